@@ -1,0 +1,1 @@
+"""`vigpipe bench NAME`: ratios measured side by side in one run."""

@@ -1,0 +1,1 @@
+"""Vision GNNs in plain PyTorch; nothing here knows of ranks."""
