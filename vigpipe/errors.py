@@ -1,7 +1,9 @@
 """What a user did wrong, told in one sentence, and the exit codes of every command."""
 
 DONE = 0
-DIFFERS = 1  # `vigpipe check` found a difference; also Python's own code for an unexpected exception
+DIFFERS = (
+    1  # `vigpipe check` found a difference; also Python's own code for an unexpected exception
+)
 WRONG_INPUT = 2
 PEER_LOST = 70
 INTERRUPTED = 130  # 128 + SIGINT

@@ -1,1 +1,1 @@
-"""Ranks, mesh, plan, split, schedule, replication: everything that knows there is more than one process."""
+"""Ranks, mesh, plan, split, schedule, replication: what knows of more than one process."""

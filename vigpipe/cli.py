@@ -1,0 +1,68 @@
+"""The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
+
+import vigpipe
+from vigpipe.config import TrainConfig, read_config_file
+from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
+
+Options = Annotated[TrainConfig, Parameter(name="*")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; wrong use is one sentence and code 2.
+
+    Args:
+        arguments: the command line without the program; by default that of this process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options, path = read_config_file(arguments)
+        app = _app(arguments)
+        if options:
+            app.config = Dict({verb: options for verb in ("train", "check")}, source=path)
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        return DONE if code is None else code
+    except (InputError, CycloptsError) as error:
+        print(f"vigpipe: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _app(arguments: list[str]) -> App:
+    app = App(
+        name="vigpipe",
+        help="Train Vision GNNs across pipeline stages and data-parallel replicas.",
+        version=vigpipe.__version__,
+    )
+
+    @app.command
+    def train(*, config: Options = TrainConfig()) -> int:  # noqa: B008
+        """Train a model; `python -m vigpipe.train` is the same."""
+        from vigpipe.start import run
+        from vigpipe.train import train as work
+
+        return run(config, arguments, work)
+
+    @app.command
+    def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
+        """Prove that a layout trains like the unsplit model in one process.
+
+        Args:
+            config: as for train.
+            compare_steps: optimizer steps to compare.
+        """
+        from functools import partial
+
+        from vigpipe.check import check as work
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(work, num_steps=compare_steps))
+
+    return app

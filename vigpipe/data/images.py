@@ -1,0 +1,198 @@
+"""A folder of images: which files belong to it, what they show, which cannot be read."""
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vigpipe.errors import InputError
+
+EXTENSIONS = (
+    ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+# Pillow goes by content, not by name, and on its own would try formats that start programs (EPS).
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+NUM_THREADS = min(8, _NUM_CORES or 1)  # Pillow releases the GIL while it decodes
+NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def split_folders(root: Path) -> tuple[Path, Path]:
+    """Find the folders of the train and the test images: train/ and test/ (or val/).
+
+    Raises:
+        InputError: one of them is missing.
+    """
+    train = root / "train"
+    test = root / "test" if (root / "test").is_dir() else root / "val"
+    for folder, names in ((train, "train/"), (test, "test/ or val/")):
+        if not folder.is_dir():
+            raise InputError(
+                f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
+                f"and test/<class>/<image>"
+            )
+    return train, test
+
+
+def list_classes(folder: Path) -> dict[str, list[Path]]:
+    """List the image files of every class folder, sorted by name, without opening any.
+
+    Class folders may have folders inside them and may be links; a folder that is reached twice (a
+    loop of links) is listed once. Hidden files and names without an image's extension are left
+    out. A folder is a folder even if it is called `x.png`. A link that leads nowhere is listed,
+    so that reading it reports it.
+
+    Raises:
+        InputError: there are no class folders, one holds no image, or one cannot be listed.
+    """
+    names = [entry.name for entry in _entries(folder) if _is_folder(entry)]
+    if not names:
+        raise InputError(
+            f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
+        )
+    classes = {name: _images_below(folder / name, seen=set()) for name in names}
+    for name, paths in classes.items():
+        if not paths:
+            raise InputError(
+                f"{folder / name}: class {name!r} has no images; add some "
+                f"({', '.join(EXTENSIONS)}) or remove the folder"
+            )
+    return classes
+
+
+def list_images(root: Path) -> list[Path]:
+    """List all images of the folder: those of train, then those of test, each in label order.
+
+    Raises:
+        InputError: as split_folders and list_classes.
+    """
+    return [
+        path
+        for folder in split_folders(root)
+        for paths in list_classes(folder).values()
+        for path in paths
+    ]
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Decode one image file, the first frame of an animation, to (H, W, 3) uint8 RGB.
+
+    Transparent pixels show white behind them; 16-bit greys keep their upper byte. An orientation
+    noted in EXIF is not applied, as in torchvision and timm.
+
+    Raises:
+        InputError: the file cannot be read or decoded; with path, reason and what to do.
+    """
+    try:
+        return np.asarray(_to_rgb(_open(path)))
+    except Exception as error:
+        raise _bad_image(path, error) from error
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Read (H, W) in pixels from the file's header.
+
+    Raises:
+        InputError: as read_image, as far as the header tells.
+    """
+    try:
+        image = _open(path)
+        return image.height, image.width
+    except Exception as error:
+        raise _bad_image(path, error) from error
+
+
+def find_bad_images(paths: Iterable[Path]) -> dict[Path, str]:
+    """Decode every image once, in threads, and return those that cannot be, with the reason.
+
+    The order is that of the paths, so ranks may share the work (`paths[rank::world_size]`) and
+    put the results together.
+    """
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        paths = list(paths)
+        reasons = threads.map(_reason_if_bad, paths)
+        return {path: reason for path, reason in zip(paths, reasons, strict=True) if reason}
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell without asking the file system, which takes minutes for a million files; links apart."""
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
+
+
+def _images_below(folder: Path, seen: set[tuple[int, int]]) -> list[Path]:
+    """List the images in folder and in the folders below it that are not yet in seen."""
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in seen:
+        return []
+    seen.add((status.st_dev, status.st_ino))
+    paths = []
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            paths += _images_below(folder / entry.name, seen)
+        elif entry.name.lower().endswith(EXTENSIONS):
+            paths.append(folder / entry.name)
+    return paths
+
+
+def _open(path: Path) -> Image.Image:
+    """Open without decoding. The whole file is read, so that no file stays open."""
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for ever
+        raise OSError("not a regular file")
+    data = path.read_bytes()
+    if not data:
+        raise OSError("the file is empty")
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    if is_16_bit:  # convert() would clip: all above 255 turns white
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode!r} have no known range")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _reason_if_bad(path: Path) -> str | None:
+    try:
+        read_image(path)
+    except InputError as error:
+        return _reason(error.__cause__ or error)
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, Image.UnidentifiedImageError):  # its own words show a BytesIO
+        return "not an image, or of an unknown format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _bad_image(path: Path, error: Exception) -> Exception:
+    """Turn what Pillow raises (many types: a decoder meets any bytes) into an InputError."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
+        return error
+    return InputError(
+        f"{path}: cannot be read as an image ({_reason(error)}); repair or remove it, or leave "
+        f"unreadable images out with `--skip-bad-images`"
+    )

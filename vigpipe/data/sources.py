@@ -1,0 +1,258 @@
+"""Where images and labels come from: digits, CIFAR-10, a folder of images, or none at all."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vigpipe.data import images
+from vigpipe.data.split import ImageSplit, Recipe, Split
+from vigpipe.errors import InputError
+
+CIFAR10_FOLDER = Path("data")
+FAKE_SIZE = 224
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled images in two splits.
+
+    Attributes:
+        image_size: (H, W) of every image that `read` returns, in pixels.
+        num_bad_images: unreadable ones that were left out of both splits together.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    channels: int
+    image_size: tuple[int, int]
+    train: Split
+    test: Split
+    num_bad_images: int = 0
+
+    def __post_init__(self) -> None:
+        for split_name, split in (("train", self.train), ("test", self.test)):
+            if len(split) == 0:
+                raise InputError(f"{self.name}: there are no {split_name} images")
+            low, high = split.labels.min(), split.labels.max()
+            if low < 0 or high >= self.num_classes:
+                raise InputError(
+                    f"{self.name}: {split_name} labels lie in {low} … {high}, but with "
+                    f"{self.num_classes} classes they belong in 0 … {self.num_classes - 1}"
+                )
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes; labels are 0 … num_classes − 1."""
+        return len(self.class_names)
+
+
+def open_source(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    download: bool = False,
+    image_size: int | None = None,
+    mean: float = 0.0,
+    std: float = 1.0,
+    augment: bool = False,
+    seed: int = 0,
+    skip_bad_images: bool = False,
+    bad_images: Collection[Path] | None = None,
+    num_fake_images: int = 1280,
+    num_fake_classes: int = 10,
+) -> Source:
+    """Open a source of labelled images; no image is decoded unless skip_bad_images asks for it.
+
+    Args:
+        name: `digits` (scikit-learn: 1,797 real 8×8 greys), `cifar10`, `fake` (noise), or a folder
+            with train/<class>/<image> and test/<class>/<image>.
+        data_dir: folder of the CIFAR-10 files; by default `data`.
+        download: fetch CIFAR-10 if it is not there. Let one rank do it, then the others open.
+        image_size: resize to this square: the shorter side, then the centre. By default images
+            keep their size, and those of a folder must all have that of its first.
+        mean: subtracted from the pixels, which lie in 0 … 1.
+        std: what they are divided by after that.
+        augment: train images are cut and mirrored at random (digits: only cut; a mirrored 2 is
+            none). Test images never.
+        seed: of the augmentation and of the fake images; no split depends on it.
+        skip_bad_images: decode every image of a folder once and leave out those that fail.
+        bad_images: leave out these instead of looking for them: what `images.find_bad_images`
+            found in `images.list_images`, when the ranks share that work.
+        num_fake_images: train images of `fake`; test gets a fifth of that, at least one.
+        num_fake_classes: classes of `fake`.
+
+    Raises:
+        InputError: no such source, or it does not hold what it should; the message says where.
+    """
+    recipe = Recipe(image_size, mean, std, augment, seed)
+    if name == "digits":
+        return _digits(recipe)
+    if name == "cifar10":
+        return _cifar10(data_dir or CIFAR10_FOLDER, download, recipe)
+    if name == "fake":
+        return _fake(num_fake_images, num_fake_classes, recipe)
+    root = Path(name).expanduser()
+    if not root.is_dir():
+        raise InputError(
+            f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
+        )
+    return _folder(root, recipe, skip_bad_images, bad_images)
+
+
+def _digits(recipe: Recipe) -> Source:
+    from sklearn.datasets import load_digits  # seconds to import
+
+    digits: Any = load_digits()
+    labels = digits.target
+    # Values are 0 … 16; with white at 240 they resize without rounding to sixteenths, and
+    # 15 v / 240 is v / 16 exactly.
+    pixels = (digits.images * 15).astype(np.uint8)[..., None]  # (1797, 8, 8, 1)
+    # Every fifth digit of each class, in an order that no random generator can change.
+    order = sorted(range(len(labels)), key=lambda i: (labels[i], _hash(f"digits {i}")))
+    test = sorted(order[::5])
+    train = sorted(set(order) - set(test))
+    return _in_memory(
+        "digits",
+        tuple(str(digit) for digit in range(10)),
+        (pixels[train], labels[train]),
+        (pixels[test], labels[test]),
+        recipe,
+        white=240,
+        flip=False,
+    )
+
+
+def _cifar10(folder: Path, download: bool, recipe: Recipe) -> Source:
+    from torchvision.datasets import CIFAR10  # seconds to import
+
+    try:
+        train = CIFAR10(folder, train=True, download=download)
+        test = CIFAR10(folder, train=False)
+    except (OSError, RuntimeError) as error:
+        if download:
+            raise InputError(f"{folder}: CIFAR-10 could not be fetched ({error})") from error
+        raise InputError(
+            f"{folder}: holds no complete CIFAR-10 in cifar-10-batches-py/; add `--download` to "
+            f"fetch it"
+        ) from error
+    return _in_memory(
+        "cifar10",
+        tuple(train.classes),
+        (train.data, train.targets),
+        (test.data, test.targets),
+        recipe,
+    )
+
+
+def _in_memory(
+    name: str,
+    class_names: tuple[str, ...],
+    train: tuple[np.ndarray, Sequence[int]],
+    test: tuple[np.ndarray, Sequence[int]],
+    recipe: Recipe,
+    white: int = 255,
+    flip: bool = True,
+) -> Source:
+    """Make a source of (n, h, w, C) uint8 arrays with their labels."""
+    _, height, width, channels = train[0].shape
+    size = (recipe.image_size or height, recipe.image_size or width)
+
+    def split(pixels: np.ndarray, labels: Sequence[int], recipe: Recipe) -> Split:
+        return ImageSplit(labels, pixels.__getitem__, channels, size, recipe, white, flip)
+
+    return Source(
+        name, class_names, channels, size, split(*train, recipe), split(*test, _plain(recipe))
+    )
+
+
+def _fake(num_images: int, num_classes: int, recipe: Recipe) -> Source:
+    """Noise, made when it is read; label = index modulo the number of classes."""
+    if num_images < 1 or num_classes < 1:
+        raise InputError(
+            f"fake data has at least one image and one class (got {num_images} and {num_classes})"
+        )
+    side = recipe.image_size or FAKE_SIZE
+    num_bytes = side * side * 3
+
+    def split(split_name: str, num_images: int, recipe: Recipe) -> Split:
+        def load(index: int) -> np.ndarray:
+            bits = np.random.PCG64(_hash(f"fake {split_name} {recipe.seed} {index}"))
+            noise = np.asarray(bits.random_raw(num_bytes // 8 + 1)).view(np.uint8)
+            return noise[:num_bytes].reshape(side, side, 3)
+
+        return ImageSplit(np.arange(num_images) % num_classes, load, 3, (side, side), recipe)
+
+    return Source(
+        "fake",
+        tuple(str(label) for label in range(num_classes)),
+        3,
+        (side, side),
+        split("train", num_images, recipe),
+        split("test", max(1, num_images // 5), _plain(recipe)),
+    )
+
+
+def _folder(
+    root: Path, recipe: Recipe, skip_bad_images: bool, bad_images: Collection[Path] | None
+) -> Source:
+    train_folder, test_folder = images.split_folders(root)
+    train, test = images.list_classes(train_folder), images.list_classes(test_folder)
+    unknown = [name for name in test if name not in train]
+    if unknown:
+        raise InputError(
+            f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
+            f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
+        )
+    if bad_images is None:
+        paths = [path for classes in (train, test) for paths in classes.values() for path in paths]
+        bad_images = images.find_bad_images(paths) if skip_bad_images else ()
+    bad = frozenset(bad_images)
+    class_names = tuple(train)
+    label_of = {name: label for label, name in enumerate(class_names)}
+    num_bad_images = 0
+    for classes in (train, test):
+        for name, paths in classes.items():
+            classes[name] = [path for path in paths if path not in bad]
+            num_bad_images += len(paths) - len(classes[name])
+            if not classes[name]:
+                raise InputError(
+                    f"{paths[0].parent}: all {len(paths)} images of class {name!r} are "
+                    f"unreadable; repair them or remove the folder"
+                )
+    if recipe.image_size:
+        size, size_of = (recipe.image_size, recipe.image_size), None
+    else:
+        size_of = train[class_names[0]][0]
+        size = images.image_size(size_of)
+
+    def split(classes: dict[str, list[Path]], recipe: Recipe) -> Split:
+        paths = [path for name in classes for path in classes[name]]
+        labels = [label_of[name] for name in classes for _ in classes[name]]
+
+        def load(index: int) -> np.ndarray:
+            pixels = images.read_image(paths[index])
+            if size_of and pixels.shape[:2] != size:
+                raise InputError(
+                    f"{paths[index]}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
+                    f"{size_of} is {size[1]}×{size[0]}; resize all with `--image-size`"
+                )
+            return pixels
+
+        return ImageSplit(labels, load, 3, size, recipe, cache=True)
+
+    return Source(
+        str(root), class_names, 3, size, split(train, recipe), split(test, _plain(recipe)),
+        num_bad_images,
+    )  # fmt: skip
+
+
+def _plain(recipe: Recipe) -> Recipe:
+    return replace(recipe, augment=False)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

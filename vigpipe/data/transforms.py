@@ -1,0 +1,101 @@
+"""One image to the size of the model: centred for evaluation, cropped at random for training.
+
+The random choices come from a generator of their own, made from (seed, epoch, index). timm's and
+torchvision's transforms draw from the process-wide generators of random and torch instead: there,
+an image would depend on who read before it, and a thread that reads ahead would race with the
+masks of dropout. The arithmetic is theirs; the tests compare pixel by pixel.
+"""
+
+import hashlib
+import math
+import random
+
+import numpy as np
+from PIL import Image
+
+SMALL_IMAGE = 64  # pixels; up to here a crop keeps at least 35 % of the area, above timm's 8 %
+CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
+CROP_TRIES = 10
+
+
+def image_generator(seed: int, epoch: int, index: int) -> random.Random:
+    """Make the generator for one image in one epoch; neighbouring numbers share nothing."""
+    text = f"{seed} {epoch} {index}".encode()
+    return random.Random(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"))
+
+
+def centre_crop(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize the shorter side (bicubic, antialiased), then cut out the centre.
+
+    Args:
+        pixels: (h, w, C) uint8.
+        size: (H, W) wanted, H = W.
+
+    Returns:
+        (H, W, C) uint8.
+    """
+    height, width = pixels.shape[:2]
+    if (height, width) == size:
+        return pixels
+    side, shorter = size[0], min(height, width)
+    height, width = int(side * height / shorter), int(side * width / shorter)
+    image = _to_pil(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    return _to_array(image.crop((left, top, left + side, top + side)), pixels.shape[2])
+
+
+def random_crop(
+    pixels: np.ndarray, size: tuple[int, int], generator: random.Random, flip: bool
+) -> np.ndarray:
+    """Cut a random box, resize it (bicubic, antialiased), mirror every other image.
+
+    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
+
+    Args:
+        pixels: (h, w, C) uint8.
+        size: (H, W) wanted.
+        generator: from image_generator.
+        flip: whether a mirrored image still belongs to its class.
+
+    Returns:
+        (H, W, C) uint8.
+    """
+    scale = (0.35 if max(size) <= SMALL_IMAGE else 0.08, 1.0)
+    top, left, height, width = random_box(pixels.shape[0], pixels.shape[1], scale, generator)
+    image = _to_pil(pixels[top : top + height, left : left + width])
+    out = _to_array(image.resize((size[1], size[0]), Image.Resampling.BICUBIC), pixels.shape[2])
+    return out[:, ::-1] if flip and generator.random() < 0.5 else out
+
+
+def random_box(
+    height: int, width: int, scale: tuple[float, float], generator: random.Random
+) -> tuple[int, int, int, int]:
+    """Draw (top, left, height, width) of a box with a share of the area within scale.
+
+    Where CROP_TRIES boxes in a row do not fit into the image, it is the largest centred box whose
+    ratio is within CROP_RATIO.
+    """
+    log_ratio = (math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]))
+    for _ in range(CROP_TRIES):
+        area = generator.uniform(*scale) * (height * width)
+        ratio = math.exp(generator.uniform(*log_ratio))
+        box_width = round(math.sqrt(area * ratio))
+        box_height = round(math.sqrt(area / ratio))
+        if 1 <= box_width <= width and 1 <= box_height <= height:
+            top = generator.randint(0, height - box_height)
+            left = generator.randint(0, width - box_width)
+            return top, left, box_height, box_width
+    box_height, box_width = height, width
+    if width / height < CROP_RATIO[0]:
+        box_height = max(1, round(width / CROP_RATIO[0]))
+    elif width / height > CROP_RATIO[1]:
+        box_width = max(1, round(height * CROP_RATIO[1]))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def _to_pil(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _to_array(image: Image.Image, channels: int) -> np.ndarray:
+    return np.asarray(image).reshape(image.height, image.width, channels)

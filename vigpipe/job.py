@@ -1,0 +1,159 @@
+"""The facts of a run, checked together before any process group exists."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from vigpipe.config import MODEL_DEFAULTS, TrainConfig, check_numbers, with_model_defaults
+from vigpipe.data import Source, open_source
+from vigpipe.data.shards import Cut, num_steps
+from vigpipe.errors import InputError
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.variants import create_model
+from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.plan import Plan, even_plan, read_plan
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, decided.
+
+    Attributes:
+        config: every option, the model's defaults filled in.
+        source: the images.
+        layout: the degrees.
+        plan: which block goes to which stage.
+        parameter_order: place of every parameter of the unsplit model, by name.
+        dtype: of the weights.
+    """
+
+    config: TrainConfig
+    source: Source
+    layout: Layout
+    plan: Plan
+    parameter_order: dict[str, int]
+    dtype: torch.dtype
+
+    @property
+    def batch_size(self) -> int:
+        """B, samples of one optimizer step over all replicas."""
+        assert self.config.batch_size is not None
+        return self.config.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps that visit every training image once."""
+        return num_steps(len(self.source.train), self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the run."""
+        if self.config.steps is not None:
+            return self.config.steps
+        assert self.config.epochs is not None
+        return self.config.epochs * self.steps_per_epoch
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return (self.source.channels, *self.source.image_size)
+
+    def cut(self, replica_index: int) -> Cut:
+        """The share of one replica."""
+        layout = self.layout
+        return Cut(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
+
+    def build(self) -> StagedModel:
+        """The unsplit model with the weights of the seed."""
+        torch.manual_seed(self.config.seed)
+        return _make(self.config, self.source)().to(self.dtype)
+
+    def unsplit(self) -> "Job":
+        """The contract's reference: one process, the same D x M micro-batches in the same order."""
+        count = self.layout.num_replicas * self.layout.num_microbatches
+        layout = Layout(num_microbatches=count)
+        everything = tuple(block for stage in self.plan.stages for block in stage)
+        return replace(self, layout=layout, plan=Plan((everything,)))
+
+
+def prepare(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    bad_images: frozenset[Path] = frozenset(),
+) -> Job:
+    """Decide a run.
+
+    Args:
+        config: the options as given.
+        dtype: of the weights.
+        bad_images: files to leave out.
+
+    Raises:
+        InputError: something is unknown, missing, out of range, or does not go together.
+    """
+    check_numbers(config)
+    scaled = config.lr is None
+    config = with_model_defaults(config)
+    defaults = MODEL_DEFAULTS[config.model]
+    assert config.batch_size is not None
+    assert config.lr is not None
+    if scaled and config.model.endswith("_224"):
+        config = replace(config, lr=config.lr * config.batch_size / defaults.batch_size)
+
+    source = open_source(
+        config.data,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=config.image_size,
+        mean=defaults.image_mean,
+        std=defaults.image_std,
+        augment=bool(config.augment),
+        seed=config.seed,
+        bad_images=bad_images,
+    )
+    with torch.device("meta"):
+        model = _make(config, source)()
+    num_blocks = len(model.numbered_blocks)
+
+    virtual = config.virtual_stages
+    if isinstance(config.stages, Path):
+        plan = read_plan(config.stages, config.model, num_blocks)
+        if virtual < 1 or plan.num_stages % virtual:
+            raise InputError(
+                f"{config.stages}: {plan.num_stages} stages cannot be shared by ranks of "
+                f"--virtual-stages {virtual} each; change the plan or the option"
+            )
+        num_ranks = plan.num_stages // virtual
+    else:
+        plan, num_ranks = None, config.stages
+    layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
+    plan = plan or even_plan(num_blocks, num_ranks * virtual)
+
+    pieces = layout.num_microbatches * layout.num_replicas
+    assert config.batch_size is not None
+    fewest = min(config.batch_size, len(source.train))
+    if pieces > fewest:
+        raise InputError(
+            f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas} cuts a batch "
+            f"into {pieces} micro-batches, but a batch has {fewest} samples (--batch-size "
+            f"{config.batch_size}, {len(source.train)} training images); choose fewer "
+            "micro-batches or a larger batch"
+        )
+    order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+    return Job(config, source, layout, plan, order, dtype)
+
+
+def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
+    return partial(
+        create_model,
+        config.model,
+        num_classes=source.num_classes,
+        in_channels=source.channels,
+        image_size=source.image_size,
+        norm=config.norm,
+        drop_path=config.drop_path or 0.0,
+        dropout=config.dropout,
+        graph=config.graph,
+    )

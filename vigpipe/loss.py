@@ -1,0 +1,25 @@
+"""The loss of a step, taken one micro-batch at a time."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+NO_LABEL = -100  # the label of a row without a sample; torch's cross-entropy ignores it
+
+
+class Loss:
+    """Cross-entropy of one micro-batch as its share of the mean over the step's global batch.
+
+    The shares of all D x M micro-batches add up to the loss of the step, and their gradients to its
+    gradient: every sample weighs the same however the batch was cut.
+
+    Attributes:
+        num_samples: samples of the step over all replicas; set before each step.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 1
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(rows, num_classes), (rows,) -> scalar."""
+        total = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+        return total / self.num_samples

@@ -1,0 +1,176 @@
+"""Normalisation, channels last: BatchNorm with pooled running statistics, LayerNorm, GroupNorm.
+
+Every layer takes (B, ..., C) and keeps the parameter names of its torch.nn namesake.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.choices import NORMS, Norm
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm over all samples and nodes, arXiv:1502.03167, for channels-last features.
+
+    It normalises with the statistics of the micro-batch it is given, as any BatchNorm in a pipeline
+    must. Alone it moves its running statistics at each forward, like `torch.nn.BatchNorm1d`. Under
+    a trainer that cuts batches, `PooledStatistics` makes it keep each micro-batch's moments in
+    `pending` instead, so that the running statistics can move once a step by those of the global
+    batch.
+
+    A channel with a single value (one sample, after the nodes were pooled) has variance 0 and gives
+    its bias.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, num_channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_channels))
+        self.bias = nn.Parameter(torch.zeros(num_channels))
+        self.register_buffer("running_mean", torch.zeros(num_channels))
+        self.register_buffer("running_var", torch.ones(num_channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+        self.pending: list[Tensor] | None = None  # (3, C) of each micro-batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ..., C) -> (B, ..., C)."""
+        rows = x.reshape(-1, x.shape[-1])
+        if self.training:
+            # Momentum 1 turns "running" statistics into this micro-batch's own mean and unbiased
+            # variance.
+            mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+            momentum = 1.0
+        else:
+            mean, variance, momentum = self.running_mean, self.running_var, 0.0
+        y = torch.batch_norm(
+            rows,
+            self.weight,
+            self.bias,
+            mean,
+            variance,
+            self.training,
+            momentum,
+            self.eps,
+            torch.backends.cudnn.enabled,
+        )
+        if self.training:
+            moments = _moments(len(rows), mean, variance)
+            if self.pending is None:
+                self.update(*moments)
+            else:
+                self.pending.append(moments)
+        return y.view(x.shape)
+
+    @torch.no_grad()
+    def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        """Move the running statistics once: running += momentum * (statistics - running).
+
+        Args:
+            count: (C,) rows, the same number everywhere.
+            mean: (C,).
+            deviation: (C,) sum of squared deviations from the mean.
+        """
+        unbiased = deviation / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+        self.num_batches_tracked += 1
+
+    def extra_repr(self) -> str:
+        """Channels, eps and momentum."""
+        return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
+
+
+def _moments(count: int, mean: Tensor, unbiased: Tensor) -> Tensor:
+    """Count, mean and sum of squared deviations per channel: (3, C) float64."""
+    if count == 1:  # the unbiased variance of one row is 0/0
+        unbiased = torch.zeros_like(unbiased)
+    mean, unbiased = mean.double(), unbiased.double()
+    return torch.stack((torch.full_like(mean, count), mean, unbiased * (count - 1)))
+
+
+class GroupNorm(nn.GroupNorm):
+    """GroupNorm, arXiv:1803.08494, over a sample's nodes and a group of channels, channels last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, ..., C) -> (B, ..., C)."""
+        return super().forward(input.movedim(-1, 1)).movedim(1, -1)
+
+
+def make_norm(kind: Norm, num_channels: int) -> nn.Module:
+    """The layer for `kind`; groups are the largest divisor of the channels up to 8."""
+    if kind == "batch":
+        return BatchNorm(num_channels)
+    if kind == "layer":
+        return nn.LayerNorm(num_channels)
+    if kind == "group":
+        return GroupNorm(next(g for g in range(8, 0, -1) if num_channels % g == 0), num_channels)
+    raise ValueError(f"unknown norm {kind!r}; choose one of {', '.join(NORMS)}")
+
+
+def merged(moments: Tensor) -> Tensor:
+    """Moments of the union of disjoint sets of rows, merged in the given order.
+
+    Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
+
+    Args:
+        moments: (sets, 3, C) float64: count, mean, sum of squared deviations; a set may be empty.
+
+    Returns:
+        (3, C).
+    """
+    count, mean, deviation = moments[0].clone()
+    for other_count, other_mean, other_deviation in moments[1:]:
+        share = other_count / (count + other_count).clamp(min=1)
+        delta = other_mean - mean
+        deviation = deviation + other_deviation + delta**2 * (count * share)
+        mean = mean + delta * share
+        count = count + other_count
+    return torch.stack((count, mean, deviation))
+
+
+class PooledStatistics:
+    """BatchNorm statistics of some parts of a model, pooled over micro-batches and replicas.
+
+    Normalising uses each micro-batch's own statistics; the running ones move once a step, by those
+    of the global batch, so they are the same on every replica and for every cut of the batch.
+
+    Args:
+        parts: the modules whose BatchNorms are pooled, in order.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        self.norms = [m for part in parts for m in part.modules() if isinstance(m, BatchNorm)]
+        self.sizes = [norm.weight.numel() for norm in self.norms]
+        self.num_channels = sum(self.sizes)
+        for norm in self.norms:
+            norm.pending = []
+
+    def take(self, num_microbatches: int) -> Tensor:
+        """The moments of this step's micro-batches: (M, 3, channels) float64, zeros where empty."""
+        if not self.norms:
+            return torch.zeros(num_microbatches, 3, 0, dtype=torch.float64)
+        rows: list[Tensor] = []
+        for i in range(num_microbatches):
+            # Micro-batches without samples are a step's last ones, and never reach a norm.
+            if i < len(self.norms[0].pending or ()):
+                rows.append(torch.cat([norm.pending[i] for norm in self.norms if norm.pending], 1))
+            else:
+                rows.append(torch.zeros_like(rows[0]) if rows else self._nothing())
+        for norm in self.norms:
+            norm.pending = []
+        return torch.stack(rows)
+
+    def _nothing(self) -> Tensor:
+        return self.norms[0].weight.new_zeros(3, self.num_channels, dtype=torch.float64)
+
+    def update(self, moments: Tensor) -> None:
+        """Move the running statistics by the moments of all micro-batches: (D * M, 3, channels)."""
+        if self.norms:
+            for norm, piece in zip(self.norms, merged(moments).split(self.sizes, 1), strict=True):
+                norm.update(*piece)

@@ -1,0 +1,39 @@
+"""The 1x1 convolution as a matrix product on channels-last features."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Pointwise(nn.Module):
+    """A 1x1 convolution on (B, ..., C_in), with the parameters of `torch.nn.Conv2d`.
+
+    Channels-last rows make neighbours contiguous to gather, and the convolution one matrix product.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the result.
+        groups: input and output channels are cut into that many groups, each mapped by itself.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int = 1) -> None:
+        super().__init__()
+        self.groups = groups
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+        nn.init.kaiming_normal_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ..., C_in) -> (B, ..., C_out)."""
+        weight = self.weight.flatten(1)
+        if self.groups == 1:
+            return F.linear(x, weight, self.bias)
+        rows = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (G, rows, C_in / G)
+        weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
+        y = torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
+        return y + self.bias
+
+    def extra_repr(self) -> str:
+        """Channels and groups."""
+        out_channels, in_channels = self.weight.shape[:2]
+        return f"{in_channels * self.groups}, {out_channels}, groups={self.groups}"

@@ -1,0 +1,144 @@
+"""The model of the study: J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024).
+
+One node a pixel, three channels a node, a fixed graph: every pixel and its 8 neighbours on the
+grid. Widths, order of layers, parameter names and the absence of a non-linearity before the graph
+convolution are the study's.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vigpipe.choices import Graph, Norm
+from vigpipe.model.aggregate import neighbour_sum
+from vigpipe.model.graph import check_neighbours, grid_neighbour_sum, knn_graph
+from vigpipe.model.noise import KeyedDropout
+from vigpipe.model.norm import make_norm
+from vigpipe.model.staged import StagedModel
+
+NUM_NEIGHBOURS = 8
+NUM_BLOCKS = 8
+
+
+class GraphConv(nn.Module):
+    """W_rel * (sum of the neighbours) + b + W_root * x: arXiv:1810.02244, PyG's GraphConv.
+
+    Args:
+        channels: C.
+        graph: the pixel grid with its 8 neighbours, or the 8 nearest other nodes in feature space.
+        grid: height and width of the image in nodes.
+    """
+
+    def __init__(self, channels: int, graph: Graph, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.graph, self.grid = graph, grid
+        self.lin_rel = nn.Linear(channels, channels)
+        self.lin_root = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        if self.graph == "grid":
+            total = grid_neighbour_sum(x, *self.grid)
+        else:
+            total = neighbour_sum(x, knn_graph(x, NUM_NEIGHBOURS, loop=False))
+        return self.lin_rel(total) + self.lin_root(x)
+
+
+class StudyGrapher(nn.Module):
+    """Widen, convolve over the graph, GELU, narrow, residual."""
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        graph: Graph,
+        grid: tuple[int, int],
+        norm: Norm,
+        drop_path: float,
+        stream: int,
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
+        self.graph_conv = GraphConv(hidden, graph, grid)
+        self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
+        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return x + self.drop_path(self.fc2(F.gelu(self.graph_conv(self.fc1(x)))), keys)
+
+
+class StudyFFN(nn.Module):
+    """Widen, GELU, narrow, residual: on every node by itself."""
+
+    def __init__(
+        self, channels: int, hidden: int, norm: Norm, drop_path: float, stream: int
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
+        self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
+        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return x + self.drop_path(self.fc2(F.gelu(self.fc1(x))), keys)
+
+
+class StudyBlock(nn.Module):
+    """A Grapher, then an FFN: 138,258 parameters at the study's widths."""
+
+    def __init__(self, grapher: StudyGrapher, ffn: StudyFFN) -> None:
+        super().__init__()
+        self.grapher, self.ffn = grapher, ffn
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return self.ffn(self.grapher(x, keys), keys)
+
+
+class VigStudy(StagedModel):
+    """Eight blocks on the pixels themselves, then a readout of their sum.
+
+    Args:
+        num_classes: width of the logits.
+        in_channels: channels of the images, which are the channels of the nodes too.
+        image_size: height and width of the images.
+        norm: batch, layer or group.
+        drop_path: rate in the last block, rising linearly from 0 in the first; the study has none.
+        dropout: rate before the last layer; the study has none.
+        graph: the study's grid, or kNN in feature space.
+    """
+
+    readout_names = ("fc1", "fc2", "dropout")
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (32, 32),
+        norm: Norm = "batch",
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        graph: Graph = "grid",
+    ) -> None:
+        num_nodes = image_size[0] * image_size[1]
+        super().__init__(num_nodes, in_channels, num_classes)
+        if graph == "knn":
+            check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
+        self.blocks = nn.ModuleDict()
+        for i in range(NUM_BLOCKS):
+            rate = drop_path * i / (NUM_BLOCKS - 1)
+            self.blocks[str(i)] = StudyBlock(
+                StudyGrapher(in_channels, 256, graph, image_size, norm, rate, stream=2 * i),
+                StudyFFN(in_channels, 512, norm, rate, stream=2 * i + 1),
+            )
+        self.fc1 = nn.Linear(in_channels, 1024)
+        self.fc2 = nn.Linear(1024, num_classes)
+        self.dropout = KeyedDropout(dropout, stream=2 * NUM_BLOCKS)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, C): the pixels are the nodes."""
+        return images.flatten(2).transpose(1, 2)
+
+    def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, num_classes)."""
+        return self.fc2(self.dropout(F.gelu(self.fc1(x.sum(1))), keys))

@@ -1,0 +1,180 @@
+"""How ranks end together: the cause is told once, and nobody is left waiting.
+
+A rank that fails writes failed-rank<R>.json and leaves at once, so its peers see closed sockets. A
+peer that only lost somebody looks for such a record before it speaks, so that the user reads the
+cause once and not once per rank.
+"""
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vigpipe.errors import INTERRUPTED, PEER_LOST, WRONG_INPUT, InputError
+from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
+
+UNEXPECTED = 1  # Python's own code for an exception nobody caught
+CAUSE_SECONDS = 2.0  # how long a rank waits for another one to tell the cause
+
+# What gloo, NCCL and the stores say when the other side is gone or silent (torch 2.11 to 2.15).
+LOST_PEER = re.compile(
+    r"(closed|reset) by peer|Broken pipe|(Read|Write) error \[|Connection refused"
+    r"|Timed out waiting \d+ms|Application timeout caused pair closure|monitoredBarrier"
+    r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients"
+    r"|Connection was likely closed|failed to recv, got 0 bytes|socket has timed out"
+    r"|NCCL (communicator|operation).*(abort|timed? ?out)|ncclRemoteError"
+    r"|[Ww]atchdog caught collective|remote process (exited|has terminated)",
+    re.DOTALL,
+)
+
+
+def run_rank(work: Callable[[], int], launch: Launch, failures: Path | None) -> int:
+    """Do one rank's work and return its exit code; end every rank when one fails.
+
+    A rank that fails while a process group is up does not come back from here: it leaves through
+    os._exit, because half-open collectives and their threads can hold up Python's own exit, and
+    its peers wait for its sockets to close.
+
+    Args:
+        work: returns the exit code of a run that came to its end. It ends with a barrier if the
+            code is not 0, because launchers end the other ranks as soon as one returns that.
+        launch: this rank's place.
+        failures: folder for failed-rank<R>.json, common to all ranks; None keeps no record.
+    """
+    began = time.time()
+    folders = [] if failures is None else [failures]
+    if launch.launcher == "local":
+        folders.append(Path(os.environ[FOLDER_VARIABLE]))
+        die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            _record_path(folder, launch).unlink()  # of an earlier run
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        code = _report(error, launch, folders, began)
+        if _has_process_group():
+            _leave(code)
+        return code
+    if _has_process_group():
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+    return code
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone or silent."""
+    if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
+        return True
+    return error.__cause__ is not None and is_lost_peer(error.__cause__)
+
+
+def read_failures(folder: Path, job: str, since: float = 0.0) -> list[dict[str, Any]]:
+    """Read the records of one job's failures, earliest first."""
+    records = []
+    for path in folder.glob("failed-rank*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            record = json.loads(path.read_text())
+            if isinstance(record, dict) and record["job"] == job and record["time"] >= since:
+                records.append(record)
+    return sorted(records, key=lambda record: record["time"])
+
+
+def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: float) -> int:
+    """Record the failure, tell the user unless another rank does, and return the exit code."""
+    message = f"{type(error).__name__}: {error}"
+    kind, code = "own", UNEXPECTED
+    alike = not _has_process_group()  # every rank has read the same flags and files so far
+    if isinstance(error, InputError):
+        message, alike = str(error), True
+        code, text = WRONG_INPUT, f"{message}\n"
+    elif launch.world_size > 1 and is_lost_peer(error):
+        # Gloo adds its source file in front and advice behind.
+        message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]
+        kind, code, text = "lost peer", PEER_LOST, f"rank {launch.rank} lost a peer: {message}\n"
+    else:
+        text = "".join(traceback.format_exception(error))
+        text += f"rank {launch.rank}: {message}\n" if launch.world_size > 1 else ""
+    _record(launch, folders, code=code, kind=kind, message=message)
+
+    def told_by(other: dict[str, Any]) -> bool:
+        if kind == "lost peer":
+            return other["kind"] == "own" and other["rank"] != launch.rank
+        return other["rank"] < launch.rank and other["message"] == message
+
+    wait = kind == "lost peer" or (alike and launch.rank > 0)
+    if not wait or not _appears(told_by, launch, folders, began):
+        sys.stderr.write(text)  # one call, so that ranks do not mix their lines
+    return code
+
+
+def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # noqa: ANN401
+    record = {"rank": launch.rank, "host": socket.gethostname(), "job": launch.job, **facts}
+    for folder in folders:
+        with contextlib.suppress(OSError):  # a full disk must not hide the failure itself
+            folder.mkdir(parents=True, exist_ok=True)
+            path = _record_path(folder, launch)
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps({**record, "time": time.time()}, indent=1))
+            partial.replace(path)
+
+
+def _record_path(folder: Path, launch: Launch) -> Path:
+    return folder / f"failed-rank{launch.rank}.json"
+
+
+def _appears(
+    wanted: Callable[[dict[str, Any]], bool],
+    launch: Launch,
+    folders: Sequence[Path],
+    began: float,
+) -> bool:
+    """Wait for a record of this run.
+
+    Without a folder this waits all the same: under torchrun and srun --kill-on-bad-exit the other
+    rank's exit ends this one meanwhile, and only a rank that fails for itself gets to speak.
+    """
+    deadline = time.monotonic() + CAUSE_SECONDS
+    while time.monotonic() < deadline:
+        for folder in folders:
+            # An earlier run may have left its records; clocks of two hosts may differ a little.
+            if any(map(wanted, read_failures(folder, launch.job, since=began - 5.0))):
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def _has_process_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _leave(code: int) -> NoReturn:
+    for child in multiprocessing.active_children():
+        child.kill()  # forked data loaders hold copies of this rank's sockets
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to end this process when its parent ends, however that happens."""
+    if not sys.platform.startswith("linux"):
+        return
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(PEER_LOST)

@@ -1,0 +1,118 @@
+"""Start the ranks of one host: the same command on a laptop that srun runs on a cluster."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from vigpipe.parallel.failure import read_failures
+from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Stopped(BaseException):
+    """A signal asked the launcher to stop."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def start_local(world_size: int, arguments: Sequence[str], threads: int) -> int:
+    """Run `python *arguments` as world_size ranks on this host, and wait for them.
+
+    torchrun's agent starts and ends the ranks. They meet through files in a private folder, so no
+    port is opened but gloo's own on loopback.
+
+    Returns:
+        0 if every rank returned 0, else the code of the rank that failed first by itself; 128 + n
+        for a rank, or this launcher, ended by signal n.
+    """
+    # Under nohup, or as a shell's background job, some are ignored and stay so.
+    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _stop) for number in handled}
+    try:
+        with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:  # mode 0700
+            return _start_agent(world_size, arguments, threads, Path(folder))
+    except _Stopped as stopped:
+        return 128 + stopped.signum
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the clean-up short
+    raise _Stopped(signum)
+
+
+def _start_agent(world_size: int, arguments: Sequence[str], threads: int, folder: Path) -> int:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False  # the ranks speak for themselves
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world_size,
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(folder / "agent"),
+        rdzv_configs={"store_type": "file"},
+        max_restarts=0,
+        local_addr="127.0.0.1",  # no look-up of this host's name
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        signals_to_handle="",  # start_local has its own handlers
+    )
+    variables = {
+        FOLDER_VARIABLE: str(folder),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
+    }
+    escaped = [argument.replace("$", "$$") for argument in arguments]  # the agent fills in $names
+    try:
+        with _environment(variables):
+            elastic_launch(config, sys.executable)(*escaped)
+    except ChildFailedError as error:
+        exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return _root_cause(exit_codes, read_failures(folder, folder.name))
+    return 0
+
+
+def _root_cause(exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> int:
+    """Choose the exit code of a failed world; exit_codes are in the order the agent saw them."""
+    own = [record for record in records if record["kind"] == "own"]
+    if own:
+        return own[0]["code"]
+    # The agent ends the survivors with SIGTERM, so any other signal came first.
+    killed = [(r, -c) for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM]
+    rank, code = next(iter(exit_codes.items()))
+    if killed or code < 0:
+        rank, number = killed[0] if killed else (rank, -code)
+        hint = "; out of memory?" if number == signal.SIGKILL else ""
+        sys.stderr.write(f"rank {rank} was ended by {signal.Signals(number).name}{hint}\n")
+        return 128 + number
+    return code
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

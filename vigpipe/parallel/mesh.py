@@ -1,0 +1,115 @@
+"""Which rank is which stage of which replica.
+
+Two replicas of three stages; one pipeline sits on neighbouring ranks:
+
+                 stage 0   stage 1   stage 2
+    replica 0    rank 0    rank 1    rank 2
+    replica 1    rank 3    rank 4    rank 5
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vigpipe.choices import Schedule
+from vigpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+VIRTUAL = ("interleaved1f1b", "loopedbfs")  # the schedules that run several stages a rank
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of a run, checked together.
+
+    Attributes:
+        num_stages: S, ranks of one pipeline.
+        num_microbatches: M, micro-batches a replica cuts its share of a batch into.
+        num_replicas: D.
+        schedule: order of forwards and backwards.
+        virtual_stages: V, stages each rank holds; only for the interleaved and the looped schedule.
+
+    Raises:
+        InputError: the degrees do not go together.
+    """
+
+    num_stages: int = 1
+    num_microbatches: int = 1
+    num_replicas: int = 1
+    schedule: Schedule = "gpipe"
+    virtual_stages: int = 1
+
+    def __post_init__(self) -> None:
+        for flag, degree in (
+            ("--stages", self.num_stages),
+            ("--microbatches", self.num_microbatches),
+            ("--dp", self.num_replicas),
+            ("--virtual-stages", self.virtual_stages),
+        ):
+            if degree < 1:
+                raise InputError(f"{flag} {degree}: must be at least 1")
+        stages, microbatches = self.num_stages, self.num_microbatches
+        if self.virtual_stages > 1 and self.schedule not in VIRTUAL:
+            raise InputError(
+                f"--virtual-stages {self.virtual_stages}: --schedule {self.schedule} runs one "
+                f"stage a rank; choose --schedule {' or '.join(VIRTUAL)}"
+            )
+        if self.schedule == "1f1b" and microbatches < stages:
+            raise InputError(
+                f"--schedule 1f1b needs at least as many micro-batches as stages, got "
+                f"--microbatches {microbatches} < --stages {stages}; raise --microbatches or "
+                "choose --schedule gpipe"
+            )
+        rounds = max(1, microbatches // stages)
+        if self.schedule == "interleaved1f1b" and microbatches % rounds:
+            raise InputError(
+                f"--schedule interleaved1f1b runs {microbatches} micro-batches in {rounds} equal "
+                f"rounds over {stages} ranks, and {microbatches} is not a multiple of {rounds}; "
+                f"choose --microbatches {stages * rounds} or {stages * (rounds + 1)}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: S * D."""
+        return self.num_stages * self.num_replicas
+
+    def replica_index(self, rank: int) -> int:
+        """Replica of a rank."""
+        return rank // self.num_stages
+
+    def stage_index(self, rank: int) -> int:
+        """Position of a rank in its pipeline."""
+        return rank % self.num_stages
+
+    def parts_of(self, rank: int) -> tuple[int, ...]:
+        """Stages of the plan that a rank holds, in order: with V virtual stages, every S-th."""
+        first = self.stage_index(rank)
+        return tuple(range(first, self.num_stages * self.virtual_stages, self.num_stages))
+
+    def check_world(self, world_size: int) -> None:
+        """Raise InputError unless there are S * D ranks."""
+        if world_size != self.world_size:
+            raise InputError(
+                f"{world_size} ranks were started, but --stages {self.num_stages} x "
+                f"--dp {self.num_replicas} needs {self.world_size}; start {self.world_size} "
+                "ranks or change the two options"
+            )
+
+    def __str__(self) -> str:
+        virtual = f" ({self.virtual_stages} each)" if self.virtual_stages > 1 else ""
+        return (
+            f"{self.num_replicas} replicas × {self.num_stages} stages{virtual}, "
+            f"{self.num_microbatches} micro-batches, {self.schedule}"
+        )
+
+
+def make_mesh(layout: Layout, device_type: str) -> "DeviceMesh":
+    """The mesh ("replica", "stage") over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(
+        device_type,
+        (layout.num_replicas, layout.num_stages),
+        mesh_dim_names=("replica", "stage"),
+    )

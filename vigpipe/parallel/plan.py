@@ -1,0 +1,121 @@
+"""Which block goes to which stage: an even cut, or a plan file (format: stages/README.md)."""
+
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from vigpipe.errors import InputError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Consecutive blocks for each stage; the stem goes with the first, the readout with the last.
+
+    Attributes:
+        stages: block numbers of every stage.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in all, virtual ones counted."""
+        return len(self.stages)
+
+    def is_first(self, stage_index: int) -> bool:
+        """Whether this stage has the stem."""
+        return stage_index == 0
+
+    def is_last(self, stage_index: int) -> bool:
+        """Whether this stage has the readout."""
+        return stage_index == self.num_stages - 1
+
+
+def even_plan(num_blocks: int, num_stages: int) -> Plan:
+    """Cut as evenly as the count allows; the first stages are the larger ones.
+
+    Raises:
+        InputError: there are more stages than blocks.
+    """
+    if not 1 <= num_stages <= num_blocks:
+        raise InputError(
+            f"--stages: {num_stages} stages for {num_blocks} blocks; a stage needs at least one "
+            f"block, so choose 1 to {num_blocks} (virtual stages counted)"
+        )
+    smallest, larger = divmod(num_blocks, num_stages)
+    stages: list[tuple[int, ...]] = []
+    for i in range(num_stages):
+        start = i * smallest + min(i, larger)
+        stages.append(tuple(range(start, start + smallest + (i < larger))))
+    return Plan(tuple(stages))
+
+
+def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
+    """Read a plan file and check it against the model.
+
+    Raises:
+        InputError: the file cannot be read, has an unknown or missing key, is for another model, or
+            does not give every block of the model to exactly one stage, in order.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--stages {path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--stages {path}: not a TOML file ({error})") from error
+    for key in content:
+        if key not in ("model", "stages"):
+            raise InputError(f"{path}: unknown key {key!r}; a plan has the keys model and stages")
+    for key in ("model", "stages"):
+        if key not in content:
+            raise InputError(
+                f"{path}: the key {key!r} is missing; a plan has the keys model and stages"
+            )
+    if content["model"] != model:
+        raise InputError(
+            f"{path}: this plan is for model {content['model']!r}, but --model is {model!r}"
+        )
+    return checked_plan(content["stages"], num_blocks, str(path))
+
+
+def checked_plan(stages: object, num_blocks: int, where: str) -> Plan:
+    """Turn lists of block numbers into a Plan; `where` starts the message of an error."""
+    if not isinstance(stages, list) or not stages:
+        raise InputError(
+            f"{where}: stages must be a list of lists of block numbers, got {stages!r}"
+        )
+    owner: dict[int, int] = {}
+    for stage_index, blocks in enumerate(stages):
+        if not isinstance(blocks, list) or not blocks:
+            raise InputError(
+                f"{where}: stage {stage_index} must be a list of at least one block number, "
+                f"got {blocks!r}"
+            )
+        for block in blocks:
+            if type(block) is not int:
+                raise InputError(f"{where}: stage {stage_index}: {block!r} is not a block number")
+            if not 0 <= block < num_blocks:
+                raise InputError(
+                    f"{where}: stage {stage_index} names block {block}; "
+                    f"the model has blocks 0 to {num_blocks - 1}"
+                )
+            if block in owner:
+                raise InputError(
+                    f"{where}: block {block} is in stages {owner[block]} and {stage_index}; "
+                    "a block belongs to exactly one"
+                )
+            owner[block] = stage_index
+    missing = sorted(set(range(num_blocks)) - set(owner))
+    if missing:
+        raise InputError(
+            f"{where}: block {', '.join(map(str, missing))} is in no stage; "
+            f"all of 0 to {num_blocks - 1} must be"
+        )
+    order = list(owner)
+    for before, after in pairwise(order):
+        if after != before + 1:
+            raise InputError(
+                f"{where}: block {after} comes after block {before}; blocks must stay in order"
+            )
+    return Plan(tuple(tuple(blocks) for blocks in stages))

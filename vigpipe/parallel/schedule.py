@@ -1,0 +1,172 @@
+"""Run micro-batches through the stages: torch's schedules, or a loop where there is one stage only.
+
+GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
+
+    stage 0   F0 F1 F2 .  .  B0 .  B1 .  B2        time of a step with equal stages:
+    stage 1   .  F0 F1 F2 B0 .  B1 .  B2 .         (M + S - 1) * (f + b)
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from vigpipe.loss import Loss
+from vigpipe.parallel.mesh import VIRTUAL, Layout
+from vigpipe.parallel.split import Part
+
+if TYPE_CHECKING:
+    from vigpipe.data.shards import ReplicaBatch
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved1f1b": ScheduleInterleaved1F1B,
+    "loopedbfs": ScheduleLoopedBFS,
+}
+
+
+class Pipeline:
+    """The stages of one rank, with the schedule that runs them.
+
+    Args:
+        parts: this rank's parts in the order of the plan.
+        modules: the same, each perhaps wrapped in DistributedDataParallel.
+        part_indices: their numbers in the plan.
+        layout: the degrees.
+        device: where the parts are.
+        stage_group: the ranks of this pipeline; None where there is one stage.
+        loss: of a micro-batch, on the last stage.
+    """
+
+    def __init__(
+        self,
+        parts: list[Part],
+        modules: list[nn.Module],
+        part_indices: tuple[int, ...],
+        layout: Layout,
+        device: torch.device,
+        stage_group: ProcessGroup | None,
+        loss: Loss,
+    ) -> None:
+        self.parts, self.device, self.loss = parts, device, loss
+        self.has_first = parts[0].model.has_stem
+        self.has_last = parts[-1].model.has_readout
+        if layout.num_stages == 1:
+            self._schedule = _OneRank(modules, layout.num_microbatches, self.loss)
+            return
+        num_parts = layout.num_stages * layout.virtual_stages
+        stages = [
+            PipelineStage(
+                module,
+                index,
+                num_parts,
+                device,
+                # Both, so that torch need not probe the model (which would move BatchNorm's
+                # statistics), and floating boundaries requiring grad, or torch 2.13+ makes no slot
+                # for their gradients.
+                input_args=_example(part.input_shape, part.dtype, grad=not part.model.has_stem),
+                output_args=_example(part.output_shape, part.dtype, grad=True),
+                group=stage_group,
+            )
+            for part, module, index in zip(parts, modules, part_indices, strict=True)
+        ]
+        make = _SCHEDULES[layout.schedule]
+        several = layout.schedule in VIRTUAL
+        self._schedule = make(
+            stages if several else stages[0],
+            n_microbatches=layout.num_microbatches,
+            loss_fn=self.loss,
+            scale_grads=False,  # `Loss` already weighs the micro-batches
+        )
+
+    def train_step(self, batch: "ReplicaBatch") -> Tensor | None:
+        """Forward and backward of every micro-batch; gradients add up in `.grad`.
+
+        Returns:
+            (M,) float64, each micro-batch's share of the loss, on the rank of the last stage; else
+            None.
+        """
+        for part in self.parts:
+            part.train()
+        losses: list[Tensor] = []
+        self._run(self._schedule.step, batch, losses, return_outputs=False)
+        return torch.stack(losses).detach().double().cpu() if self.has_last else None
+
+    @torch.no_grad()
+    def logits(self, batch: "ReplicaBatch") -> Tensor | None:
+        """Forward only, in evaluation mode: (M * rows, classes) on the last stage, else None."""
+        for part in self.parts:
+            part.eval()
+        return self._run(self._schedule.eval, batch, [])
+
+    def _run(
+        self,
+        run: Callable[..., Any],
+        batch: "ReplicaBatch",
+        losses: list[Tensor],
+        **options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        self.loss.num_samples = batch.num_samples
+        if batch.images is not None:
+            images = (batch.images.to(self.device, non_blocking=True),)
+        else:
+            images = ()
+        if batch.labels is not None:
+            options["target"] = batch.labels.to(self.device, non_blocking=True)
+            options["losses"] = losses
+        return run(*images, keys=batch.keys, **options)
+
+
+class _OneRank:
+    """All parts on one rank, a micro-batch forward and backward at a time; torch's calls."""
+
+    def __init__(self, modules: list[nn.Module], num_microbatches: int, loss: Loss) -> None:
+        self.modules, self.num_microbatches, self.loss = modules, num_microbatches, loss
+
+    def step(
+        self,
+        images: Tensor,
+        *,
+        keys: Tensor,
+        target: Tensor,
+        losses: list[Tensor],
+        return_outputs: bool,
+    ) -> None:
+        rows = self._cut(images), self._cut(keys), self._cut(target)
+        for i, (x, key, label) in enumerate(zip(*rows, strict=True)):
+            with ExitStack() as stack:
+                if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
+                    for module in self.modules:
+                        if isinstance(module, DistributedDataParallel):
+                            stack.enter_context(module.no_sync())
+                loss = self.loss(self._forward(x, key), label)
+                loss.backward()
+            losses.append(loss)
+
+    def eval(self, images: Tensor, *, keys: Tensor, target: Tensor, losses: list[Tensor]) -> Tensor:
+        rows = zip(self._cut(images), self._cut(keys), strict=True)
+        return torch.cat([self._forward(x, key) for x, key in rows])
+
+    def _cut(self, values: Tensor) -> tuple[Tensor, ...]:
+        return torch.tensor_split(values, self.num_microbatches)
+
+    def _forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        for module in self.modules:
+            x = module(x, keys)
+        return x
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype, grad: bool) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)

@@ -1,0 +1,95 @@
+"""From options to ranks: check everything, start missing ranks, bring them together, run."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vigpipe.config import TrainConfig
+from vigpipe.errors import DONE
+
+if TYPE_CHECKING:
+    import torch
+
+    from vigpipe.job import Job
+    from vigpipe.parallel.launch import Launch
+
+Work = Callable[["Job", int, "torch.device", Path], int | None]
+
+
+def run(config: TrainConfig, arguments: Sequence[str], work: Work) -> int:
+    """Run `work(job, rank, device, folder)` on every rank of the layout.
+
+    Under srun and torchrun this process is one of the ranks. Alone, it is the only rank, or starts
+    those that the layout needs through torchrun's agent, each with the same command line.
+
+    Args:
+        config: the options as given.
+        arguments: the command line behind `python -m vigpipe`, for ranks that are started here.
+        work: what a rank does; returns the exit code, None for 0.
+
+    Returns:
+        The exit code. Wrong options and data are told before any process group exists.
+    """
+    from vigpipe.parallel.failure import run_rank
+    from vigpipe.parallel.launch import from_environment
+
+    launch = from_environment(os.environ)
+    failures = config.out if launch.world_size > 1 else None
+    return run_rank(lambda: _run(config, arguments, work, launch), launch, failures)
+
+
+def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Launch") -> int:
+    import torch
+
+    from vigpipe.device import backend, choose_device, weight_dtype
+    from vigpipe.job import prepare
+    from vigpipe.parallel.launch import init_process_group, threads_per_rank
+    from vigpipe.parallel.local import start_local
+    from vigpipe.timing.record import make_output_folder
+
+    job = prepare(config, weight_dtype(config.dtype))
+    world_size = job.layout.world_size
+    if launch.launcher == "alone" and world_size > 1:
+        choose_device(config.device, 0, world_size)
+        folder = make_output_folder(config.out)
+        threads = threads_per_rank(config.threads, world_size, os.environ)
+        given = ["--out", str(folder)] if config.out is None else []
+        return start_local(world_size, ["-m", "vigpipe", *arguments, *given], threads)
+
+    job.layout.check_world(launch.world_size)
+    device = choose_device(config.device, launch.local_rank, launch.local_world_size)
+    torch.set_num_threads(threads_per_rank(config.threads, launch, os.environ))
+    folder = make_output_folder(config.out) if launch.rank == 0 else Path()
+    if world_size > 1:
+        init_process_group(launch, backend(device), config.timeout)
+        folder = Path(_from_rank_0(str(folder)))
+    if config.skip_bad_images:
+        job = prepare(config, job.dtype, _bad_images(job, launch.rank))
+    return work(job, launch.rank, device, folder) or DONE
+
+
+def _from_rank_0(text: str) -> str:
+    import torch.distributed as dist
+
+    box = [text]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _bad_images(job: "Job", rank: int) -> frozenset[Path]:
+    """Unreadable images of the data folder; the ranks that will read images share the search."""
+    import torch.distributed as dist
+
+    from vigpipe.data.images import find_bad_images, list_images
+
+    layout = job.layout
+    found: frozenset[Path] = frozenset()
+    if Path(job.config.data).is_dir() and layout.stage_index(rank) == 0:
+        paths = list_images(Path(job.config.data))
+        found = frozenset(find_bad_images(paths[layout.replica_index(rank) :: layout.num_replicas]))
+    if layout.world_size == 1:
+        return found
+    everyone: list[frozenset[Path]] = [frozenset()] * layout.world_size
+    dist.all_gather_object(everyone, found)
+    return frozenset().union(*everyone)

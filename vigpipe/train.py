@@ -1,0 +1,143 @@
+"""A training run from top to bottom: ranks, mesh, data, model, split, loop, record.
+
+One batch's way: `data.shards.replica_batches` reads a replica's share of a step,
+`worker.train_step` runs it through `parallel.schedule.Pipeline`, adds gradients up over the
+replicas and steps the optimizer, `timing.record` keeps the row.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vigpipe.checkpoint import gather_named, save_weights
+from vigpipe.config import as_toml
+from vigpipe.data.shards import ReplicaBatch, epoch_order, replica_batches
+from vigpipe.device import hardware, peak_bytes, synchronize
+from vigpipe.evaluate import Score, evaluate
+from vigpipe.job import Job
+from vigpipe.timing.record import RunRecord, provenance
+from vigpipe.worker import Worker, make_worker, train_step
+
+
+def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
+    """Train as one rank; the one that knows the loss writes the run's files to `folder`."""
+    started = time.perf_counter()
+    worker = make_worker(job, rank, device)
+    record = RunRecord(folder, as_toml(job.config)) if worker.is_writer else None
+    console = Console(quiet=record is None, soft_wrap=True, highlight=False)
+    console.print(f"{job.config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
+
+    score: Score | None = None
+    loss: float | None = None
+    with _progress(console) as progress:
+        bar = progress.add_task("", total=job.num_steps)
+        for epoch, batch, last_of_epoch in batches(worker):
+            lr, step_started = worker.lr, time.perf_counter()
+            loss = train_step(worker, batch)
+            synchronize(device)
+            seconds = time.perf_counter() - step_started
+            if record is not None and loss is not None:
+                record.add(
+                    step=worker.step,
+                    epoch=epoch,
+                    loss=loss,
+                    lr=lr,
+                    step_seconds=seconds,
+                    images_per_second=batch.num_samples / seconds,
+                )
+                progress.update(bar, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
+            if loss is not None and loss - loss != 0.0:
+                raise FloatingPointError(f"step {worker.step}: the loss is {loss}")
+            if last_of_epoch:
+                score = evaluate(worker)
+                if record is not None and score is not None:
+                    _tell(record, console, epoch, score)
+
+    state = gather_named(worker.state(), worker.stage_group, job.layout.num_stages - 1)
+    if record is None or state is None or score is None:
+        return
+    save_weights(folder / "model.safetensors", state)
+    record.finish(
+        {
+            "model": job.config.model,
+            "data": job.source.name,
+            "loss": loss,
+            "test": {
+                "loss": score.loss,
+                "top1": score.top1,
+                "top5": score.top5,
+                "images": score.images,
+            },
+            "steps": worker.step,
+            "skipped_images": job.source.num_bad_images,
+            "layout": {
+                "stages": [list(blocks) for blocks in job.plan.stages],
+                "ranks": job.layout.world_size,
+                "microbatches": job.layout.num_microbatches,
+                "replicas": job.layout.num_replicas,
+                "schedule": job.layout.schedule,
+            },
+            "threads_per_rank": torch.get_num_threads(),
+            "hardware": hardware(device),
+            "peak_bytes": peak_bytes(device),
+            "wall_seconds": time.perf_counter() - started,
+            **provenance(),
+        }
+    )
+    console.print(f"weights and metrics in {folder}")
+
+
+def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
+    """This rank's share of every step, with its epoch and whether an evaluation follows."""
+    job = worker.job
+    step, epoch = 0, 0
+    while step < job.num_steps:
+        epoch += 1
+        order = epoch_order(job.config.seed, epoch, len(job.source.train))
+        order = order[: (job.num_steps - step) * job.batch_size]
+        batches = replica_batches(
+            job.source.train,
+            order,
+            job.cut(worker.replica_index),
+            seed=job.config.seed,
+            first_step=step,
+            epoch=epoch,
+            with_images=worker.pipeline.has_first,
+            with_labels=worker.pipeline.has_last,
+            dtype=job.dtype,
+        )
+        seen = 0
+        for batch in batches:
+            step, seen = step + 1, seen + batch.num_samples
+            yield epoch, batch, seen == len(order)
+
+
+def _tell(record: RunRecord, console: Console, epoch: int, score: Score) -> None:
+    record.add(epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5, images=score.images)
+    console.print(
+        f"epoch {epoch}: test loss {score.loss:.4f}, top-1 {score.top1:.2%}, "
+        f"top-5 {score.top5:.2%} of {score.images} images"
+    )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+if __name__ == "__main__":
+    from vigpipe.cli import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,0 +1,174 @@
+"""One rank's share of a job: its parts of the model, its optimizer, and one training step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, nn
+
+from vigpipe.data.shards import ReplicaBatch
+from vigpipe.job import Job
+from vigpipe.loss import Loss
+from vigpipe.model.norm import PooledStatistics
+from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.clip import clip_gradients
+from vigpipe.parallel.mesh import make_mesh
+from vigpipe.parallel.replicate import Replicas
+from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.split import Part, cut_parts
+
+
+@dataclass
+class Worker:
+    """What a rank holds.
+
+    Attributes:
+        job: the run.
+        device: where this rank computes.
+        replica_index: its replica.
+        stage_index: its position in the pipeline.
+        stage_group: the ranks of its pipeline; None where there is one stage.
+        models: its parts of the model, by the names of the unsplit one.
+        pipeline: runs micro-batches through the stages.
+        replicas: adds gradients up.
+        statistics: pools BatchNorm's running statistics.
+        optimizer: of this rank's parameters.
+        lr_schedule: timm's, in optimizer steps.
+        step: optimizer steps done.
+    """
+
+    job: Job
+    device: torch.device
+    replica_index: int
+    stage_index: int
+    stage_group: dist.ProcessGroup | None
+    models: list[StagedModel]
+    pipeline: Pipeline
+    replicas: Replicas
+    statistics: PooledStatistics
+    optimizer: torch.optim.Optimizer
+    lr_schedule: Any
+    step: int = 0
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes the run's files: the last stage of replica 0."""
+        return self.replica_index == 0 and self.pipeline.has_last
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by their names in the unsplit model."""
+        return {name: p for model in self.models for name, p in model.named_parameters()}
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's part of the unsplit model's state dict."""
+        return {k: v for model in self.models for k, v in model.state_dict().items()}
+
+
+def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
+    """Build a rank's share. With several ranks the process group must exist.
+
+    Args:
+        job: the run.
+        rank: position in the world.
+        device: where to compute.
+    """
+    layout, config = job.layout, job.config
+    stage_group = replica_group = None
+    if layout.world_size > 1:
+        mesh = make_mesh(layout, device.type)
+        stage_group, replica_group = mesh["stage"].get_group(), mesh["replica"].get_group()
+
+    part_indices = layout.parts_of(rank)
+    models = cut_parts(job.build, job.plan, part_indices)
+    rows = job.cut(0).rows
+    autocast = config.dtype == "bfloat16"
+    parts = [Part(m, rows, job.image_shape, job.dtype, autocast).to(device) for m in models]
+
+    replicas = Replicas(parts, replica_group, config.sync)
+    pipeline = Pipeline(parts, replicas.modules, part_indices, layout, device, stage_group, Loss())
+    holder = nn.ModuleList(models)
+    assert config.opt is not None
+    assert config.weight_decay is not None
+    optimizer = create_optimizer_v2(
+        holder, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
+    )
+    return Worker(
+        job=job,
+        device=device,
+        replica_index=layout.replica_index(rank),
+        stage_index=layout.stage_index(rank),
+        stage_group=stage_group if layout.num_stages > 1 else None,
+        models=models,
+        pipeline=pipeline,
+        replicas=replicas,
+        statistics=PooledStatistics(models),
+        optimizer=optimizer,
+        lr_schedule=_lr_schedule(job, optimizer),
+    )
+
+
+def _lr_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401
+    # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
+    config = job.config
+    warmup = min((config.warmup_epochs or 0) * job.steps_per_epoch, job.num_steps // 2)
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched="cosine" if config.lr_schedule == "cosine" else "step",
+        num_epochs=job.num_steps,
+        decay_epochs=1,
+        decay_rate=1.0,  # a step schedule that does not decay is constant after the warm-up
+        min_lr=config.min_lr or 0.0,
+        warmup_lr=config.warmup_lr,
+        warmup_epochs=warmup,
+        step_on_epochs=False,
+        updates_per_epoch=1,
+    )
+    return schedule
+
+
+def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
+    """One optimizer step on the global batch.
+
+    Returns:
+        The loss over the global batch on ranks of the last stage, else None.
+    """
+    worker.replicas.gradients.clear()
+    losses = worker.pipeline.train_step(batch)  # forward and backward of every micro-batch
+    worker.replicas.gradients.add_up()
+    loss = _share_statistics(worker, losses)
+
+    if worker.job.config.clip is not None:
+        clip_gradients(
+            worker.parameters(),
+            worker.job.parameter_order,
+            worker.job.config.clip,
+            worker.stage_group,
+        )
+    worker.optimizer.step()
+    worker.step += 1
+    worker.lr_schedule.step_update(worker.step)
+    return loss
+
+
+def _share_statistics(worker: Worker, losses: Tensor | None) -> float | None:
+    # One small exchange a step: BatchNorm's moments and, from the last stage, the losses of the
+    # micro-batches.
+    num_microbatches = worker.job.layout.num_microbatches
+    moments = worker.statistics.take(num_microbatches).flatten()
+    own = moments if losses is None else torch.cat((moments.to(losses), losses))
+    everyone = worker.replicas.gather(own)  # (D, moments + M)
+    pooled = everyone[:, : len(moments)].reshape(-1, 3, worker.statistics.num_channels)
+    worker.statistics.update(pooled)  # (D * M, 3, channels)
+    if losses is None:
+        return None
+    return float(
+        everyone[:, len(moments) :].flatten().sum()
+    )  # in the order of the D x M micro-batches
