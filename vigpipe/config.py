@@ -136,7 +136,7 @@ _PUBLISHED = ModelDefaults(
 )
 
 MODEL_DEFAULTS: dict[str, ModelDefaults] = {
-    "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 20),
+    "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
     # The study's mini-batch is 1,000, which needs about 100 GB in one piece; 100 fits a laptop.
     "vig_study": ModelDefaults("adam", 1e-4, 0.0, "constant", 0.0, 0, 100, 10),
     "vig_ti_224": _PUBLISHED,

@@ -165,8 +165,10 @@ def _share_statistics(worker: Worker, losses: Tensor | None) -> float | None:
     moments = worker.statistics.take(num_microbatches).flatten()
     own = moments if losses is None else torch.cat((moments.to(losses), losses))
     everyone = worker.replicas.gather(own)  # (D, moments + M)
-    pooled = everyone[:, : len(moments)].reshape(-1, 3, worker.statistics.num_channels)
-    worker.statistics.update(pooled)  # (D * M, 3, channels)
+    pooled = everyone[:, : len(moments)].unflatten(
+        1, (num_microbatches, 3, worker.statistics.num_channels)
+    )
+    worker.statistics.update(pooled.flatten(0, 1))  # (D * M, 3, channels)
     if losses is None:
         return None
     return float(

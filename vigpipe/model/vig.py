@@ -5,6 +5,7 @@ vig_pytorch), so published state dicts fit.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
@@ -17,7 +18,13 @@ from vigpipe.model.graph import check_neighbours
 from vigpipe.model.grapher import Grapher
 from vigpipe.model.readout import Readout
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.stem import STRIDE, ConvStem, PixelStem
+from vigpipe.model.stem import ConvStem
+
+# For each convolution of a stem: what C is divided by to give its width, and its stride.
+STEMS = {
+    "patch16": ((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+    "pixel": ((2, 1), (1, 1)),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,8 @@ class Vig(StagedModel):
         drop_path: float = 0.0,
         dropout: float = 0.0,
     ) -> None:
-        stride = STRIDE if shape.stem == "patch16" else 1
+        strides = tuple(stride for _, stride in STEMS[shape.stem])
+        stride = prod(strides)
         if image_size[0] % stride or image_size[1] % stride:
             raise InputError(
                 f"images are {image_size[0]}x{image_size[1]}, but this model cuts them into "
@@ -89,8 +97,8 @@ class Vig(StagedModel):
         num_nodes, num_blocks, channels = height * width, shape.num_blocks, shape.channels
         super().__init__(num_nodes, channels, num_classes)
 
-        make_stem = ConvStem if shape.stem == "patch16" else PixelStem
-        self.stem = make_stem(in_channels, channels, norm)
+        widths = tuple(channels // divisor for divisor, _ in STEMS[shape.stem])
+        self.stem = ConvStem(in_channels, widths, strides, norm)
         self.pos_embed = nn.Parameter(torch.zeros(1, channels, height, width))
 
         # As the reference computes them: in float32, and truncated.

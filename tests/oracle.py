@@ -1,0 +1,104 @@
+"""The contract's reference in plain words: one process, one model, micro-batch after micro-batch."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+
+from vigpipe.check import Trace
+from vigpipe.data import Source
+from vigpipe.data.shards import epoch_order
+from vigpipe.job import Job
+from vigpipe.model.noise import sample_keys
+from vigpipe.model.norm import BatchNorm
+
+
+class FirstOf:
+    """The first samples of a split."""
+
+    def __init__(self, split, num_samples):
+        self.split, self.labels = split, split.labels[:num_samples]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def read(self, indices, epoch=0):
+        assert max(indices) < len(self)
+        return self.split.read(indices, epoch)
+
+
+def shortened(source: Source, num_train: int, num_test: int) -> Source:
+    """A source with few samples, so that a test sees the end of an epoch."""
+    return replace(
+        source,
+        train=FirstOf(source.train, num_train),
+        test=FirstOf(source.test, num_test),
+    )
+
+
+def oracle(job: Job, num_steps: int) -> Trace:
+    """Train the unsplit model on the same D x M micro-batches, gradients accumulated.
+
+    Cuts with numpy, accumulates in float64, takes running statistics from the concatenated inputs
+    of every BatchNorm: nothing of the pipeline's own cutting, summing or pooling. The learning
+    rate is constant (no warm-up, no schedule).
+    """
+    model = job.build().train()
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, BatchNorm)}
+    seen: dict[str, list[torch.Tensor]] = {}
+    for name, norm in norms.items():
+        norm.momentum = 0.0  # its own update then moves nothing
+        seen[name] = []
+        norm.register_forward_pre_hook(
+            lambda _, inputs, rows=seen[name]: rows.append(inputs[0].detach().flatten(0, -2))
+        )
+    config = job.config
+    optimizer = create_optimizer_v2(
+        model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
+    )
+    parameters = dict(model.named_parameters())
+    pieces = job.layout.num_replicas * job.layout.num_microbatches
+    trace = Trace()
+    epoch, position, order = 0, 0, np.empty(0, dtype=int)
+    for step in range(num_steps):
+        if position >= len(order):
+            epoch, position = epoch + 1, 0
+            order = epoch_order(config.seed, epoch, len(job.source.train))
+        batch = order[position : position + job.batch_size]
+        position += len(batch)
+        loss = 0.0
+        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in parameters.items()}
+        places = np.array_split(np.arange(len(batch)), pieces)
+        for place in places:
+            if len(place) == 0:
+                continue
+            images = job.source.train.read(batch[place].tolist(), epoch).to(job.dtype)
+            labels = torch.from_numpy(job.source.train.labels[batch[place]])
+            keys = sample_keys(config.seed, step, torch.from_numpy(place))
+            logits = model(images, keys)
+            share = F.cross_entropy(logits, labels, reduction="sum") / len(batch)
+            for name, g in zip(
+                parameters, torch.autograd.grad(share, list(parameters.values())), strict=True
+            ):
+                total[name] += g
+            loss += float(share)
+        for name, parameter in parameters.items():
+            parameter.grad = total[name].to(job.dtype)
+        if config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+        trace.losses.append(loss)
+        trace.gradients.append({n: p.grad.clone() for n, p in parameters.items()})
+        optimizer.step()
+        for name, norm in norms.items():
+            rows = torch.cat(seen[name]).double()
+            seen[name].clear()
+            norm.running_mean += 0.1 * (rows.mean(0) - norm.running_mean)
+            norm.running_var += 0.1 * (rows.var(0) - norm.running_var)
+    for name, tensor in model.state_dict().items():
+        if name in parameters:
+            trace.weights[name] = tensor
+        elif tensor.is_floating_point():
+            trace.statistics[name] = tensor
+    return trace

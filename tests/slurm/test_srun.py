@@ -1,0 +1,175 @@
+"""The ranks of a real srun, on the pretend nodes of slurm/local.sh."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.world import ROOT, run_command
+
+pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
+
+LOCAL = ROOT / "slurm" / "local.sh"
+SCRIPT = """
+import dataclasses, json, os, sys
+from pathlib import Path
+from vigpipe.parallel import failure, launch
+
+def work(me, mode, folder):
+    if mode == "early":
+        launch.threads_per_rank(0, me, os.environ)
+    import torch, torch.distributed as dist
+    launch.init_process_group(me, "gloo", 60)
+    total = torch.tensor([float(me.rank)])
+    dist.all_reduce(total)
+    facts = {**dataclasses.asdict(me), "total": total.item(), "node": os.environ["SLURMD_NODENAME"],
+             "threads": launch.threads_per_rank(None, me, os.environ)}
+    (folder / f"rank-{me.rank}.json").write_text(json.dumps(facts))
+    if mode == "error" and me.rank == 3:
+        raise RuntimeError("rank 3 broke")
+    dist.all_reduce(total)
+    return 0
+
+me = launch.from_environment(os.environ)
+folder = Path(sys.argv[2])
+sys.exit(failure.run_rank(lambda: work(me, sys.argv[1], folder), me, folder / "out"))
+"""
+
+
+def free_ports(count: int) -> int:
+    """Find the first of `count` neighbouring ports that are free on loopback."""
+    for first in range(17000, 30000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """Environment variables of a Slurm of two nodes, which ends with the session."""
+    installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
+    if not installed and (os.getuid() != 0 or not shutil.which("apt-get")):
+        pytest.skip("Slurm is not installed, and installing it takes root and apt-get")
+    # Not below pytest's own folder: munged wants a socket that every user could reach.
+    folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
+    env = {
+        "SLURM_LOCAL_DIR": str(folder),
+        "SLURM_LOCAL_PORT": str(free_ports(3)),
+        "SLURM_LOCAL_NODES": "2",
+        "SLURM_LOCAL_CPUS": "8",
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    run = ["bash", str(LOCAL)]
+    try:
+        with (folder / "start.log").open("w") as log:  # the daemons would keep a pipe open
+            started = subprocess.run(
+                [*run, "start"], env={**os.environ, **env}, stdout=log, stderr=log
+            )
+        assert started.returncode == 0, (folder / "start.log").read_text()
+        yield env
+    finally:
+        (folder / "start.log").unlink()
+        subprocess.run([*run, "wipe"], env={**os.environ, **env}, check=True)
+
+
+def srun(
+    slurm: dict[str, str], folder: Path, options: Sequence[str], mode: str
+) -> "subprocess.CompletedProcess[str]":
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    line = ["srun", *options, sys.executable, str(script), mode, str(folder)]
+    return run_command(line, slurm)
+
+
+def read_ranks(folder: Path) -> list[dict]:
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
+
+
+def test_two_nodes_of_two_tasks(slurm, tmp_path):
+    done = srun(slurm, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "ok")
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks = read_ranks(tmp_path)
+    assert [(r["rank"], r["local_rank"]) for r in ranks] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert [r["node"] for r in ranks] == ["node1", "node1", "node2", "node2"]
+    assert {r["launcher"] for r in ranks} == {"srun"}
+    assert {r["local_world_size"] for r in ranks} == {2}
+    assert {r["total"] for r in ranks} == {6.0}
+    assert len({r["job"] for r in ranks}) == 1
+
+
+def test_three_tasks_and_one(slurm, tmp_path):
+    options = ["-N2", "-n4", "--distribution=arbitrary", "-w", "node1,node1,node1,node2"]
+    done = srun(slurm, tmp_path, options, "ok")
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks = read_ranks(tmp_path)
+    assert [r["local_world_size"] for r in ranks] == [3, 3, 3, 1]
+    assert [r["local_rank"] for r in ranks] == [0, 1, 2, 0]
+    assert {r["total"] for r in ranks} == {6.0}
+
+
+def test_one_node_needs_no_settings_and_follows_cpus_per_task(slurm, tmp_path):
+    own = {name: slurm[name] for name in slurm if name not in ("MASTER_ADDR", "GLOO_SOCKET_IFNAME")}
+    done = srun(own, tmp_path, ["-N1", "-n4", "--cpus-per-task=2"], "ok")
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks = read_ranks(tmp_path)
+    assert {r["init_method"].rpartition(":")[0] for r in ranks} == {"tcp://127.0.0.1"}
+    assert {r["threads"] for r in ranks} == {2}
+
+
+def test_python_in_a_one_task_step_is_alone(slurm, tmp_path):
+    code = "import os; from vigpipe.parallel import launch; "
+    code += "print(launch.from_environment(os.environ).launcher)"
+    done = run_command(["srun", "-n1", sys.executable, "-c", code], slurm)
+    assert (done.stdout, done.stderr) == ("alone\n", "")
+
+
+def test_one_failing_rank_ends_all_and_is_told_once(slurm, tmp_path):
+    options = ["-N2", "-n4", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
+    done = srun(slurm, tmp_path, options, "error")
+    assert done.returncode != 0
+    assert done.stderr.count("rank 3: RuntimeError: rank 3 broke") == 1
+    assert "lost a peer" not in done.stderr
+    record = json.loads((tmp_path / "out" / "failed-rank3.json").read_text())
+    assert (record["kind"], record["code"]) == ("own", 1)
+
+
+def test_the_batch_script_starts_four_ranks(slurm, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    # Stands for `python -m vigpipe.train ARGUMENTS`.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/script.py ok "$4"\n')
+    python.chmod(0o755)
+    log = tmp_path / "job.log"
+    env = {**slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    batch = ["sbatch", "--wait", f"--output={log}", str(ROOT / "slurm" / "train.sbatch")]
+    done = run_command([*batch, "--output", str(tmp_path)], env)
+    assert (done.returncode, log.read_text()) == (0, "")
+    ranks = read_ranks(tmp_path)
+    assert {r["launcher"] for r in ranks} == {"srun"}
+    assert {r["threads"] for r in ranks} == {4}  # --cpus-per-task
+
+
+def test_a_mistake_of_all_ranks_is_told_once(slurm, tmp_path):
+    done = srun(slurm, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "early")
+    assert done.returncode == 2
+    assert done.stderr.count("threads per rank: expected at least 1, got 0") == 1
+
+
+def test_node_names_that_do_not_resolve_ask_for_master_addr(slurm, tmp_path):
+    own = {name: slurm[name] for name in slurm if name != "MASTER_ADDR"}
+    done = srun(own, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "ok")
+    assert done.returncode == 2
+    assert done.stderr.count("set MASTER_ADDR") == 1

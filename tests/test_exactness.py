@@ -1,0 +1,199 @@
+"""The exactness contract (DESIGN, section 3): every layout trains like the unsplit model.
+
+Forty-two samples in batches of 29: the second batch of an epoch has 13, neither divides by the 8
+micro-batches, and a third set-up ends in a batch of 6, so that two micro-batches are empty.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from tests.oracle import oracle, shortened
+from tests.world import run_ranks
+from vigpipe.check import TOLERANCE, Trace, differences, trace
+from vigpipe.config import TrainConfig
+from vigpipe.device import weight_dtype
+from vigpipe.evaluate import evaluate
+from vigpipe.job import Job, prepare
+from vigpipe.worker import make_worker
+
+pytestmark = pytest.mark.multiprocess
+
+CPU = torch.device("cpu")
+NUM_STEPS = 3
+BASE = TrainConfig(
+    batch_size=29,
+    steps=NUM_STEPS,
+    lr_schedule="constant",
+    warmup_epochs=0,
+    drop_path=0.3,
+    dropout=0.2,
+    clip=1.0,
+    seed=7,
+)
+# D * M = 8 throughout, so that all layouts see the same micro-batches.
+LAYOUTS = {(s, d): 8 // d for d in (1, 2) for s in (1, 2, 4)}
+SETUPS = {
+    (norm, dtype): replace(BASE, norm=norm, dtype=dtype)
+    for norm in ("batch", "layer")
+    for dtype in ("float64", "float32")
+}
+
+
+def make_job(config: TrainConfig, num_train: int = 42) -> Job:
+    job = prepare(config, weight_dtype(config.dtype))
+    return replace(job, source=shortened(job.source, num_train, 37))
+
+
+def traces(rank, world_size, configs, num_train=42):
+    """On every rank: train with each configuration; the writer's traces come back."""
+    return [trace(make_worker(make_job(c, num_train), rank, CPU), NUM_STEPS) for c in configs]
+
+
+def on_ranks(configs, world_size, num_train=42) -> list[Trace]:
+    if world_size == 1:
+        ranks = [traces(0, 1, configs, num_train)]
+    else:
+        ranks = run_ranks(traces, world_size, configs, num_train, timeout=240)
+    kept = [[t for t in of_config if t is not None] for of_config in zip(*ranks, strict=True)]
+    assert [len(t) for t in kept] == [1] * len(configs)  # one rank writes, no more, no fewer
+    return [t for (t,) in kept]
+
+
+@cache
+def of_layout(stages: int, dp: int) -> dict[tuple[str, str, str], Trace]:
+    """All set-ups and schedules on one layout, in one world."""
+    schedules = ["gpipe", "1f1b"] if stages > 1 else ["gpipe"]
+    cases = {
+        (norm, dtype, schedule): replace(
+            config, stages=stages, dp=dp, microbatches=LAYOUTS[stages, dp], schedule=schedule
+        )
+        for (norm, dtype), config in SETUPS.items()
+        for schedule in schedules
+    }
+    return dict(zip(cases, on_ranks(list(cases.values()), stages * dp), strict=True))
+
+
+@cache
+def of_oracle(norm: str, dtype: str, num_train: int = 42) -> Trace:
+    return oracle(make_job(replace(SETUPS[norm, dtype], microbatches=8), num_train), NUM_STEPS)
+
+
+def assert_within(ours: Trace, reference: Trace, tolerance: float) -> None:
+    for row in differences(ours, reference):
+        assert row.relative <= tolerance, row
+
+
+def assert_identical(ours: Trace, reference: Trace) -> None:
+    for row in differences(ours, reference):
+        assert row.identical, row
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("stages", "dp"), LAYOUTS)
+def test_every_layout_equals_the_unsplit_model(stages, dp, norm, dtype):
+    for schedule in ["gpipe", "1f1b"] if stages > 1 else ["gpipe"]:
+        ours = of_layout(stages, dp)[norm, dtype, schedule]
+        assert_within(ours, of_oracle(norm, dtype), TOLERANCE[weight_dtype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_no_layout_changes_a_bit(norm, dtype):
+    reference = of_layout(1, 1)[norm, dtype, "gpipe"]
+    for stages, dp in LAYOUTS:
+        for (n, d, _), ours in of_layout(stages, dp).items():
+            if (n, d) == (norm, dtype):
+                assert_identical(ours, reference)
+
+
+def test_the_comparison_sees_another_seed():
+    other = on_ranks([replace(SETUPS["batch", "float64"], microbatches=8, seed=8)], 1)[0]
+    rows = differences(other, of_layout(1, 1)["batch", "float64", "gpipe"])
+    assert [row.relative > 1e-3 for row in rows] == [True] * 4
+
+
+def test_another_cut_of_the_batch_changes_batch_norm_but_not_layer_norm():
+    cut_in_4 = [replace(SETUPS[n, "float64"], microbatches=4) for n in ("batch", "layer")]
+    batch, layer = on_ranks(cut_in_4, 1)
+    rows = differences(layer, of_layout(1, 1)["layer", "float64", "gpipe"])
+    assert all(row.relative <= TOLERANCE[torch.float64] for row in rows)
+    rows = differences(batch, of_layout(1, 1)["batch", "float64", "gpipe"])
+    assert rows[0].relative > 1e-6
+
+
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", "loopedbfs"])
+def test_virtual_stages_change_nothing(schedule):
+    config = replace(
+        SETUPS["batch", "float32"],
+        stages=2,
+        microbatches=8,
+        schedule=schedule,
+        virtual_stages=2,
+    )
+    (ours,) = on_ranks([config], 2)
+    assert_identical(ours, of_layout(1, 1)["batch", "float32", "gpipe"])
+
+
+def test_micro_batches_without_samples_change_nothing():
+    # 35 = 29 + 6: the second batch leaves two of the eight micro-batches empty.
+    config = replace(SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4)
+    ours, by_ddp = on_ranks([config, replace(config, sync="ddp", opt="sgd")], 4, num_train=35)
+    assert_within(ours, of_oracle("batch", "float64", 35), TOLERANCE[torch.float64])
+    sgd = make_job(replace(config, opt="sgd"), 35)
+    assert_within(by_ddp, oracle(sgd, NUM_STEPS), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("sync", ["drain", "ddp"])
+def test_the_other_ways_to_synchronise_agree_up_to_rounding(sync):
+    # SGD: Adam would blow up gradients that are rounding noise (biases before a BatchNorm).
+    config = replace(
+        SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4, sync=sync, opt="sgd"
+    )
+    (ours,) = on_ranks([config], 4)
+    assert_within(ours, oracle(make_job(config), NUM_STEPS), TOLERANCE[torch.float64])
+
+
+def test_three_replicas_and_an_uneven_plan_change_nothing(tmp_path):
+    plan = tmp_path / "uneven.toml"
+    plan.write_text('model = "vig_digits"\nstages = [[0], [1, 2, 3]]\n')
+    layout = replace(SETUPS["batch", "float32"], stages=plan, dp=3, microbatches=2)
+    (ours,) = on_ranks([layout], 6)
+    (reference,) = on_ranks([replace(layout, stages=1, dp=1, microbatches=6)], 1)
+    assert_identical(ours, reference)
+
+
+def scores(rank, world_size, config):
+    worker = make_worker(make_job(config), rank, CPU)
+    trace(worker, 1)
+    first = evaluate(worker)
+    trace(worker, 1)  # training goes on after an evaluation as if there had been none
+    return first, trace(worker, 1), evaluate(worker)
+
+
+def test_evaluation_counts_every_image_once_and_leaves_training_alone():
+    config = replace(SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4)
+    ranks = run_ranks(scores, 4, config, timeout=120)
+    alone = scores(0, 1, replace(config, stages=1, dp=1, microbatches=8))
+    assert alone[0].images == 37
+    for rank in (1, 3):  # the last stages
+        for ours, reference in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
+            assert ours.images == 37
+            assert (ours.top1, ours.top5) == (reference.top1, reference.top5)
+            assert ours.loss == pytest.approx(reference.loss, rel=1e-12)
+    assert ranks[0][0] is None
+    assert_identical(ranks[1][1], alone[1])
+
+
+def test_bfloat16_keeps_to_the_layout_and_near_float32():
+    config = replace(SETUPS["layer", "float32"], dtype="bfloat16", drop_path=0.0, dropout=0.0)
+    (ours,) = on_ranks([replace(config, stages=2, dp=2, microbatches=4)], 4)
+    lowered, full = on_ranks(
+        [replace(config, microbatches=8), replace(config, microbatches=8, dtype="float32")], 1
+    )
+    assert_identical(ours, lowered)
+    assert lowered.losses != full.losses
+    assert lowered.losses[0] == pytest.approx(full.losses[0], rel=0.05)

@@ -1,0 +1,263 @@
+"""Start ranks and commands from a test, and leave none of them behind.
+
+`run_ranks` forks its ranks from one server process that has imported torch already, so that a
+world costs tenths of a second; the server starts with the first world and ends with pytest.
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import set_forkserver_preload
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PRELOAD = [
+    "torch",
+    "torch.distributed.pipelining",
+    "torch.testing",
+    "timm",
+    "pytest",
+    "hypothesis",
+    "vigpipe.parallel.failure",
+    "vigpipe.check",
+]
+CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
+TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # inherited by every descendant of a command
+
+
+class RankFailed(RuntimeError):
+    """A rank raised; the text holds its number and its own traceback."""
+
+
+# ---- worlds of ranks ------------------------------------------------------------------------
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60
+) -> list[Any]:
+    """Call function(rank, world_size, *args) on every rank of a gloo world.
+
+    Args:
+        function: a module-level function; torch.distributed is initialised when it is called. Its
+            environment variables are those of the first world: pass what it needs in args.
+        world_size: number of ranks.
+        args: anything pickle can carry; results are carried back the same way.
+        timeout: seconds until the world is taken down, and of every collective.
+
+    Returns:
+        what the ranks returned, by rank.
+
+    Raises:
+        RankFailed: a rank raised, the first one that failed by itself rather than by losing a
+            peer; its exception is the cause.
+        TimeoutError: names the ranks that had not finished.
+    """
+    context = _context()
+    call = pickle.dumps((function, args))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        ranks: dict[Connection, int] = {}
+        processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            stack.callback(ours.close)
+            place = (rank, world_size, f"{folder}/store", timeout)
+            # Not a daemon: those may not start data loaders.
+            process = context.Process(target=_rank, args=(theirs, place, call))
+            process.start()
+            theirs.close()
+            stack.callback(_end, process)
+            ranks[ours] = rank
+            processes.append(process)
+        results, failures = _collect(ranks, timeout)
+        if failures:
+            raise _chosen(failures)
+        if len(results) < world_size:
+            missing = sorted(set(range(world_size)) - set(results))
+            raise TimeoutError(f"ranks {missing} of {world_size} still ran after {timeout} s")
+        for process in processes:
+            process.join(10)
+        return [results[rank] for rank in range(world_size)]
+
+
+@functools.cache
+def _context() -> Any:
+    """Start the server and wait for its imports, so that they count in nobody's timeout."""
+    set_forkserver_preload(PRELOAD)
+    context = multiprocessing.get_context("forkserver")
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
+    return context
+
+
+def _collect(
+    ranks: Mapping[Connection, int], timeout: float
+) -> tuple[dict[int, Any], dict[int, tuple[str, bool, Exception | None]]]:
+    waiting = dict(ranks)
+    results: dict[int, Any] = {}
+    failures: dict[int, tuple[str, bool, Exception | None]] = {}
+    deadline = time.monotonic() + timeout
+    while waiting and time.monotonic() < deadline:
+        for ready in wait(list(waiting), max(0.0, deadline - time.monotonic())):
+            assert isinstance(ready, Connection)
+            rank = waiting.pop(ready)
+            try:
+                kind, *content = pickle.loads(ready.recv_bytes())
+            except EOFError:
+                kind, content = (
+                    "failure",
+                    ["ended without a word, perhaps by a signal", False, None],
+                )
+            if kind == "result":
+                results[rank] = content[0]
+            else:
+                failures[rank] = (content[0], content[1], content[2])
+        if any(not lost for _, lost, _ in failures.values()):
+            break  # the cause is known
+        if failures:
+            deadline = min(deadline, time.monotonic() + CAUSE_SECONDS)
+    return results, failures
+
+
+def _chosen(failures: Mapping[int, tuple[str, bool, Exception | None]]) -> RankFailed:
+    own = {rank: failure for rank, failure in failures.items() if not failure[1]}
+    rank, (text, _, error) = next(iter((own or failures).items()))
+    chosen = RankFailed(f"rank {rank}: {text}")
+    chosen.__cause__ = error
+    return chosen
+
+
+def _end(process: Any) -> None:
+    if process.is_alive():
+        process.kill()
+    process.join()
+    process.close()
+
+
+def _rank(pipe: Connection, place: tuple[int, int, str, float], call: bytes) -> None:
+    """Run in the rank: meet the others, call, tell the parent."""
+    import torch
+    import torch.distributed as dist
+
+    from vigpipe.parallel.failure import die_with_parent, is_lost_peer
+    from vigpipe.parallel.launch import Launch, init_process_group
+
+    rank, world_size, store, timeout = place
+    die_with_parent(os.getppid())
+    torch.set_num_threads(1)
+    launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")
+    try:
+        function, args = pickle.loads(call)
+        init_process_group(launch, "gloo", timeout)
+        message = pickle.dumps(("result", function(rank, world_size, *args)))
+    except BaseException as error:
+        message = _failure(error, is_lost_peer(error))
+        pipe.send_bytes(message)
+        os._exit(1)  # at once, so that the others notice
+    pipe.send_bytes(message)
+    with contextlib.suppress(Exception):  # a peer may have failed meanwhile; it will say so
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def _failure(error: BaseException, lost: bool) -> bytes:
+    text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
+    try:
+        message = pickle.dumps(("failure", text, lost, error))
+        pickle.loads(message)
+    except Exception:
+        message = pickle.dumps(("failure", text, lost, None))
+    return message
+
+
+# ---- commands -------------------------------------------------------------------------------
+
+
+@dataclass
+class Command:
+    """A command under way, with everything it started."""
+
+    popen: "subprocess.Popen[str]"
+    token: str
+    folder: Path
+
+    def processes(self) -> list[int]:
+        """Process ids of the command and its descendants, zombies left out."""
+        mark = f"{TOKEN_VARIABLE}={self.token}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
+
+    def wait(self, timeout: float) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end; all it started must be gone then."""
+        code = self.popen.wait(timeout)
+        wait_until(lambda: not self.processes(), 5, "no process of the command is left")
+        stdout, stderr = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(self.popen.args, code, stdout, stderr)
+
+
+@contextlib.contextmanager
+def start_command(args: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Command]:
+    """Start a command in a process group of its own; kill what is left of it at the end.
+
+    Args:
+        args: the command line.
+        env: variables on top of this process's own.
+    """
+    token = uuid.uuid4().hex
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {}), TOKEN_VARIABLE: token}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+            popen = subprocess.Popen(
+                args,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+                process_group=0,
+            )
+        command = Command(popen, token, folder)
+        try:
+            yield command
+        finally:
+            while left := command.processes():
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+            popen.wait()
+
+
+def run_command(
+    args: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end and check that nothing it started is left."""
+    with start_command(args, env) as command:
+        return command.wait(timeout)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Look again and again until the condition holds; fail with `what` when time is up."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
