@@ -74,7 +74,10 @@ def oracle(job: Job, num_steps: int) -> Trace:
         for place in places:
             if len(place) == 0:
                 continue
-            images = job.source.train.read(batch[place].tolist(), epoch).to(job.dtype)
+            pixels = job.source.train.read(batch[place].tolist(), epoch)
+            # One-channel images have strides that may mean two memory formats, and convolutions
+            # round differently in each: a fresh tensor has the plain ones.
+            images = torch.zeros(pixels.shape, dtype=job.dtype).copy_(pixels)
             labels = torch.from_numpy(job.source.train.labels[batch[place]])
             keys = sample_keys(config.seed, step, torch.from_numpy(place))
             logits = model(images, keys)
@@ -83,11 +86,15 @@ def oracle(job: Job, num_steps: int) -> Trace:
                 parameters, torch.autograd.grad(share, list(parameters.values())), strict=True
             ):
                 total[name] += g
-            loss += float(share)
+            loss += float(share.detach())
         for name, parameter in parameters.items():
             parameter.grad = total[name].to(job.dtype)
         if config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+            # Not torch's clip_grad_norm_, which adds 1e-6 to the norm.
+            squares = [p.grad.double().square().sum() for p in parameters.values()]
+            norm = float(torch.stack(squares).sum().sqrt())
+            for parameter in parameters.values() if norm > config.clip else ():
+                parameter.grad.mul_(config.clip / norm)
         trace.losses.append(loss)
         trace.gradients.append({n: p.grad.clone() for n, p in parameters.items()})
         optimizer.step()

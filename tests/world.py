@@ -32,6 +32,7 @@ PRELOAD = [
     "hypothesis",
     "vigpipe.parallel.failure",
     "vigpipe.check",
+    "sklearn.datasets",
 ]
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
 TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # inherited by every descendant of a command
@@ -72,7 +73,7 @@ def run_ranks(
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             stack.callback(ours.close)
-            place = (rank, world_size, f"{folder}/store", timeout)
+            place = (os.getpid(), rank, world_size, f"{folder}/store", timeout)
             # Not a daemon: those may not start data loaders.
             process = context.Process(target=_rank, args=(theirs, place, call))
             process.start()
@@ -146,16 +147,16 @@ def _end(process: Any) -> None:
     process.close()
 
 
-def _rank(pipe: Connection, place: tuple[int, int, str, float], call: bytes) -> None:
+def _rank(pipe: Connection, place: tuple[int, int, int, str, float], call: bytes) -> None:
     """Run in the rank: meet the others, call, tell the parent."""
     import torch
     import torch.distributed as dist
 
-    from vigpipe.parallel.failure import die_with_parent, is_lost_peer
+    from vigpipe.parallel.failure import die_with, is_lost_peer
     from vigpipe.parallel.launch import Launch, init_process_group
 
-    rank, world_size, store, timeout = place
-    die_with_parent(os.getppid())
+    parent, rank, world_size, store, timeout = place
+    die_with(parent)
     torch.set_num_threads(1)
     launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")
     try:

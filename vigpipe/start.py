@@ -33,8 +33,15 @@ def run(config: TrainConfig, arguments: Sequence[str], work: Work) -> int:
     """
     from vigpipe.parallel.failure import run_rank
     from vigpipe.parallel.launch import from_environment
+    from vigpipe.parallel.local import preload
 
     launch = from_environment(os.environ)
+    if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
+        preload(
+            "vigpipe.evaluate",
+            "rich.progress",
+            *(["sklearn.datasets"] if config.data == "digits" else []),
+        )
     failures = config.out if launch.world_size > 1 else None
     return run_rank(lambda: _run(config, arguments, work, launch), launch, failures)
 
@@ -42,6 +49,7 @@ def run(config: TrainConfig, arguments: Sequence[str], work: Work) -> int:
 def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Launch") -> int:
     import torch
 
+    from vigpipe.cli import main
     from vigpipe.device import backend, choose_device, weight_dtype
     from vigpipe.job import prepare
     from vigpipe.parallel.launch import init_process_group, threads_per_rank
@@ -55,7 +63,7 @@ def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Lau
         folder = make_output_folder(config.out)
         threads = threads_per_rank(config.threads, world_size, os.environ)
         given = ["--out", str(folder)] if config.out is None else []
-        return start_local(world_size, ["-m", "vigpipe", *arguments, *given], threads)
+        return start_local(world_size, main, [*arguments, *given], threads)
 
     job.layout.check_world(launch.world_size)
     device = choose_device(config.device, launch.local_rank, launch.local_world_size)

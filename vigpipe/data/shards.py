@@ -123,8 +123,8 @@ def replica_batches(
 
 
 def _padded(values: Tensor, real: Tensor, fill: int) -> Tensor:
-    if len(values) == len(real):
-        return values
+    # A fresh tensor even where there is no padding: convolutions choose their way by strides, and
+    # those of one-channel images tell two memory formats apart only by chance.
     padded = torch.full((len(real), *values.shape[1:]), fill, dtype=values.dtype)
     padded[real] = values
     return padded

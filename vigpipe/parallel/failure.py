@@ -6,14 +6,15 @@ cause once and not once per rank.
 """
 
 import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
 import re
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Path | None) -> 
     folders = [] if failures is None else [failures]
     if launch.launcher == "local":
         folders.append(Path(os.environ[FOLDER_VARIABLE]))
-        die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
+        die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in folders:
         with contextlib.suppress(OSError):
             _record_path(folder, launch).unlink()  # of an earlier run
@@ -170,11 +171,18 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when its parent ends, however that happens."""
-    if not sys.platform.startswith("linux"):
+def die_with(launcher: int) -> None:
+    """End this process when its launcher ends, however that happens (Linux only).
+
+    The launcher is not this process's parent, so a thread waits for it; threads run during gloo's
+    waits.
+    """
+    if not hasattr(os, "pidfd_open"):
         return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(PEER_LOST)
+
+    def wait() -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            select.select([os.pidfd_open(launcher)], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()

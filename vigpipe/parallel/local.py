@@ -1,12 +1,18 @@
-"""Start the ranks of one host: the same command on a laptop that srun runs on a cluster."""
+"""Start the ranks of one host: the same command on a laptop that srun runs on a cluster.
+
+torch and what comes with it take seconds to import. So ranks are forked from one server process
+that has imported them, at the same time as this process does for its own checks.
+"""
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,11 +31,25 @@ class _Stopped(BaseException):
         self.signum = signum
 
 
-def start_local(world_size: int, arguments: Sequence[str], threads: int) -> int:
-    """Run `python *arguments` as world_size ranks on this host, and wait for them.
+def preload(*modules: str) -> None:
+    """Begin to import modules in the process that ranks are forked from; returns at once."""
+    multiprocessing.set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
+
+
+def start_local(
+    world_size: int, main: Callable[[list[str]], int], arguments: Sequence[str], threads: int
+) -> int:
+    """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
     torchrun's agent starts and ends the ranks. They meet through files in a private folder, so no
     port is opened but gloo's own on loopback.
+
+    Args:
+        world_size: number of ranks.
+        main: a module-level function; what it returns is the rank's exit code.
+        arguments: for main.
+        threads: OMP_NUM_THREADS of the ranks.
 
     Returns:
         0 if every rank returned 0, else the code of the rank that failed first by itself; 128 + n
@@ -40,7 +60,7 @@ def start_local(world_size: int, arguments: Sequence[str], threads: int) -> int:
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:  # mode 0700
-            return _start_agent(world_size, arguments, threads, Path(folder))
+            return _start_agent(world_size, main, arguments, threads, Path(folder))
     except _Stopped as stopped:
         return 128 + stopped.signum
     finally:
@@ -54,14 +74,20 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise _Stopped(signum)
 
 
-def _start_agent(world_size: int, arguments: Sequence[str], threads: int, folder: Path) -> int:
+def _start_agent(
+    world_size: int,
+    main: Callable[[list[str]], int],
+    arguments: Sequence[str],
+    threads: int,
+    folder: Path,
+) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
-        logging.getLogger(name).propagate = False  # the ranks speak for themselves
+    for name in ("distributed.elastic", "distributed.launcher", "multiprocessing"):
+        logging.getLogger(f"torch.{name}").addHandler(logging.NullHandler())
+        logging.getLogger(f"torch.{name}").propagate = False  # the ranks speak for themselves
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -74,6 +100,7 @@ def _start_agent(world_size: int, arguments: Sequence[str], threads: int, folder
         local_addr="127.0.0.1",  # no look-up of this host's name
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
         signals_to_handle="",  # start_local has its own handlers
+        start_method="forkserver",
     )
     variables = {
         FOLDER_VARIABLE: str(folder),
@@ -81,14 +108,24 @@ def _start_agent(world_size: int, arguments: Sequence[str], threads: int, folder
         "OMP_NUM_THREADS": str(threads),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
     }
-    escaped = [argument.replace("$", "$$") for argument in arguments]  # the agent fills in $names
     try:
         with _environment(variables):
-            elastic_launch(config, sys.executable)(*escaped)
+            elastic_launch(config, _rank)(main, list(arguments), variables)
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         return _root_cause(exit_codes, read_failures(folder, folder.name))
     return 0
+
+
+def _rank(
+    main: Callable[[list[str]], int], arguments: list[str], variables: Mapping[str, str]
+) -> None:
+    os.environ.update(variables)  # the process this was forked from is older than they are
+    code = main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
 
 
 def _root_cause(exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> int:

@@ -85,7 +85,7 @@ class Part(nn.Module):
         zero = 0 * x.sum()
         for parameter in self.parameters():
             zero = zero + 0 * parameter.sum()
-        return zero.to(self.dtype).expand(self.output_shape)
+        return zero.to(self.dtype).expand(self.output_shape).contiguous()
 
 
 def cut_parts(build: Callable[[], Model], plan: Plan, part_indices: tuple[int, ...]) -> list[Model]:
