@@ -1,4 +1,4 @@
-"""The contract's reference in plain words: one process, one model, micro-batch after micro-batch."""
+"""The contract's reference in plain words: one process, micro-batch after micro-batch."""
 
 from dataclasses import replace
 

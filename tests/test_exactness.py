@@ -127,6 +127,16 @@ def test_another_cut_of_the_batch_changes_batch_norm_but_not_layer_norm():
     assert rows[0].relative > 1e-6
 
 
+@pytest.mark.parametrize("graph", ["grid", "knn"])
+def test_no_layout_changes_a_bit_of_the_study_model(graph):
+    config = replace(BASE, model="vig_study", graph=graph, drop_path=None)
+    split = replace(config, stages=2, dp=2, microbatches=4)
+    alone = replace(config, microbatches=8)
+    (ours,), (reference,) = on_ranks([split], 4), on_ranks([alone], 1)
+    assert_identical(ours, reference)
+    assert_within(ours, oracle(make_job(alone), NUM_STEPS), torch.float32)
+
+
 @pytest.mark.parametrize("schedule", ["interleaved1f1b", "loopedbfs"])
 def test_virtual_stages_change_nothing(schedule):
     config = replace(

@@ -8,10 +8,13 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
 import vigpipe
+from vigpipe.bench.options import PipelineBench, SyncBench
 from vigpipe.config import TrainConfig, read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
+PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
+SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,5 +67,28 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.start import run
 
         return run(config, arguments, partial(work, num_steps=compare_steps))
+
+    bench = App(name="bench", help="Measure ratios side by side in one run.")
+    app.command(bench)
+
+    @bench.command
+    def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
+        """Time the stages of a pipeline against the same micro-batches on one stage."""
+        from functools import partial
+
+        from vigpipe.bench.pipeline import bench_pipeline
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(bench_pipeline, num_repeats=config.repeats))
+
+    @bench.command
+    def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
+        """Time the ways to add gradients up over replicas: --sync ddp, drain and exact."""
+        from functools import partial
+
+        from vigpipe.bench.sync import bench_sync
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(bench_sync, num_repeats=config.repeats))
 
     return app

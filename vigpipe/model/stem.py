@@ -41,4 +41,4 @@ class ConvStem(nn.Module):
         for layer in self.convs:
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             x = layer(x) if isinstance(layer, nn.Conv2d) else layer(x.movedim(1, -1)).movedim(-1, 1)
-        return x.flatten(2).transpose(1, 2)
+        return x.flatten(2).transpose(1, 2).contiguous()  # free under channels-last strides

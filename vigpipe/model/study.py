@@ -137,7 +137,7 @@ class VigStudy(StagedModel):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, C): the pixels are the nodes."""
-        return images.flatten(2).transpose(1, 2)
+        return images.flatten(2).transpose(1, 2).contiguous()
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, num_classes)."""

@@ -74,7 +74,7 @@ class Part(nn.Module):
         lowered = torch.autocast(x.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with lowered:
             y = self.model(x[:num_samples], keys[:num_samples])
-        y = y.to(self.dtype)
+        y = y.to(self.dtype).contiguous()  # what crosses a boundary has to be
         if num_samples == len(keys):
             return y
         return torch.cat((y, y.new_zeros(len(keys) - num_samples, *y.shape[1:])))

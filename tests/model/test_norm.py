@@ -1,0 +1,244 @@
+"""BatchNorm against torch's, pooled statistics against those of the concatenation."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from vigpipe.choices import NORMS
+from vigpipe.model.norm import BatchNorm, GroupNorm, PooledStatistics, make_norm, merged
+
+many = settings(deadline=None, max_examples=100)
+
+
+def rows(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return 3 * x + torch.arange(shape[-1])  # not what a norm would make of it anyway
+
+
+def statistics(norm):
+    return {name: value for name, value in norm.named_buffers() if value.is_floating_point()}
+
+
+# ---- one micro-batch a step -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_batchnorm_alone_equals_torchs_step_by_step(dtype):
+    ours, theirs = BatchNorm(6).to(dtype), nn.BatchNorm1d(6).to(dtype)
+    # The same kernel on the same rows; rounding differs in how the statistics move.
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    optimizers = [torch.optim.SGD(norm.parameters(), lr=0.1) for norm in (ours, theirs)]
+    for step, train in enumerate([True, True, False, True, False]):
+        x = rows(4, 5, 6, seed=step).to(dtype)
+        outcomes = []
+        for norm, optimizer in zip((ours, theirs), optimizers, strict=True):
+            leaf = x.clone().requires_grad_()
+            optimizer.zero_grad()
+            y = norm.train(train)(leaf if norm is ours else leaf.flatten(0, 1)).view(x.shape)
+            (y * x.cos()).sum().backward()
+            optimizer.step()
+            outcomes.append([y, leaf.grad, norm.weight.grad, norm.bias.grad, *norm.buffers()])
+        for our, their in zip(*outcomes, strict=True):
+            torch.testing.assert_close(our, their, rtol=tolerance, atol=tolerance)
+    assert int(ours.num_batches_tracked) == 3
+
+
+def test_state_dict_is_that_of_torchs_batchnorm():
+    shapes = [
+        {name: (value.shape, value.dtype) for name, value in norm.state_dict().items()}
+        for norm in (BatchNorm(6), nn.BatchNorm2d(6))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_one_row_gives_the_bias_and_a_variance_of_zero():
+    norm = BatchNorm(3).double()
+    nn.init.normal_(norm.bias)
+    x = rows(1, 3)
+    # Rounding of x, times 1 / sqrt(eps) = 316.
+    torch.testing.assert_close(norm(x), norm.bias[None].detach(), rtol=0, atol=1e-11)
+    torch.testing.assert_close(norm.running_mean, 0.1 * x[0])
+    torch.testing.assert_close(norm.running_var, torch.full((3,), 0.9, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 5, 6), (2, 3, 4, 6)])
+@pytest.mark.parametrize("kind", NORMS)
+def test_every_norm_takes_any_number_of_middle_dimensions(kind, shape):
+    x = rows(*shape)
+    assert make_norm(kind, 6).double()(x).shape == x.shape
+
+
+def test_batchnorm_reads_strided_features_right():
+    x = rows(2, 3, 4, 6).movedim(-1, 1)  # contiguous as channels-last, seen as channels-first
+    y, expected = BatchNorm(6).double()(x.movedim(1, -1)), nn.BatchNorm2d(6).double()(x)
+    torch.testing.assert_close(y.movedim(-1, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+# ---- statistics over micro-batches and replicas ---------------------------------------------
+
+replicas = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def pooled(sizes_of_replicas, nodes=3, channels=4):
+    """Run the replicas' micro-batches through copies of a layer pair, as a trainer would.
+
+    Returns:
+        the layers of every replica, and what the two layers of replica 0 saw over all replicas.
+    """
+    num_microbatches = max(map(len, sizes_of_replicas))
+    layers, moments, poolers, seen = [], [], [], []
+    for r, sizes in enumerate(sizes_of_replicas):
+        nodes_norm, readout_norm = BatchNorm(channels).double(), BatchNorm(2).double()
+        pooler = PooledStatistics([nodes_norm, nn.Sequential(readout_norm)])
+        # Micro-batches without samples never reach a norm, and are a replica's last ones.
+        for m, size in enumerate(sorted(sizes, reverse=True)):
+            if size:
+                x = rows(size, nodes, channels, seed=10 * r + m)
+                nodes_norm(x)
+                readout_norm(x.mean(1)[:, :2])
+                seen.append(x)
+        moments.append(pooler.take(num_microbatches))
+        layers.append((nodes_norm, readout_norm))
+        poolers.append(pooler)
+    for pooler in poolers:
+        pooler.update(torch.cat(moments))
+    return layers, torch.cat(seen)
+
+
+@many
+@given(replicas.filter(lambda r: sum(map(sum, r)) >= 2))
+def test_pooled_statistics_are_those_of_the_concatenation(sizes_of_replicas):
+    layers, x = pooled(sizes_of_replicas)
+    for norm, flat in zip(layers[0], (x.flatten(0, 1), x.mean(1)[:, :2]), strict=True):
+        # Exact but for float64 rounding.
+        mean, variance = 0.1 * flat.mean(0), 0.9 + 0.1 * flat.var(0, unbiased=True)
+        torch.testing.assert_close(norm.running_mean, mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(norm.running_var, variance, rtol=1e-12, atol=1e-12)
+        assert int(norm.num_batches_tracked) == 1
+
+
+@many
+@given(replicas.filter(lambda r: sum(map(sum, r)) >= 1))
+def test_pooled_statistics_are_the_same_on_every_replica(sizes_of_replicas):
+    layers, _ = pooled(sizes_of_replicas)
+    for others in layers[1:]:
+        for norm, other in zip(layers[0], others, strict=True):
+            for name, value in norm.named_buffers():
+                assert torch.equal(value, other.get_buffer(name))
+
+
+def test_statistics_of_a_single_micro_batch_are_those_of_batchnorm_alone():
+    (nodes_norm, _), *_ = pooled([[5]])[0]
+    alone = BatchNorm(4).double()
+    alone(rows(5, 3, 4))
+    for name, value in statistics(alone).items():
+        torch.testing.assert_close(nodes_norm.get_buffer(name), value, rtol=1e-14, atol=0)
+
+
+def test_means_far_from_zero_lose_no_digits():
+    """The sum of squares minus the square of the sum would: 1e12 leaves no digit of a 1."""
+    x = rows(40, 4) + 1e6
+    norm = BatchNorm(4).double()
+    pooler = PooledStatistics([norm])
+    for part in x.split(7):
+        norm(part)
+    pooler.update(pooler.take(6))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * x.var(0), rtol=1e-9, atol=0)
+
+
+def test_running_statistics_stand_still_between_steps():
+    norm = BatchNorm(4).double()
+    pooler = PooledStatistics([norm])
+    before = {name: value.clone() for name, value in norm.named_buffers()}
+    norm(rows(5, 4))
+    for name, value in norm.named_buffers():
+        assert torch.equal(value, before[name])
+    pooler.update(pooler.take(1))
+    assert not torch.equal(norm.running_mean, before["running_mean"])
+
+
+def test_evaluation_enters_no_statistic():
+    norm = BatchNorm(4).double()
+    pooler = PooledStatistics([norm])
+    norm(rows(5, 4))
+    norm.eval()(rows(5, 4, seed=1))
+    moments = pooler.take(2)
+    assert moments[:, 0, 0].tolist() == [5, 0]
+
+
+def test_a_step_starts_with_nothing_pending():
+    norm = BatchNorm(4).double()
+    pooler = PooledStatistics([norm])
+    norm(rows(5, 4))
+    pooler.take(1)
+    assert not pooler.take(1).any()
+
+
+def test_a_replica_without_samples_contributes_nothing():
+    moments = PooledStatistics([BatchNorm(4).double()]).take(3)
+    assert moments.shape == (3, 3, 4)
+    assert not moments.any()
+
+
+def test_a_part_without_batchnorm_has_nothing_to_pool():
+    pooler = PooledStatistics([nn.LayerNorm(4)])
+    assert pooler.take(2).shape == (2, 3, 0)
+    pooler.update(pooler.take(2))
+
+
+@many
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(lambda s: sum(s) > 0))
+def test_merged_moments_are_those_of_the_union_wherever_the_empty_sets_are(sizes):
+    x = rows(sum(sizes), 4)
+    sets = []
+    for part in x.split(sizes):
+        mean = part.mean(0) if len(part) else torch.zeros(4, dtype=torch.float64)
+        count = torch.full_like(mean, len(part))
+        sets.append(torch.stack((count, mean, (part - mean).square().sum(0))))
+    count, mean, deviation = merged(torch.stack(sets))
+    assert count.tolist() == [len(x)] * 4
+    torch.testing.assert_close(mean, x.mean(0), rtol=1e-12, atol=1e-12)
+    expected = (x - x.mean(0)).square().sum(0)
+    torch.testing.assert_close(deviation, expected, rtol=1e-12, atol=1e-12)
+
+
+# ---- the norms that know one sample only ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["layer", "group"])
+def test_samples_do_not_meet(kind):
+    norm, x = make_norm(kind, 6).double(), rows(4, 5, 6)
+    alone = torch.cat([norm(sample[None]) for sample in x])
+    torch.testing.assert_close(norm(x), alone, rtol=1e-12, atol=1e-12)
+
+
+def test_batchnorm_lets_samples_meet():
+    norm, x = make_norm("batch", 6).double(), rows(4, 5, 6)
+    assert not torch.allclose(norm(x)[:1], norm(x[:1]))
+
+
+def test_groupnorm_is_torchs_with_channels_last():
+    ours, theirs = GroupNorm(2, 6).double(), nn.GroupNorm(2, 6).double()
+    for norm in (ours, theirs):
+        nn.init.constant_(norm.weight, 1.5)
+        nn.init.constant_(norm.bias, 0.5)
+    x = rows(4, 5, 6)
+    expected = theirs(x.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(3, 3), (6, 6), (7, 7), (10, 5), (11, 1), (48, 8), (1024, 8)]
+)
+def test_groups_are_the_largest_divisor_up_to_eight(channels, groups):
+    norm = make_norm("group", channels)
+    assert isinstance(norm, GroupNorm)
+    assert norm.num_groups == groups
+
+
+def test_an_unknown_kind_is_an_error():
+    with pytest.raises(ValueError, match="unknown norm 'instance'; choose one of batch, layer"):
+        make_norm("instance", 6)  # pyright: ignore[reportArgumentType]

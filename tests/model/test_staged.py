@@ -1,0 +1,76 @@
+"""The models by name, and a model that walks past what it does not have."""
+
+import pytest
+import torch
+
+from vigpipe.choices import MODELS
+from vigpipe.errors import InputError
+from vigpipe.model.variants import create_model
+
+
+def digits():
+    torch.manual_seed(0)
+    return create_model("vig_digits", num_classes=10, in_channels=1, image_size=(8, 8))
+
+
+def test_every_name_makes_a_model():
+    for name in MODELS:
+        with torch.device("meta"):
+            model = create_model(name, num_classes=7, image_size=(224, 224))
+        assert model.num_classes == 7
+
+
+def test_an_unknown_name_is_an_error():
+    with pytest.raises(InputError, match="--model vig_huge: no such model; choose one of vig_dig"):
+        create_model("vig_huge", num_classes=10, image_size=(8, 8))
+
+
+def test_only_the_study_has_a_grid():
+    create_model("vig_study", num_classes=10, image_size=(8, 8), graph="grid")
+    create_model("vig_digits", num_classes=10, image_size=(8, 8), graph="knn")
+    with pytest.raises(InputError, match="--graph grid: vig_digits is kNN in every block"):
+        create_model("vig_digits", num_classes=10, image_size=(8, 8), graph="grid")
+
+
+def test_the_study_is_a_grid_unless_it_is_told_otherwise():
+    def graphs(**options):
+        with torch.device("meta"):
+            model = create_model("vig_study", num_classes=2, image_size=(8, 8), **options)
+        return {conv.graph for conv in model.modules() if hasattr(conv, "graph")}
+
+    assert graphs() == {"grid"}
+    assert graphs(graph="knn") == {"knn"}
+
+
+def test_keep_leaves_names_as_they_are_and_deletes_the_rest():
+    model = digits()
+    model.keep([1, 3], stem=False, readout=False)
+    assert {name.split(".")[0] for name in model.state_dict()} == {"backbone"}
+    assert list(model.numbered_blocks) == ["1", "3"]
+    assert (model.has_stem, model.has_readout) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("stem", "readout", "kept"),
+    [(True, False, {"stem", "pos_embed"}), (False, True, {"prediction"})],
+)
+def test_keep_leaves_the_stem_or_the_readout(stem, readout, kept):
+    model = digits()
+    model.keep([2], stem=stem, readout=readout)
+    assert {name.split(".")[0] for name in model.state_dict()} == kept | {"backbone"}
+
+
+def test_keeping_everything_changes_nothing():
+    model = digits().eval()
+    images = torch.rand(2, 1, 8, 8)
+    before = model(images)
+    model.keep(range(4), stem=True, readout=True)
+    assert torch.equal(model(images), before)
+
+
+def test_what_is_missing_is_walked_past():
+    model, images = digits().eval(), torch.rand(2, 1, 8, 8)
+    expected = model.numbered_blocks["2"](model.embed(images), None)
+    model.keep([2], stem=True, readout=False)
+    assert torch.equal(model(images), expected)
+    assert model(images).shape == (2, *model.boundary_shape)

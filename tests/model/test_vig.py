@@ -1,0 +1,175 @@
+"""The isotropic ViG against a version with dense convolutions, and against the paper's figures."""
+
+import re
+
+import pytest
+import torch
+
+from tests.reference import DenseVig, assert_same_outcome
+from vigpipe.choices import NORMS
+from vigpipe.errors import InputError
+from vigpipe.model.grapher import DynamicGraphConv
+from vigpipe.model.noise import KeyedDropout
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.vig import Vig, VigShape
+
+SMALL = VigShape(num_blocks=5, channels=16, k=(3, 5))  # on 3x5 nodes; the last block has dilation 2
+SMALL_NEIGHBOURS = [(3, 1), (3, 1), (4, 1), (4, 1), (5, 2)]
+
+
+def patch16(channels):
+    c = channels
+    return [(c // 8, 2), (c // 4, 2), (c // 2, 2), (c, 2), (c, 1)]
+
+
+def pixel(channels):
+    return [(channels // 2, 1), (channels, 1)]
+
+
+def small(**options):
+    torch.manual_seed(0)
+    return Vig(SMALL, 7, image_size=(48, 80), **options)
+
+
+def random_images(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def neighbours(model):
+    return [(m.k, m.dilation) for m in model.modules() if isinstance(m, DynamicGraphConv)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("train", [True, False])
+def test_patches_equal_dense_convolutions(dtype, train):
+    theirs = DenseVig(16, SMALL_NEIGHBOURS, (3, 5), patch16(16), 3, 7)
+    images = random_images(4, 3, 48, 80)
+    assert_same_outcome(small(), theirs, images, dtype, train)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("train", [True, False])
+def test_digits_equal_dense_convolutions(dtype, train):
+    theirs = DenseVig(48, [(9, 1)] * 4, (8, 8), pixel(48), 1, 10)
+    ours = create_model("vig_digits", num_classes=10, in_channels=1, image_size=(8, 8))
+    assert_same_outcome(ours, theirs, random_images(3, 1, 8, 8), dtype, train)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("vig_ti_224", 7_184_744), ("vig_s_224", 22_747_752), ("vig_b_224", 86_841_832)],
+)
+def test_a_published_variant_has_its_number_of_parameters(name, count):
+    with torch.device("meta"):
+        model = create_model(name, num_classes=1000, image_size=(224, 224))
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "channels"),
+    [("vig_ti_224", 12, 192), ("vig_s_224", 16, 320), ("vig_b_224", 16, 640)],
+)
+def test_published_state_dicts_fit(name, num_blocks, channels):
+    with torch.device("meta"):
+        ours = create_model(name, num_classes=1000, image_size=(224, 224))
+        theirs = DenseVig(channels, [(9, 1)] * num_blocks, (14, 14), patch16(channels), 3, 1000)
+    shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+
+
+def test_parameters_have_their_published_names():
+    names = {re.sub(r"backbone\.\d+", "backbone.i", name) for name, _ in small().named_parameters()}
+    layers = [
+        *[f"stem.convs.{i}" for i in (0, 1, 3, 4, 6, 7, 9, 10, 12, 13)],
+        *[f"backbone.i.0.{name}" for name in ("fc1.0", "fc1.1", "fc2.0", "fc2.1")],
+        *[f"backbone.i.0.graph_conv.gconv.nn.{i}" for i in (0, 1)],
+        *[f"backbone.i.1.{name}" for name in ("fc1.0", "fc1.1", "fc2.0", "fc2.1")],
+        *[f"prediction.{i}" for i in (0, 1, 4)],
+    ]
+    both = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    assert names == both | {"pos_embed"}
+
+
+def test_neighbours_rise_from_9_to_18_and_dilation_every_fourth_block():
+    with torch.device("meta"):
+        model = create_model("vig_ti_224", num_classes=1000, image_size=(224, 224))
+    ks = [9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 17, 18]
+    assert neighbours(model) == list(zip(ks, [1] * 4 + [2] * 4 + [3] * 4, strict=True))
+
+
+def test_dilation_stops_where_the_nodes_run_out():
+    with torch.device("meta"):
+        model = create_model("vig_ti_224", num_classes=1000, image_size=(96, 96))  # 36 nodes
+    assert [dilation for _, dilation in neighbours(model)] == [1] * 4 + [2] * 8
+
+
+def test_images_of_too_few_nodes_are_an_error():
+    with pytest.raises(InputError, match=r"9 \* 1 = 9 .* of 4 candidates \(N = 4 nodes\)"):
+        Vig(VIG_SHAPES["vig_ti_224"], image_size=(32, 32))
+
+
+@pytest.mark.parametrize("size", [(40, 48), (48, 40)])
+def test_images_that_do_not_divide_into_patches_are_an_error(size):
+    with pytest.raises(InputError, match=rf"{size[0]}x{size[1]}.* 16x16.* --image-size"):
+        Vig(SMALL, image_size=size)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_parameter_gets_a_gradient(norm):
+    model = small(norm=norm, drop_path=0.1, dropout=0.1).double()
+    model(random_images(3, 3, 48, 80), torch.arange(3)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.dim() == 1 or parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_without_batchnorm_samples_do_not_meet(norm):
+    model, images = small(norm=norm).double(), random_images(4, 3, 48, 80)
+    together = model(images)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
+
+
+def test_initial_logits_are_finite_and_positions_zero():
+    model = small()
+    assert not model.pos_embed.any()
+    assert model(random_images(2, 3, 48, 80).float()).isfinite().all()
+
+
+def test_drop_path_rises_linearly_and_every_mask_has_its_own_stream():
+    masks = [m for m in small(drop_path=0.4, dropout=0.3).modules() if isinstance(m, KeyedDropout)]
+    rates = [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.3]
+    assert [mask.rate for mask in masks] == pytest.approx(rates)
+    assert [mask.whole_sample for mask in masks] == [True] * 10 + [False]
+    assert [mask.stream for mask in masks] == list(range(11))
+
+
+def test_a_training_step_depends_on_the_keys_and_nothing_else():
+    model, images = small(drop_path=0.5, dropout=0.5), random_images(4, 3, 48, 80).float()
+    keys = torch.tensor([3, 14, 15, 92])
+    first = model(images, keys)
+    torch.manual_seed(1)
+    assert torch.equal(model(images, keys), first)
+    assert not torch.equal(model(images, keys + 1), first)
+
+
+def test_trained_alone_keys_come_from_torchs_generator():
+    model, images = small(drop_path=0.5), random_images(4, 3, 48, 80).float()
+    torch.manual_seed(1)
+    first = model(images)
+    assert not torch.equal(model(images), first)
+    torch.manual_seed(1)
+    assert torch.equal(model(images), first)
+
+
+@pytest.mark.parametrize("size", [(48, 80), (80, 48)])
+def test_stem_gives_nodes_in_raster_order(size):
+    model = Vig(SMALL, image_size=size).eval()
+    images = torch.zeros(1, 3, *size)
+    before = model.embed(images)
+    images[:, :, -1, 0] = 1.0  # the lower left corner
+    moved = (model.embed(images) - before).abs().sum(-1)[0].view(size[0] // 16, size[1] // 16)
+    assert moved[-1, 0] > 0
+    assert moved[0, -1] == 0

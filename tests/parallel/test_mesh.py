@@ -1,0 +1,122 @@
+"""Which rank is which stage of which replica, and which degrees do not go together."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.world import run_ranks
+from vigpipe.errors import InputError
+from vigpipe.parallel.mesh import Layout, make_mesh
+
+many = settings(deadline=None, max_examples=100)
+
+
+def drawn(layout, cell):
+    """One row a replica, one column a stage."""
+    rows = [["" for _ in range(layout.num_stages)] for _ in range(layout.num_replicas)]
+    for rank in range(layout.world_size):
+        rows[layout.replica_index(rank)][layout.stage_index(rank)] += cell(rank)
+    return [" ".join(row) for row in rows]
+
+
+def test_ranks_of_two_replicas_of_three_stages():
+    assert drawn(Layout(3, 3, 2), str) == [
+        "0 1 2",
+        "3 4 5",
+    ]
+
+
+def test_stages_of_ranks_that_hold_two_each():
+    layout = Layout(3, 3, 2, "interleaved1f1b", virtual_stages=2)
+    assert drawn(layout, lambda rank: "+".join(map(str, layout.parts_of(rank)))) == [
+        "0+3 1+4 2+5",
+        "0+3 1+4 2+5",
+    ]
+
+
+@many
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, virtual_stages):
+    layout = Layout(num_stages, num_stages, num_replicas, "loopedbfs", virtual_stages)
+    for r in range(num_replicas):
+        ranks = [rank for rank in range(layout.world_size) if layout.replica_index(rank) == r]
+        parts = [part for rank in ranks for part in layout.parts_of(rank)]
+        assert sorted(parts) == list(range(num_stages * virtual_stages))
+        assert ranks == list(range(r * num_stages, (r + 1) * num_stages))  # neighbours
+
+
+def place_of(rank, world_size, layout):
+    mesh = make_mesh(layout, "cpu")
+    stage_group = mesh.get_group("stage")
+    return mesh.get_local_rank("replica"), mesh.get_local_rank("stage"), stage_group.size()
+
+
+@pytest.mark.multiprocess
+def test_the_mesh_agrees_with_the_layout():
+    layout = Layout(2, 2, 2)
+    for rank, place in enumerate(run_ranks(place_of, 4, layout)):
+        assert place == (layout.replica_index(rank), layout.stage_index(rank), 2)
+
+
+# ---- degrees that do not go together --------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", [0, -1])
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("num_stages", "--stages"),
+        ("num_microbatches", "--microbatches"),
+        ("num_replicas", "--dp"),
+        ("virtual_stages", "--virtual-stages"),
+    ],
+)
+def test_a_degree_below_one_is_an_error(field, flag, degree):
+    with pytest.raises(InputError, match=f"^{flag} {degree}: must be at least 1$"):
+        Layout(**{field: degree})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_virtual_stages_need_a_schedule_that_runs_them(schedule):
+    expected = f"--virtual-stages 2: --schedule {schedule} .* choose --schedule interleaved1f1b or"
+    with pytest.raises(InputError, match=expected):
+        Layout(2, 2, schedule=schedule, virtual_stages=2)
+
+
+def test_1f1b_needs_a_micro_batch_a_stage():
+    Layout(3, 3, schedule="1f1b")
+    with pytest.raises(InputError, match=r"--microbatches 2 < --stages 3; .* --schedule gpipe"):
+        Layout(3, 2, schedule="1f1b")
+    Layout(3, 2, schedule="gpipe")
+
+
+@pytest.mark.parametrize("num_stages", range(1, 6))
+@pytest.mark.parametrize("num_microbatches", range(1, 16))
+def test_interleaved_takes_what_torch_takes(num_stages, num_microbatches):
+    """The condition of torch's ScheduleInterleaved1F1B."""
+    rounds = max(1, num_microbatches // num_stages)
+    if num_microbatches % rounds == 0:
+        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+        return
+    with pytest.raises(InputError, match=f"not a multiple of {rounds}; choose --microb") as caught:
+        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+    *_, one, _, other = str(caught.value).split()
+    assert int(one) < num_microbatches < int(other)
+    for better in (one, other):
+        Layout(num_stages, int(better), 1, "interleaved1f1b", 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 5, 7])
+def test_another_number_of_ranks_is_an_error(world_size):
+    layout = Layout(3, 3, 2)
+    layout.check_world(6)
+    expected = f"^{world_size} ranks were started, but --stages 3 x --dp 2 needs 6; start 6 ranks"
+    with pytest.raises(InputError, match=expected):
+        layout.check_world(world_size)
+
+
+def test_a_layout_prints_itself():
+    assert str(Layout(2, 5, 3)) == "3 replicas × 2 stages, 5 micro-batches, gpipe"
+    assert str(Layout(2, 4, 1, "loopedbfs", 2)) == (
+        "1 replicas × 2 stages (2 each), 4 micro-batches, loopedbfs"
+    )

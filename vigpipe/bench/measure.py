@@ -1,0 +1,102 @@
+"""Time contenders in turn, in one run, and write down what makes the figures believable."""
+
+import csv
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+
+from vigpipe.device import hardware, synchronize
+from vigpipe.timing.record import provenance
+
+NUM_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of every repeat of every contender.
+
+    Attributes:
+        seconds: by contender, in the order of the repeats; a repeat lasts as long as its slowest
+            rank.
+        reference: the contender that the others are compared with.
+    """
+
+    seconds: Mapping[str, list[float]]
+    reference: str
+
+    def ratios(self, name: str) -> list[float]:
+        """How many times faster than the reference, repeat by repeat."""
+        pairs = zip(self.seconds[self.reference], self.seconds[name], strict=True)
+        return [reference / other for reference, other in pairs]
+
+    def table(self, fmt: str = "simple") -> str:
+        """Median and spread of every contender, and of its ratio to the reference."""
+        rows = [
+            (
+                name,
+                f"{statistics.median(values):.4f}",
+                f"{min(values):.4f} – {max(values):.4f}",
+                f"{statistics.median(self.ratios(name)):.3f}×",
+                f"{min(self.ratios(name)):.3f} – {max(self.ratios(name)):.3f}",
+            )
+            for name, values in self.seconds.items()
+        ]
+        headers = ["", "seconds a step (median)", "min – max", "ratio (median)", "min – max"]
+        return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], object]],
+    reference: str,
+    num_repeats: int,
+    device: torch.device,
+) -> Timings:
+    """Run every contender once, then all of them again, and so on: noise hits all alike.
+
+    Every rank calls this with the same names. The clock starts after a barrier and stops when the
+    device has done its work; two rounds of warm-up are left out.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range(NUM_WARMUP + num_repeats):
+        for name, contender in contenders.items():
+            dist.barrier()
+            synchronize(device)
+            start = time.perf_counter()
+            contender()
+            synchronize(device)
+            slowest = torch.tensor([time.perf_counter() - start], device=device)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if repeat >= NUM_WARMUP:
+                seconds[name].append(float(slowest))
+    return Timings(seconds, reference)
+
+
+def write_results(
+    folder: Path, title: str, question: str, timings: Timings, device: torch.device
+) -> None:
+    """Write README.md and rows.csv of a benchmark to its folder."""
+    facts = provenance()
+    command = shlex.join(["vigpipe", *sys.argv[1:]])
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    (folder / "README.md").write_text(
+        f"# {title}\n\n{question}\n\n{timings.table('github')}\n\n"
+        f"- command: `{command}`\n- commit: {facts['commit']}\n- hardware: {hardware(device)}; "
+        f"{torch.get_num_threads()} thread(s) a rank\n- versions: {versions}\n"
+        f"- warm-up: {NUM_WARMUP} rounds; the contenders alternate; a step lasts as long as its "
+        "slowest rank; ratios are taken repeat by repeat; reading images is not timed\n",
+        encoding="utf-8",
+    )
+    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["repeat", *timings.seconds])
+        rows.writerows(
+            [i, *values] for i, values in enumerate(zip(*timings.seconds.values(), strict=True))
+        )

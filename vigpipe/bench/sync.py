@@ -1,0 +1,35 @@
+"""What does it cost to add gradients up: DDP, after the drain, or exactly after the drain?"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from vigpipe.bench.measure import alternate, write_results
+from vigpipe.bench.pipeline import step_of
+from vigpipe.choices import Sync
+from vigpipe.errors import InputError
+from vigpipe.job import Job
+from vigpipe.worker import make_worker
+
+SYNCS: tuple[Sync, ...] = ("ddp", "drain", "exact")
+
+
+def bench_sync(job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
+    """Time a step of the layout with each way to add gradients up over the replicas."""
+    if job.layout.num_replicas == 1:
+        raise InputError("bench sync adds gradients up over replicas; choose --dp 2 or more")
+    workers = [
+        make_worker(replace(job, config=replace(job.config, sync=sync)), rank, device)
+        for sync in SYNCS
+    ]
+    contenders = {sync: step_of(w) for sync, w in zip(SYNCS, workers, strict=True)}
+    timings = alternate(contenders, "ddp", num_repeats, device)
+    if not workers[0].is_writer:
+        return
+    question = (
+        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, {job.layout}, "
+        f"{job.config.dtype}: --sync ddp, drain and exact."
+    )
+    print(f"{question}\n\n{timings.table()}\n")
+    write_results(folder, "Adding gradients up over replicas", question, timings, device)
