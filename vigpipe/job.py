@@ -111,6 +111,7 @@ def prepare(
         std=defaults.image_std,
         augment=bool(config.augment),
         seed=config.seed,
+        skip_bad_images=config.skip_bad_images,
         bad_images=bad_images,
     )
     with torch.device("meta"):

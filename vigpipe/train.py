@@ -5,6 +5,7 @@ One batch's way: `data.shards.replica_batches` reads a replica's share of a step
 replicas and steps the optimizer, `timing.record` keeps the row.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +42,11 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
             loss = train_step(worker, batch)
             synchronize(device)
             seconds = time.perf_counter() - step_started
+            if loss is not None and not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"step {worker.step}: the loss is {loss}; lower --lr, or bound the gradient "
+                    "with --clip 1"
+                )
             if record is not None and loss is not None:
                 record.add(
                     step=worker.step,
@@ -51,8 +57,6 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
                     images_per_second=batch.num_samples / seconds,
                 )
                 progress.update(bar, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
-            if loss is not None and loss - loss != 0.0:
-                raise FloatingPointError(f"step {worker.step}: the loss is {loss}")
             if last_of_epoch:
                 score = evaluate(worker)
                 if record is not None and score is not None:

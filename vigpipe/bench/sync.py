@@ -1,4 +1,4 @@
-"""What does it cost to add gradients up: DDP, after the drain, or exactly after the drain?"""
+"""What does it cost to add gradients up: DDP, after the drain, or so in double precision?"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from vigpipe.errors import InputError
 from vigpipe.job import Job
 from vigpipe.worker import make_worker
 
-SYNCS: tuple[Sync, ...] = ("ddp", "drain", "exact")
+SYNCS: tuple[Sync, ...] = ("ddp", "drain", "double")
 
 
 def bench_sync(job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
@@ -29,7 +29,7 @@ def bench_sync(job: Job, rank: int, device: torch.device, folder: Path, num_repe
         return
     question = (
         f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, {job.layout}, "
-        f"{job.config.dtype}: --sync ddp, drain and exact."
+        f"{job.config.dtype}: --sync ddp, drain and double."
     )
     print(f"{question}\n\n{timings.table()}\n")
     write_results(folder, "Adding gradients up over replicas", question, timings, device)

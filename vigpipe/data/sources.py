@@ -1,5 +1,6 @@
 """Where images and labels come from: digits, CIFAR-10, a folder of images, or none at all."""
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -226,8 +227,7 @@ def _folder(
     if recipe.image_size:
         size, size_of = (recipe.image_size, recipe.image_size), None
     else:
-        size_of = train[class_names[0]][0]
-        size = images.image_size(size_of)
+        size_of, size = _first_size(train, skip_bad_images)
 
     def split(classes: dict[str, list[Path]], recipe: Recipe) -> Split:
         paths = [path for name in classes for path in classes[name]]
@@ -248,6 +248,17 @@ def _folder(
         str(root), class_names, 3, size, split(train, recipe), split(test, _plain(recipe)),
         num_bad_images,
     )  # fmt: skip
+
+
+def _first_size(
+    classes: dict[str, list[Path]], skip_bad_images: bool
+) -> tuple[Path, tuple[int, int]]:
+    """Find the first image, or the first whose header can be read, and its (H, W)."""
+    paths = [path for name in classes for path in classes[name]]
+    for path in paths if skip_bad_images else ():
+        with contextlib.suppress(InputError):
+            return path, images.image_size(path)
+    return paths[0], images.image_size(paths[0])
 
 
 def _plain(recipe: Recipe) -> Recipe:

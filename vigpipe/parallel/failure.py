@@ -25,6 +25,7 @@ from vigpipe.errors import INTERRUPTED, PEER_LOST, WRONG_INPUT, InputError
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
+NOT_FINITE = 76  # the loss is
 CAUSE_SECONDS = 2.0  # how long a rank waits for another one to tell the cause
 
 # What gloo, NCCL and the stores say when the other side is gone or silent (torch 2.11 to 2.15).
@@ -102,6 +103,9 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     if isinstance(error, InputError):
         message, alike = str(error), True
         code, text = WRONG_INPUT, f"{message}\n"
+    elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
+        message, alike = str(error), True
+        code, text = NOT_FINITE, f"{message}\n"
     elif launch.world_size > 1 and is_lost_peer(error):
         # Gloo adds its source file in front and advice behind.
         message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]

@@ -2,8 +2,8 @@
 
 GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 
-    stage 0   F0 F1 F2 .  .  B0 .  B1 .  B2        time of a step with equal stages:
-    stage 1   .  F0 F1 F2 B0 .  B1 .  B2 .         (M + S - 1) * (f + b)
+    stage 0   F0 F1 F2 .  .  B0 B1 B2       time of a step with equal stages:
+    stage 1   .  F0 F1 F2 B0 B1 B2 .        (M + S - 1) * (f + b)
 """
 
 from collections.abc import Callable
