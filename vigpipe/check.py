@@ -4,6 +4,7 @@ Both see the same D x M micro-batches in the same order from the same weights. C
 step: the loss, every gradient; at the end also every weight and BatchNorm's running statistics.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -121,9 +122,11 @@ def _difference(kind: str, ours: dict[str, Tensor], reference: dict[str, Tensor]
     absolute, relative, where = 0.0, 0.0, ""
     for name, theirs in reference.items():
         difference = float((ours[name].double() - theirs.double()).abs().max())
+        if math.isnan(difference):
+            difference = math.inf
         ratio = difference / _scale(theirs, largest)
         absolute = max(absolute, difference)
-        if not ratio <= relative:  # NaN is the largest
+        if ratio > relative:
             relative, where = ratio, name
     identical = all(torch.equal(ours[name], theirs) for name, theirs in reference.items())
     return Difference(kind, absolute, relative, where, identical)

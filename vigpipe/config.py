@@ -178,7 +178,13 @@ def check_numbers(config: TrainConfig) -> None:
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
         if value is not None and not least <= value <= most:  # NaN fails too
-            raise InputError(f"{flag(name)} {value}: must be a number from {least:g} to {most:g}")
+            raise InputError(
+                f"{flag(name)} {value}: must be a number from {_plain(least)} to {_plain(most)}"
+            )
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def flag(name: str) -> str:
@@ -199,7 +205,7 @@ def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
         Its options by flag name, and its path; empty without the flag.
 
     Raises:
-        InputError: the file cannot be read, is no TOML, or has a key that is no option.
+        InputError: the file cannot be read, is no TOML, has a key that is no option or a list.
     """
     path = None
     for i, argument in enumerate(arguments):
@@ -216,9 +222,11 @@ def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not a TOML file ({error})") from error
     known = {f.name for f in fields(TrainConfig)} - {"config"}
-    for key in table:
+    for key, value in table.items():
         if key not in known:
             raise InputError(
                 f"{path}: unknown key {key!r}; the keys are {', '.join(sorted(known))}"
             )
+        if isinstance(value, list | dict):
+            raise InputError(f"{path}: {key} = {value}: must be a single value")
     return {key.replace("_", "-"): value for key, value in table.items()}, str(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vigpipe.config import TrainConfig
-from vigpipe.errors import DONE
+from vigpipe.errors import DONE, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,11 @@ def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Lau
     from vigpipe.parallel.local import start_local
     from vigpipe.timing.record import make_output_folder
 
+    if config.download and launch.launcher in ("srun", "torchrun"):
+        raise InputError(
+            f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
+            "python -m vigpipe.train --data cifar10 --download --steps 1, then leave --download out"
+        )
     job = prepare(config, weight_dtype(config.dtype))
     world_size = job.layout.world_size
     if launch.launcher == "alone" and world_size > 1:

@@ -118,5 +118,5 @@ def test_another_number_of_ranks_is_an_error(world_size):
 def test_a_layout_prints_itself():
     assert str(Layout(2, 5, 3)) == "3 replicas × 2 stages, 5 micro-batches, gpipe"
     assert str(Layout(2, 4, 1, "loopedbfs", 2)) == (
-        "1 replicas × 2 stages (2 each), 4 micro-batches, loopedbfs"
+        "1 replica × 2 stages (2 each), 4 micro-batches, loopedbfs"
     )

@@ -126,7 +126,7 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path):
 
 def test_a_missing_file_is_an_error(tmp_path):
     path = tmp_path / "none.toml"
-    expected = re.escape(f"--stages {path}: cannot be read (No such file or directory)")
+    expected = re.escape(f"--stages {path}: cannot be read (No such file or directory); ")
     with pytest.raises(InputError, match=expected):
         read_plan(path, "m", 1)
 

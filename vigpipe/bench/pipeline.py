@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -17,25 +18,38 @@ def bench_pipeline(
 ) -> None:
     """Time a step of the layout against a step of the unsplit model on the same micro-batches.
 
-    One rank runs the unsplit model, with as many threads as every stage has; the others wait.
+    One rank runs the unsplit model, with as many threads as every stage has; the others wait. Then
+    every rank runs it by itself, all at once: what they lose against the one alone is the machine's
+    doing (shared caches, memory, a core's two hardware threads), and no pipeline can win it back.
     """
     layout = job.layout
     if layout.world_size == 1:
         raise InputError("bench pipeline compares with one stage; choose --stages 2 or more")
     worker = make_worker(job, rank, device)
-    sequential = make_worker(job.unsplit(), 0, device) if worker.is_writer else None
-    names = ("one stage", f"{layout.num_stages} stages")
-    timings = alternate(
-        {names[0]: step_of(sequential), names[1]: step_of(worker)}, names[0], num_repeats, device
+    sequential = make_worker(job.unsplit(), 0, device)
+    one, crowd, several = (
+        "one stage",
+        "one stage on every rank at once",
+        f"{layout.num_stages} stages",
     )
-    if sequential is None:
+    contenders = {
+        one: step_of(sequential if worker.is_writer else None),
+        crowd: step_of(sequential),
+        several: step_of(worker),
+    }
+    timings = alternate(contenders, one, num_repeats, device)
+    if not worker.is_writer:
         return
     stages, pieces = layout.num_stages, layout.num_microbatches
     ceiling = layout.num_replicas * stages * pieces / (pieces + stages - 1)
+    cores = layout.world_size * median(timings.ratios(crowd))
     question = (
         f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, {layout}, "
-        f"{job.config.dtype}, against the same micro-batches on one stage. With equal stages and "
-        f"no transfer the ratio would be {ceiling:.2f}×."
+        f"{job.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
+        f"transfer and {layout.world_size} full cores the ratio would be {ceiling:.2f}×. While "
+        f"every rank is busy, {layout.world_size} ranks together work like {cores:.2f} of one "
+        f"alone on this machine: {ceiling * cores / layout.world_size:.2f}× is the most "
+        "that it can give."
     )
     print(f"{question}\n\n{timings.table()}\n")
     write_results(folder, "Pipeline against one stage", question, timings, device)

@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vigpipe.errors import INTERRUPTED, PEER_LOST, WRONG_INPUT, InputError
+from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, WRONG_INPUT, InputError
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
-NOT_FINITE = 76  # the loss is
 CAUSE_SECONDS = 2.0  # how long a rank waits for another one to tell the cause
 
 # What gloo, NCCL and the stores say when the other side is gone or silent (torch 2.11 to 2.15).

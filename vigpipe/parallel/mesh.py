@@ -99,9 +99,14 @@ class Layout:
     def __str__(self) -> str:
         virtual = f" ({self.virtual_stages} each)" if self.virtual_stages > 1 else ""
         return (
-            f"{self.num_replicas} replicas × {self.num_stages} stages{virtual}, "
-            f"{self.num_microbatches} micro-batches, {self.schedule}"
+            f"{_counted(self.num_replicas, 'replica')} × {_counted(self.num_stages, 'stage')}"
+            f"{virtual}, {_counted(self.num_microbatches, 'micro-batch')}, {self.schedule}"
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def make_mesh(layout: Layout, device_type: str) -> "DeviceMesh":

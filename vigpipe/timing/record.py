@@ -1,5 +1,7 @@
 """The files of a run: config.toml, metrics.jsonl, summary.json."""
 
+import contextlib
+import itertools
 import json
 import platform
 import subprocess
@@ -23,19 +25,30 @@ def make_output_folder(folder: Path | None) -> Path:
     Raises:
         InputError: it cannot be made, or already holds a run.
     """
-    folder = folder or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
+        if folder is None:
+            return _new_default_folder()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"--out {folder}: cannot be written ({error.strerror}); choose another folder"
+            f"--out {folder or 'runs'}: cannot be written ({error.strerror}); choose another folder"
         ) from error
     if (folder / "metrics.jsonl").exists():
         raise InputError(f"--out {folder}: holds a run already; choose another folder or delete it")
     return folder
+
+
+def _new_default_folder() -> Path:
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):  # another run may have begun in the same second
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("itertools.count ended")
 
 
 def provenance() -> dict[str, Any]:

@@ -1,0 +1,241 @@
+"""The command line, and what it says to every wrong use: one sentence, code 2, nothing started."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.world import ROOT, run_command
+from vigpipe.cli import main
+from vigpipe.config import TrainConfig, flag
+
+
+def make_pictures(root, train=3, test=2, size=(8, 8)):
+    """Write a folder of two classes of noise."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("test", test)):
+        for name in ("cat", "dog"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working folder; a command that would start ranks fails."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vigpipe.parallel.local.preload", lambda *modules: None)
+    monkeypatch.setattr("vigpipe.parallel.local.start_local", _no_ranks)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def _no_ranks(*args):
+    raise AssertionError("ranks were started")
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one sentence that a command is refused with."""
+    code = main(arguments)
+    stdout, stderr = capsys.readouterr()
+    assert code == 2, stderr
+    assert stdout == ""
+    (line,) = stderr.splitlines()
+    return line
+
+
+def toml(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+WRONG = {
+    "an option that does not exist": (["--modl", "x"], ["--modl", "--model"]),
+    "a word that is no option": (["fast"], ["fast"]),
+    "an option without its value": (["--steps"], ["--steps", "requires an argument"]),
+    "a model that does not exist": (["--model", "resnet"], ["resnet", "vig_digits", "vig_b_224"]),
+    "a schedule that does not exist": (["--schedule", "zigzag"], ["zigzag", "loopedbfs"]),
+    "data that do not exist": (["--data", "imagenet"], ["imagenet", "digits, cifar10, fake"]),
+    "a data folder that does not exist": (["--data", "./pictures"], ["./pictures", "folder"]),
+    "cifar10 that was never fetched": (["--data", "cifar10"], ["cifar-10-batches", "--download"]),
+    "no stage": (["--stages", "0"], ["--stages 0", "at least 1"]),
+    "more stages than blocks": (["--stages", "5"], ["5 stages for 4 blocks", "1 to 4"]),
+    "a fraction of a stage": (["--stages", "2.5"], ["--stages 2.5", "whole number"]),
+    "a plan file that does not exist": (["--stages", "four.toml"], ["four.toml", "cannot be read"]),
+    "no micro-batch": (["--microbatches", "0"], ["--microbatches 0", "at least 1"]),
+    "more micro-batches than samples": (
+        ["--microbatches", "26", "--dp", "2", "--batch-size", "50"],
+        ["--microbatches 26 x --dp 2", "52 micro-batches", "50 samples"],
+    ),
+    "no replica": (["--dp", "0"], ["--dp 0", "at least 1"]),
+    "1f1b with fewer micro-batches than stages": (
+        ["--stages", "3", "--schedule", "1f1b", "--microbatches", "2"],
+        ["--microbatches 2 < --stages 3", "--schedule gpipe"],
+    ),
+    "interleaved micro-batches that do not come out even": (
+        ["--stages=2", "--virtual-stages=2", "--schedule=interleaved1f1b", "--microbatches=5"],
+        ["5 is not a multiple of 2", "--microbatches 4 or 6"],
+    ),
+    "virtual stages with gpipe": (
+        ["--stages", "2", "--virtual-stages", "2"],
+        ["--virtual-stages 2", "interleaved1f1b or loopedbfs"],
+    ),
+    "too few nodes for the neighbours": (
+        ["--model", "vig_ti_224", "--image-size", "32", "--data", "fake"],
+        ["k * dilation", "N = 4 nodes", "larger images"],
+    ),
+    "a grid that the model has not": (["--graph", "grid"], ["--graph grid", "vig_study"]),
+    "a GPU that is not there": (["--device", "cuda"], ["no GPU", "--device cpu"]),
+    "a learning rate that is no number": (["--lr", "nan"], ["--lr nan", "from 0 to"]),
+    "an infinite time-out": (["--timeout", "inf"], ["--timeout inf", "from 1 to"]),
+    "a learning rate in words": (["--lr", "high"], ["--lr", "high"]),
+    "half an image a batch": (["--batch-size", "1.5"], ["--batch-size 1.5", "whole number"]),
+    "a negative seed": (["--seed", "-1"], ["--seed -1"]),
+    "no epoch": (["--epochs", "0"], ["--epochs 0"]),
+    "no thread": (["--threads", "0"], ["--threads 0"]),
+    "a config file that does not exist": (["--config", "a.toml"], ["a.toml", "cannot be read"]),
+    "no config file after the flag": (["--config"], ["--config", "requires an argument"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_use_is_told_in_one_sentence(what, capsys, here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arguments, words = WRONG[what]
+    sentence = refused(capsys, "train", *arguments)
+    for word in words:
+        assert word in sentence
+    assert list(here.iterdir()) == []  # no run folder either
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stages = [[0, 1], [2]]", ["block 3 is in no stage"]),
+        ("stages = [[0, 1], [1, 2, 3]]", ["block 1 is in stages 0 and 1"]),
+        ("stages = [[0, 2], [1, 3]]", ["block 2 comes after block 0"]),
+        ("stages = [[0, 1], [2, 3, 4]]", ["names block 4", "blocks 0 to 3"]),
+        ("stages = [[0, 1, 2, 3], []]", ["stage 1", "at least one block"]),
+        ("blocks = [[0, 1], [2, 3]]", ["'blocks'"]),
+        ("stages = ", ["not a TOML file"]),
+    ],
+)
+def test_a_wrong_plan_is_named_with_its_block(text, words, capsys, here):
+    path = toml(here / "plan.toml", f'model = "vig_digits"\n{text}\n')
+    sentence = refused(capsys, "train", "--stages", path)
+    for word in [path, *words]:
+        assert word in sentence
+
+
+def test_a_plan_for_another_model_is_refused(capsys):
+    sentence = refused(capsys, "train", "--stages", str(ROOT / "stages" / "study-2.toml"))
+    assert "'vig_study'" in sentence
+    assert "'vig_digits'" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batchsize = 3", ["unknown key 'batchsize'", "batch_size"]),
+        ('config = "other.toml"', ["unknown key 'config'"]),
+        ("[train]\nlr = 1", ["unknown key 'train'"]),
+        ("lr = ", ["not a TOML file"]),
+        ('batch_size = "many"', ["batch-size", "many"]),
+        ("batch_size = 1.5", ["batch-size", "1.5", "whole number"]),
+        ("seed = true", ["seed", "True"]),
+        ("epochs = [1, 2]", ["epochs", "[1, 2]", "single value"]),
+        ('download = "maybe"', ["download", "maybe"]),
+        ('model = "resnet"', ["resnet", "vig_digits"]),
+        ('dtype = "int8"', ["int8", "float64"]),
+        ("lr = nan", ["--lr nan"]),
+    ],
+)
+def test_a_wrong_config_file_is_named_with_its_key(text, words, capsys, here):
+    path = toml(here / "wrong.toml", text)
+    sentence = refused(capsys, "train", "--config", path)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["check"]])
+def test_a_world_of_another_size_is_refused(arguments, capsys, monkeypatch):
+    variables = {"RANK": 0, "WORLD_SIZE": 3, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 3}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    sentence = refused(capsys, *arguments, "--stages", "2", "--dp", "2", "--microbatches", "2")
+    assert "3 ranks were started, but --stages 2 x --dp 2 needs 4" in sentence
+
+
+@pytest.mark.multiprocess
+def test_torchrun_with_too_few_ranks_is_refused_once(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    line = ["--nproc-per-node=2", "-m", "vigpipe.train", "--stages", "2", "--dp", "2"]
+    done = run_command([*torchrun, *line, "--microbatches", "2", "--out", str(tmp_path / "out")])
+    assert done.returncode != 0  # torchrun's own code is 1
+    assert done.stderr.count("2 ranks were started, but --stages 2 x --dp 2 needs 4") == 1
+    assert "exitcode  : 2 " in done.stderr
+
+
+def test_a_run_is_never_written_over_another(capsys, here):
+    (here / "old").mkdir()
+    (here / "old" / "metrics.jsonl").write_text("precious\n")
+    assert "holds a run already" in refused(capsys, "train", "--out", "old")
+    assert (here / "old" / "metrics.jsonl").read_text() == "precious\n"
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(capsys, here):
+    (here / "file").write_text("")
+    sentence = refused(capsys, "train", "--out", "file/run")
+    assert "file/run: cannot be written" in sentence
+
+
+def test_test_classes_that_were_never_trained_on_are_refused(capsys, here):
+    root = make_pictures(here / "pictures")
+    (root / "train" / "dog").rename(root / "train" / "wolf")
+    assert "no class 'dog'" in refused(capsys, "train", "--data", str(root))
+
+
+def test_an_unreadable_first_image_is_named_with_the_way_out(capsys, here):
+    root = make_pictures(here / "pictures")
+    (root / "train" / "cat" / "0.png").write_bytes(b"no picture")
+    sentence = refused(capsys, "train", "--data", str(root))
+    assert f"{root}/train/cat/0.png: cannot be read as an image" in sentence
+    assert "--skip-bad-images" in sentence
+
+
+@pytest.mark.parametrize("verb", ["chek", "--modl"])
+def test_an_unknown_verb_is_answered_with_the_known_ones(verb, capsys):
+    assert "train, check" in refused(capsys, verb)
+
+
+def test_no_step_to_compare_is_refused(capsys):
+    assert "--compare-steps 0" in refused(capsys, "check", "--compare-steps", "0")
+
+
+def test_without_arguments_the_verbs_are_listed(capsys):
+    assert main([]) == 0
+    stdout = capsys.readouterr().out
+    assert "train" in stdout
+    assert "check" in stdout
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip().count(".") == 2
+
+
+def test_help_lists_every_option_and_does_not_wait_for_torch():
+    code = "import sys; from vigpipe.cli import main; main(['train', '--help']); "
+    code += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    for field in fields(TrainConfig):
+        assert flag(field.name) in done.stdout

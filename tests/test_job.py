@@ -1,0 +1,81 @@
+"""The facts of a run follow from its options."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vigpipe.config import MODEL_DEFAULTS, TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.job import Job, prepare
+
+
+def job(**options) -> Job:
+    return prepare(TrainConfig(**options), torch.float32)
+
+
+def test_an_epoch_has_a_last_small_step():
+    assert job(batch_size=100).steps_per_epoch == 15  # 1,437 digits
+    assert job(batch_size=100, epochs=2).num_steps == 30
+
+
+def test_steps_win_over_epochs():
+    assert job(epochs=2, steps=7).num_steps == 7
+
+
+def test_the_published_learning_rate_goes_with_the_batch_and_a_given_one_does_not():
+    published = MODEL_DEFAULTS["vig_ti_224"]
+    big = {"model": "vig_ti_224", "data": "fake", "batch_size": 2 * published.batch_size}
+    assert job(**big).config.lr == pytest.approx(2 * published.lr)
+    assert job(**big, lr=0.125).config.lr == 0.125
+    assert job(batch_size=50).config.lr == MODEL_DEFAULTS["vig_digits"].lr
+
+
+def test_weights_depend_on_the_seed_only():
+    torch.manual_seed(1)
+    first = job(seed=3).build().state_dict()
+    torch.rand(17)
+    again = job(seed=3, stages=2, dp=2, microbatches=4).build().state_dict()
+    other = job(seed=4).build().state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_parameter_order_is_that_of_the_unsplit_model():
+    ours = job()
+    names = [name for name, _ in ours.build().named_parameters()]
+    assert ours.parameter_order == {name: i for i, name in enumerate(names)}
+
+
+def test_the_reference_sees_the_same_micro_batches_in_one_process():
+    ours = job(stages=2, dp=2, microbatches=5, schedule="1f1b").unsplit()
+    assert (ours.layout.world_size, ours.layout.num_microbatches) == (1, 10)
+    assert ours.plan.stages == ((0, 1, 2, 3),)
+
+
+def test_virtual_stages_share_the_blocks_of_a_rank():
+    ours = job(stages=2, virtual_stages=2, microbatches=2, schedule="loopedbfs")
+    assert ours.plan.stages == ((0,), (1,), (2,), (3,))
+    assert ours.layout.world_size == 2
+
+
+def test_a_plan_file_decides_the_number_of_ranks(tmp_path):
+    plan = Path(tmp_path, "plan.toml")
+    plan.write_text('model = "vig_digits"\nstages = [[0], [1, 2], [3]]\n')
+    ours = job(stages=plan, microbatches=3)
+    assert ours.layout.world_size == 3
+    assert ours.plan.stages == ((0,), (1, 2), (3,))
+    with pytest.raises(InputError, match=r"3 stages cannot be shared.*--virtual-stages 2"):
+        job(stages=plan, microbatches=3, virtual_stages=2, schedule="loopedbfs")
+
+
+def test_a_batch_larger_than_the_data_has_as_many_samples_as_there_are():
+    with pytest.raises(InputError, match="a batch has 1437 samples"):
+        job(batch_size=5000, microbatches=1438)
+
+
+def test_replicas_share_a_step_between_them():
+    ours = job(dp=2, microbatches=2, batch_size=10)
+    shares = [ours.cut(replica).positions(10) for replica in (0, 1)]
+    real = torch.cat(shares)
+    assert real[real >= 0].tolist() == list(range(10))

@@ -1,0 +1,365 @@
+"""Whole runs: their files, their losses under every launcher and layout, and how they end."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.test_cli import make_pictures
+from tests.world import ROOT, run_command, run_ranks, start_command, wait_until
+from vigpipe.cli import main
+from vigpipe.config import TrainConfig
+from vigpipe.data import open_source
+from vigpipe.data.shards import epoch_order
+from vigpipe.job import prepare
+from vigpipe.model.variants import create_model
+from vigpipe.train import batches, train
+from vigpipe.worker import make_worker
+
+pytestmark = pytest.mark.multiprocess
+
+CPU = torch.device("cpu")
+CIFAR10_SUBSET = ROOT.parent / "shared" / "data" / "cifar10-subset"
+STEP = {"step", "epoch", "loss", "lr", "step_seconds", "images_per_second"}
+EVALUATION = {"epoch", "loss", "top1", "top5", "images"}
+SHORT = ["--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
+FOUR_RANKS = ["--stages", "2", "--dp", "2", "--microbatches", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    """Of every step and every evaluation."""
+    return [row["loss"] for row in rows(folder)]
+
+
+def run_here(folder: Path, *arguments: str) -> Path:
+    """Train in this process; returns the run's folder."""
+    assert main(["train", *arguments, "--out", str(folder), "--threads", "1"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Three steps in one process, on the micro-batches of FOUR_RANKS."""
+    folder = tmp_path_factory.mktemp("alone")
+    return run_here(folder, *SHORT, "--microbatches", "4")
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    """The same on two stages × two replicas."""
+    folder = tmp_path_factory.mktemp("four")
+    line = [sys.executable, "-m", "vigpipe.train", *FOUR_RANKS, *SHORT, "--out", str(folder)]
+    done = run_command(line)
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of 5 train and 3 test pictures: CIFAR-10's where they are, else noise."""
+    root = tmp_path_factory.mktemp("data") / "pictures"
+    if not CIFAR10_SUBSET.is_dir():
+        return make_pictures(root, 5, 3, (32, 32))
+    for split, count in (("train", 5), ("test", 3)):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            for path in sorted((CIFAR10_SUBSET / split / name).iterdir())[:count]:
+                shutil.copy(path, root / split / name)
+    return root
+
+
+# ---- files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["alone", "four_ranks"])
+def test_every_step_and_the_evaluation_have_a_row(run, request):
+    *steps, evaluation = rows(request.getfixturevalue(run))
+    assert [row.keys() for row in steps] == [STEP] * 3  # --steps wins over --epochs
+    assert evaluation.keys() == EVALUATION
+    assert [(row["step"], row["epoch"]) for row in steps] == [(1, 1), (2, 1), (3, 1)]
+    assert all(row["images_per_second"] > 0 < row["step_seconds"] for row in steps)
+    assert evaluation["images"] == 360
+    assert 0 <= evaluation["top1"] <= evaluation["top5"] <= 1
+
+
+def test_the_written_config_repeats_the_run(alone, tmp_path):
+    written = tomllib.loads((alone / "config.toml").read_text())
+    assert written["opt"] == "adamw"  # the model's defaults are resolved
+    again = run_here(tmp_path, "--config", str(alone / "config.toml"))
+    assert losses(again) == losses(alone)
+
+
+@pytest.mark.parametrize("run", ["alone", "four_ranks"])
+def test_the_summary_says_what_was_run(run, request):
+    folder = request.getfixturevalue(run)
+    summary = json.loads((folder / "summary.json").read_text())
+    last = rows(folder)[-1]
+    assert summary["test"] == {key: last[key] for key in EVALUATION - {"epoch"}}
+    assert (summary["steps"], summary["skipped_images"]) == (3, 0)
+    assert summary["layout"]["ranks"] == (4 if run == "four_ranks" else 1)
+    assert {"versions", "commit", "host", "hardware"} < summary.keys()
+    assert summary["wall_seconds"] > sum(row["step_seconds"] for row in rows(folder)[:-1])
+
+
+@pytest.mark.parametrize("run", ["alone", "four_ranks"])
+def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request):
+    folder = request.getfixturevalue(run)
+    model = create_model("vig_digits", num_classes=10, in_channels=1, image_size=(8, 8))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    test = open_source("digits").test
+    with torch.no_grad():
+        logits = model.eval()(test.read(range(len(test))), torch.arange(len(test)))
+    right = (logits.argmax(1).numpy() == test.labels).mean()
+    assert right == pytest.approx(rows(folder)[-1]["top1"], abs=1e-9)
+
+
+def test_one_rank_speaks_in_lines_and_draws_no_bar_into_a_file(four_ranks):
+    first, evaluation, last = (four_ranks / "stdout").read_text().splitlines()
+    assert "2 replicas × 2 stages, 2 micro-batches" in first
+    assert evaluation.startswith("epoch 1: test loss")
+    assert str(four_ranks) in last
+    assert "\x1b" not in first + evaluation + last
+
+
+# ---- losses ---------------------------------------------------------------------------------
+
+
+def test_four_ranks_have_the_losses_of_one_process(alone, four_ranks):
+    # The contract's bound in float32; the evaluation comes after three updates.
+    assert losses(four_ranks)[:3] == pytest.approx(losses(alone)[:3], rel=1e-5)
+    assert losses(four_ranks)[3] == pytest.approx(losses(alone)[3], rel=1e-4)
+
+
+def test_torchrun_has_the_losses_of_plain_python(four_ranks, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    line = ["--nproc-per-node=4", "-m", "vigpipe.train", *FOUR_RANKS, *SHORT]
+    done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "run") == losses(four_ranks)
+
+
+def test_epochs_pass_over_every_image_and_end_in_an_evaluation(pictures, tmp_path):
+    options = ["--epochs", "2", "--batch-size", "4", "--image-size", "8"]
+    folder = run_here(tmp_path, "--data", str(pictures), *options)
+    kinds = ["top1" in row for row in rows(folder)]
+    assert kinds == [False, False, False, True] * 2  # 10 = 4 + 4 + 2 images
+    assert [row["epoch"] for row in rows(folder)] == [1] * 4 + [2] * 4
+    assert rows(folder)[-1]["images"] == 6
+
+
+def test_the_study_model_trains_on_a_folder_of_pictures(pictures, tmp_path):
+    options = ["--model", "vig_study", "--steps", "6", "--batch-size", "10"]
+    folder = run_here(tmp_path, "--data", str(pictures), *options)
+    first, *_, last = [row["loss"] for row in rows(folder) if "step" in row]
+    assert last < first / 2
+
+
+def test_bad_images_are_left_out_and_counted(pictures, tmp_path):
+    root = tmp_path / "pictures"
+    shutil.copytree(pictures, root)
+    # Sorted first, so that the size of all images cannot come from it; and one of the test images.
+    for split in ("train", "test"):
+        (root / split / "cat" / "!.png").write_bytes(b"no picture")
+    cut_off = next((root / "train" / "dog").glob("*"))
+    cut_off.write_bytes(cut_off.read_bytes()[:-40])  # its header can be read
+    options = ["--data", str(root), "--epochs", "1", "--batch-size", "5", "--skip-bad-images"]
+    folder = run_here(tmp_path / "run", *options)
+    assert json.loads((folder / "summary.json").read_text())["skipped_images"] == 3
+    assert [row["images"] for row in rows(folder) if "images" in row] == [6]
+    assert len(rows(folder)) == 3  # 9 images in batches of 5, and the evaluation
+
+
+def trained(rank, world_size, config, folder):
+    """Train as one rank; the run's losses from the rank that writes."""
+    torch.set_num_threads(1)
+    folder.mkdir(exist_ok=True)
+    train(prepare(config, torch.float32), rank, CPU, folder)
+    return (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "interleaved1f1b", "virtual_stages": 2, "microbatches": 4},
+        {"schedule": "loopedbfs", "virtual_stages": 2, "microbatches": 3, "clip": 0.1},
+        {"schedule": "1f1b", "dtype": "bfloat16", "microbatches": 3},
+        {"norm": "group", "microbatches": 2},
+        {"model": "vig_study", "microbatches": 2, "graph": "knn"},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_two_stages_train_with(options, pictures, tmp_path):
+    config = TrainConfig(
+        data=str(pictures), image_size=8, stages=2, steps=2, batch_size=10, seed=2, **options
+    )
+    run_ranks(trained, 2, config, tmp_path / "two")
+    unsplit = replace(config, stages=1, schedule="gpipe", virtual_stages=1)
+    assert trained(0, 1, unsplit, tmp_path / "one")
+    ours, reference = losses(tmp_path / "two"), losses(tmp_path / "one")
+    assert len(ours) == 4  # every step is an epoch
+    assert ours == pytest.approx(reference, rel=1e-5)
+
+
+def test_clipping_bounds_the_update(tmp_path):
+    def run(name, *more):
+        options = ["--opt", "sgd", "--weight-decay", "0", "--warmup-epochs", "0", "--steps", "2"]
+        return losses(run_here(tmp_path / name, *options, *more))
+
+    free, clipped = run("free", "--lr", "1"), run("clipped", "--lr", "1", "--clip", "1e-9")
+    still = run("still", "--lr", "0")
+    assert free[0] == clipped[0] == still[0]
+    assert clipped[1] == pytest.approx(still[1], rel=1e-5)
+    assert free[1] != pytest.approx(still[1], rel=1e-3)
+
+
+# ---- who reads what -------------------------------------------------------------------------
+
+
+class Recording:
+    """A split that notes what is read."""
+
+    def __init__(self, split):
+        self.split, self.images, self.labels_read = split, [], 0
+
+    def __len__(self):
+        return len(self.split)
+
+    @property
+    def labels(self):
+        self.labels_read += 1
+        return self.split.labels
+
+    def read(self, indices, epoch=0):
+        self.images.append(list(indices))
+        return self.split.read(indices, epoch)
+
+
+def reads(rank, world_size, config):
+    """Images read in each step, and whether labels were."""
+    job = prepare(config, torch.float32)
+    split = Recording(job.source.train)
+    job = replace(job, source=replace(job.source, train=split))
+    split.labels_read = 0  # the source itself looked at their range
+    shares = [batch for _, batch, _ in batches(make_worker(job, rank, CPU))]
+    assert all((batch.labels is not None) == bool(split.labels_read) for batch in shares)
+    return split.images, bool(split.labels_read)
+
+
+READ = TrainConfig(batch_size=50, steps=31, seed=9)  # 28 full steps, one of 37, two of epoch 2
+
+
+@pytest.fixture(scope="module")
+def read_by_six():
+    return run_ranks(reads, 6, replace(READ, stages=3, dp=2, microbatches=3))
+
+
+def test_images_go_to_first_stages_and_labels_to_last_ones(read_by_six):
+    assert [len(images) for images, _ in read_by_six] == [31, 0, 0] * 2
+    assert [labels for _, labels in read_by_six] == [False, False, True] * 2
+
+
+def test_replicas_read_disjoint_shares_in_the_order_of_the_seed(read_by_six):
+    steps = [a + b for a, b in zip(read_by_six[0][0], read_by_six[3][0], strict=True)]
+    visits = list(chain.from_iterable(steps))
+    first, second = epoch_order(9, 1, 1437), epoch_order(9, 2, 1437)
+    assert visits == [*first.tolist(), *second[:100].tolist()]
+    assert sorted(first) == list(range(1437))
+    assert steps == reads(0, 1, replace(READ, microbatches=7))[0]  # whatever the layout
+    assert not np.array_equal(first, epoch_order(8, 1, 1437))
+
+
+# ---- ends -----------------------------------------------------------------------------------
+
+BROKEN = """
+import os, sys
+from pathlib import Path
+from vigpipe.cli import main
+from vigpipe.data.split import ImageSplit
+
+whole_read, reads = ImageSplit.read, 0
+
+def read(self, indices, epoch=0):
+    global reads
+    reads += 1
+    if os.environ.get("RANK") == "2" and reads == 3:
+        Path(sys.argv[1], "broke").touch()
+        raise RuntimeError("the disk of rank 2 is gone")
+    return whole_read(self, indices, epoch)
+
+ImageSplit.read = read
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_an_exception_on_one_rank_ends_all_within_ten_seconds(tmp_path):
+    script, out = tmp_path / "broken.py", tmp_path / "out"
+    script.write_text(BROKEN)
+    line = [sys.executable, str(script), str(tmp_path), "train", *FOUR_RANKS, "--out", str(out)]
+    done = run_command(line)
+    assert time.time() - (tmp_path / "broke").stat().st_mtime < 10
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "rank 2: RuntimeError: the disk of rank 2 is gone"
+    assert done.stderr.count("Traceback") == 1
+    assert "lost a peer" not in done.stderr
+    record = json.loads((out / "failed-rank2.json").read_text())
+    assert (record["kind"], record["code"]) == ("own", 1)
+    assert len(rows(out)) == 2  # the steps before it
+
+
+def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(pictures, tmp_path):
+    root, out = tmp_path / "pictures", tmp_path / "out"
+    shutil.copytree(pictures, root)
+    bad = root / "train" / "dog" / "bad.png"
+    bad.write_bytes(b"no picture")
+    options = ["--data", str(root), "--batch-size", "11", "--out", str(out)]
+    done = run_command([sys.executable, "-m", "vigpipe", "train", *FOUR_RANKS, *options])
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{bad}: cannot be read as an image")
+    assert "--skip-bad-images" in line
+    assert len(list(out.glob("failed-rank*.json"))) >= 1
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_with_one_sentence(tmp_path):
+    options = ["--opt", "sgd", "--lr", "1e6", "--warmup-epochs", "0", "--out", str(tmp_path)]
+    line = [sys.executable, "-m", "vigpipe", "train", "--dp", "2", "--microbatches", "2"]
+    done = run_command([*line, *options])
+    assert done.returncode == 76
+    (line,) = done.stderr.splitlines()
+    assert "the loss is " in line
+    assert "lower --lr" in line
+
+
+def test_ctrl_c_ends_all_ranks_in_silence(tmp_path):
+    line = [sys.executable, "-m", "vigpipe.train", *FOUR_RANKS, "--epochs", "10000"]
+    with start_command([*line, "--out", str(tmp_path)]) as command:
+        metrics = tmp_path / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text(), 60, "the first step")
+        os.killpg(command.popen.pid, signal.SIGINT)  # a terminal sends it to everybody
+        done = command.wait(10)  # and nothing is left
+    assert (done.returncode, done.stderr) == (130, "")
