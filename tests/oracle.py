@@ -48,13 +48,20 @@ def oracle(job: Job, num_steps: int) -> Trace:
     model = job.build().train()
     norms = {n: m for n, m in model.named_modules() if isinstance(m, BatchNorm)}
     seen: dict[str, list[torch.Tensor]] = {}
+
+    def keep_inputs_of(name: str):
+        def keep(_, inputs):
+            seen[name].append(inputs[0].detach().flatten(0, -2))
+
+        return keep
+
     for name, norm in norms.items():
         norm.momentum = 0.0  # its own update then moves nothing
         seen[name] = []
-        norm.register_forward_pre_hook(
-            lambda _, inputs, rows=seen[name]: rows.append(inputs[0].detach().flatten(0, -2))
-        )
+        norm.register_forward_pre_hook(keep_inputs_of(name))
     config = job.config
+    assert config.opt is not None
+    assert config.weight_decay is not None
     optimizer = create_optimizer_v2(
         model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
     )
@@ -87,16 +94,17 @@ def oracle(job: Job, num_steps: int) -> Trace:
             ):
                 total[name] += g
             loss += float(share.detach())
-        for name, parameter in parameters.items():
-            parameter.grad = total[name].to(job.dtype)
+        gradients = {name: g.to(job.dtype) for name, g in total.items()}
         if config.clip is not None:
             # Not torch's clip_grad_norm_, which adds 1e-6 to the norm.
-            squares = [p.grad.double().square().sum() for p in parameters.values()]
+            squares = [g.double().square().sum() for g in gradients.values()]
             norm = float(torch.stack(squares).sum().sqrt())
-            for parameter in parameters.values() if norm > config.clip else ():
-                parameter.grad.mul_(config.clip / norm)
+            for g in gradients.values() if norm > config.clip else ():
+                g.mul_(config.clip / norm)
         trace.losses.append(loss)
-        trace.gradients.append({n: p.grad.clone() for n, p in parameters.items()})
+        trace.gradients.append(gradients)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name].clone()
         optimizer.step()
         for name, norm in norms.items():
             rows = torch.cat(seen[name]).double()

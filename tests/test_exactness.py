@@ -6,6 +6,7 @@ micro-batches, and a third set-up ends in a batch of 6, so that two micro-batche
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_an_uneven_plan_and_three_replicas_keep_the_contract(tmp_path):
     assert_within(ours, alone, torch.float32)
 
 
-def scores(rank, world_size, config):
+def scores(rank, world_size, config) -> Any:
     worker = make_worker(make_job(config), rank, CPU)
     trace(worker, 1)
     first = evaluate(worker)

@@ -62,7 +62,8 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"--stages {path}: cannot be read ({error.strerror}); give a number of stages or a plan file"
+            f"--stages {path}: cannot be read ({error.strerror}); "
+            "give a number of stages or a plan file"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--stages {path}: not a TOML file ({error})") from error
