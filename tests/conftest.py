@@ -1,6 +1,6 @@
 """Settings of every test."""
 
-import os
+import torch
 
-# Small tensors on few cores: more threads only wait for each other. Commands inherit it.
-os.environ["OMP_NUM_THREADS"] = "1"
+# Small tensors on few cores: more threads only wait for each other. Commands choose their own.
+torch.set_num_threads(1)

@@ -171,6 +171,5 @@ def _share_statistics(worker: Worker, losses: Tensor | None) -> float | None:
     worker.statistics.update(pooled.flatten(0, 1))  # (D * M, 3, channels)
     if losses is None:
         return None
-    return float(
-        everyone[:, len(moments) :].flatten().sum()
-    )  # in the order of the D x M micro-batches
+    # In the order of the D x M micro-batches, which is the same for every layout.
+    return float(everyone[:, len(moments) :].flatten().sum())

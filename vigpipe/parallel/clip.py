@@ -36,9 +36,7 @@ def clip_gradients(
     if stage_group is not None and stage_group.size() > 1:
         device = next(iter(parameters.values())).device
         shared = squares.to(device)
-        dist.all_reduce(
-            shared, group=stage_group
-        )  # every slot has one term that is not zero: exact
+        dist.all_reduce(shared, group=stage_group)  # one term of a slot is not zero: exact
         squares = shared.cpu()
     total = math.sqrt(float(squares.sum()))
     if total > max_norm:
