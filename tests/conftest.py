@@ -1,6 +1,10 @@
 """Settings of every test."""
 
+import pytest
 import torch
 
-# Small tensors on few cores: more threads only wait for each other. Commands choose their own.
-torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """More threads only wait for each other on small tensors; commands choose their own."""
+    torch.set_num_threads(1)

@@ -16,14 +16,6 @@ from vigpipe.worker import Worker, make_worker
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(num_test: int | None = None, **options) -> Worker:
     """A worker of one process; the source shortened to that many test images."""
     job = prepare(TrainConfig(dtype="float64", **options), torch.float64)

@@ -37,14 +37,6 @@ SHORT = ["--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
 FOUR_RANKS = ["--stages", "2", "--dp", "2", "--microbatches", "2"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
