@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.world import run_ranks
-from vigpipe.checkpoint import gather_named, save_weights
+from vigpipe.checkpoint import gather_named, read_metadata, save_weights
+from vigpipe.errors import InputError
 
 
 def gathered(rank, world_size, to_stage):
@@ -46,3 +47,32 @@ def test_saved_weights_come_back_in_every_dtype_and_stride(tmp_path):
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
     assert all(loaded[name].dtype == tensor.dtype for name, tensor in state.items())
+
+
+def test_metadata_come_back_and_are_empty_where_there_are_none(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_weights(path, {"w": torch.zeros(1)}, {"model": "vig_digits", "class_names": '["né"]'})
+    metadata = read_metadata(path)
+    assert metadata == {"format": "pt", "model": "vig_digits", "class_names": '["né"]'}
+    save_weights(path, {"w": torch.zeros(1)})
+    assert read_metadata(path) == {"format": "pt"}
+
+
+def test_equal_weights_make_equal_files(tmp_path):
+    """safetensors wrote metadata in another order every time, so that equal runs looked unequal."""
+    metadata = {f"key {i}": "\n“é”\x01" * i for i in range(12)}
+    for name in ("a", "b"):
+        save_weights(tmp_path / name, {"w": torch.arange(3.0)}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert read_metadata(tmp_path / "a") == {"format": "pt", **metadata}
+    assert load_file(tmp_path / "a")["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no tensors at all"])
+def test_what_is_no_file_of_weights_is_named(content, tmp_path):
+    path = tmp_path / "model.pth"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{path}: ") as caught:
+        read_metadata(path)
+    assert "\n" not in str(caught.value)

@@ -3,19 +3,21 @@
 import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vigpipe.choices import MODELS, NORMS, SCHEDULES
+from vigpipe.choices import MODELS, NORMS, RECIPES, SCHEDULES
 from vigpipe.cli import main
 from vigpipe.config import (
     MODEL_DEFAULTS,
     TrainConfig,
     as_toml,
     check_numbers,
+    parse_image_size,
     read_config_file,
     with_model_defaults,
 )
@@ -41,14 +43,21 @@ counts = st.integers(1, 1000)
 configs = st.builds(
     TrainConfig,
     model=st.sampled_from(MODELS),
-    graph=st.sampled_from([None, "grid", "knn"]),
+    weights=st.none() | names.map(Path),
+    graph=st.sampled_from([None, "grid", "knn,reuse,reuse"]),
+    stem_stride=st.none() | counts,
     norm=st.sampled_from(NORMS),
     drop_path=st.none() | rates,
     dropout=rates,
     data=names,
     data_dir=names.map(Path),
     download=st.booleans(),
-    image_size=st.none() | counts,
+    image_size=st.none() | counts | st.tuples(counts, counts).map(lambda s: f"{s[0]}x{s[1]}"),
+    recipe=st.none() | st.sampled_from(RECIPES),
+    auto_augment=st.sampled_from([None, "none", "rand-m9-mstd0.5-inc1"]),
+    mixup=st.none() | rates,
+    repeated_augment=st.none() | counts,
+    ema=st.none() | rates,
     augment=st.none() | st.booleans(),
     stages=counts | names.map(lambda name: Path("stages", f"{name}.toml")),
     schedule=st.sampled_from(SCHEDULES),
@@ -101,9 +110,14 @@ def test_a_model_fills_in_only_what_was_left_open(model):
             assert getattr(config, field.name) == defaults[field.name]
 
 
+@pytest.mark.parametrize("recipe", [None, *RECIPES])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_defaults_of_every_model_are_within_bounds(model):
-    check_numbers(with_model_defaults(TrainConfig(model=model)))
+def test_what_is_resolved_is_within_bounds_and_stays_when_read_back(model, recipe):
+    config = with_model_defaults(TrainConfig(model=model, recipe=recipe, batch_size=48))
+    check_numbers(config)
+    assert with_model_defaults(config) == config
+    table: dict[str, Any] = as_toml(config) | {"data_dir": config.data_dir}
+    assert with_model_defaults(TrainConfig(**table)) == config
 
 
 def test_every_model_has_defaults():
@@ -118,6 +132,20 @@ NUMBERS = [f.name for f in fields(TrainConfig) if f.type in (float, float | None
 def test_no_option_takes_what_is_not_a_sensible_number(name, value):
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} {value}"):
         check_numbers(replace(TrainConfig(), **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(None, None), (224, (224, 224)), ("32", (32, 32)), ("224x160", (224, 160))],
+)
+def test_an_image_size_is_a_side_or_height_and_width(value, size):
+    assert parse_image_size(value) == size
+
+
+@pytest.mark.parametrize("value", [0, -3, "224x", "x224", "1x2x3", "big", "32x0", 99999])
+def test_what_is_no_image_size_is_told_with_both_forms(value):
+    with pytest.raises(InputError, match=f"--image-size {value}: .*HEIGHTxWIDTH.*224x160"):
+        check_numbers(TrainConfig(image_size=value))
 
 
 def test_an_unknown_key_is_told_with_the_known_ones(tmp_path):

@@ -59,3 +59,13 @@ def test_evaluation_changes_no_running_statistics():
     before = {name: tensor.clone() for name, tensor in worker.state().items()}
     evaluate(worker)
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.state().items())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_an_error_and_no_score(value):
+    worker = make(20, batch_size=8)
+    weights = list(worker.parameters().values())[-1]
+    with torch.no_grad():
+        weights.fill_(value)
+    with pytest.raises(FloatingPointError, match=r"evaluation after step 0: logits are NaN"):
+        evaluate(worker)

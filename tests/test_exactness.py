@@ -144,6 +144,48 @@ def test_the_study_model_keeps_the_contract(graph):
     assert_within(split, oracle(make_job(config), NUM_STEPS), torch.float32)
 
 
+VARIANTS = {
+    "reuse": {"graph": "knn,reuse", "aggregator": "max,maxmean"},
+    "lookahead": {"graph": "lookahead", "aggregator": "edge"},
+    "fixed": {"graph": "grid,pattern", "aggregator": "sage,gin"},
+    "window": {"graph": "window", "stochastic_dilation": 0.5},
+    "always": {"recompute": "always"},
+    "except-last": {"recompute": "except-last", "graph": "lookahead,reuse"},
+}
+
+
+@cache
+def of_variants(stages: int, dp: int) -> dict[str, Trace]:
+    configs = [
+        replace(SETUPS["batch", "float32"], stages=stages, dp=dp, microbatches=8 // dp, **options)
+        for options in VARIANTS.values()
+    ]
+    return dict(zip(VARIANTS, on_ranks(configs, stages * dp), strict=True))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_graph_aggregator_and_recomputation_keeps_the_contract(name):
+    assert_identical(of_variants(4, 1)[name], of_variants(1, 1)[name])
+    assert_identical(of_variants(2, 2)[name], of_variants(1, 2)[name])
+    assert_within(of_variants(2, 2)[name], of_variants(1, 1)[name], torch.float32)
+    job = make_job(replace(SETUPS["batch", "float32"], microbatches=8, **VARIANTS[name]))
+    assert_within(of_variants(1, 1)[name], oracle(job, NUM_STEPS), torch.float32)
+
+
+def test_recomputation_changes_nothing():
+    assert_identical(of_variants(4, 1)["always"], of_layout(1, 1)["batch", "float32", "gpipe"])
+
+
+@pytest.mark.parametrize("model", ["vig_cifar_ti", "pvig_cifar_ti"])
+def test_models_for_small_images_keep_the_contract(model):
+    config = replace(
+        BASE, model=model, data="fake", batch_size=8, microbatches=4, lr=1e-3, recompute="always"
+    )
+    (split,) = on_ranks([replace(config, stages=4)], 4, num_train=12)
+    (unsplit,) = on_ranks([config], 1, num_train=12)
+    assert_identical(split, unsplit)
+
+
 @pytest.mark.parametrize("schedule", ["interleaved1f1b", "loopedbfs"])
 def test_virtual_stages_keep_the_contract(schedule):
     config = replace(

@@ -120,7 +120,7 @@ def test_the_summary_says_what_was_run(run, request):
 @pytest.mark.parametrize("run", ["alone", "four_ranks"])
 def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request):
     folder = request.getfixturevalue(run)
-    model = create_model("vig_digits", num_classes=10, in_channels=1, image_size=(8, 8))
+    model = create_model("vig_digits", num_classes=10, in_chans=1, img_size=(8, 8))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     test = open_source("digits").test
     with torch.no_grad():
@@ -152,6 +152,12 @@ def test_torchrun_has_the_losses_of_plain_python(four_ranks, tmp_path):
     done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == losses(four_ranks)
+
+
+def test_evaluations_can_be_rarer_and_the_last_epoch_ends_in_one(pictures, tmp_path):
+    options = ["--epochs", "5", "--batch-size", "16", "--image-size", "8", "--evaluate-every", "2"]
+    folder = run_here(tmp_path / "out", "--data", str(pictures), *options)
+    assert [row["epoch"] for row in rows(folder) if "top1" in row] == [2, 4, 5]
 
 
 def test_epochs_pass_over_every_image_and_end_in_an_evaluation(pictures, tmp_path):
@@ -245,9 +251,9 @@ class Recording:
         self.labels_read += 1
         return self.split.labels
 
-    def read(self, indices, epoch=0):
+    def read(self, indices, epoch=0, copies=None):
         self.images.append(list(indices))
-        return self.split.read(indices, epoch)
+        return self.split.read(indices, epoch, copies)
 
 
 def reads(rank, world_size, config):
@@ -294,13 +300,13 @@ from vigpipe.data.split import ImageSplit
 
 whole_read, reads = ImageSplit.read, 0
 
-def read(self, indices, epoch=0):
+def read(self, indices, epoch=0, copies=None):
     global reads
     reads += 1
     if os.environ.get("RANK") == "2" and reads == 3:
         Path(sys.argv[1], "broke").touch()
         raise RuntimeError("the disk of rank 2 is gone")
-    return whole_read(self, indices, epoch)
+    return whole_read(self, indices, epoch, copies)
 
 ImageSplit.read = read
 if __name__ == "__main__":
@@ -323,12 +329,14 @@ def test_an_exception_on_one_rank_ends_all_within_ten_seconds(tmp_path):
     assert len(rows(out)) == 2  # the steps before it
 
 
-def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(pictures, tmp_path):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(workers, pictures, tmp_path):
     root, out = tmp_path / "pictures", tmp_path / "out"
     shutil.copytree(pictures, root)
     bad = root / "train" / "dog" / "bad.png"
     bad.write_bytes(b"no picture")
     options = ["--data", str(root), "--batch-size", "11", "--out", str(out)]
+    options += ["--workers", str(workers)]
     done = run_command([sys.executable, "-m", "vigpipe", "train", *FOUR_RANKS, *options])
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -347,8 +355,10 @@ def test_a_loss_that_is_no_number_ends_all_ranks_with_one_sentence(tmp_path):
     assert "lower --lr" in line
 
 
-def test_ctrl_c_ends_all_ranks_in_silence(tmp_path):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ctrl_c_ends_all_ranks_in_silence(workers, tmp_path):
     line = [sys.executable, "-m", "vigpipe.train", *FOUR_RANKS, "--epochs", "10000"]
+    line += ["--workers", str(workers)]
     with start_command([*line, "--out", str(tmp_path)]) as command:
         metrics = tmp_path / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.read_text(), 60, "the first step")

@@ -3,13 +3,20 @@
 Load them with one line:
 
     model.load_state_dict(safetensors.torch.load_file("runs/<time>/model.safetensors"))
+
+The file's metadata say which model that is and what its images look like (`read_metadata`).
 """
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from vigpipe.errors import InputError
 
 
 def gather_named(
@@ -36,6 +43,52 @@ def gather_named(
     return {name: tensor for piece in pieces for name, tensor in piece.items()}
 
 
-def save_weights(path: Path, state: dict[str, Tensor]) -> None:
-    """Write a state dict as safetensors."""
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+def save_weights(
+    path: Path, state: dict[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a state dict as safetensors.
+
+    Args:
+        path: the file.
+        state: by the unsplit model's names.
+        metadata: what `read_metadata` gives back.
+    """
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put a file's metadata in order: safetensors shuffles them, and equal runs write equal files.
+
+    The format: 8 bytes, the length of a JSON header; the header, which may end in spaces; the data.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file of weights says about its model.
+
+    A file that a run wrote has model, num_classes, in_chans, img_size ("HxW"), mean and std (of the
+    pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a JSON list), norm, and
+    where they were given graph, aggregator, stem_stride, compat.
+
+    Raises:
+        InputError: the file cannot be read, or is no safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise InputError(
+            f"{path}: is not a safetensors file ({error}); give the model.safetensors of a run"
+        ) from error

@@ -2,9 +2,30 @@
 
 from typing import Literal, get_args
 
-Model = Literal["vig_digits", "vig_study", "vig_ti_224", "vig_s_224", "vig_b_224"]
+Model = Literal[
+    "vig_digits",
+    "vig_study",
+    "vig_ti_224",
+    "vig_s_224",
+    "vig_b_224",
+    "pvig_ti_224",
+    "pvig_s_224",
+    "pvig_m_224",
+    "pvig_b_224",
+    "vig_cifar_ti",
+    "pvig_cifar_ti",
+]
 Norm = Literal["batch", "layer", "group"]
 Graph = Literal["grid", "knn"]
+# knn        the nearest in the whole image, chosen by the block itself
+# window     the nearest in the node's window of the image
+# grid       the 3x3 window around the node
+# pattern    every second node of its row and of its column
+# reuse      the graph that the block before used or made
+# lookahead  the same; and the block makes a kNN graph of its own features for the next one, which
+#            can so be made beside the convolution (GraphLeap, arXiv:2604.21290)
+Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
+Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]
 Schedule = Literal["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
 Sync = Literal["double", "drain", "ddp"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -13,7 +34,14 @@ Dtype = Literal["float32", "bfloat16", "float64"]
 # the cut.
 Optimizer = Literal["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"]
 LrSchedule = Literal["cosine", "constant"]
+Recipe = Literal["imagenet", "cifar"]
+RandomCrop = Literal["box", "shift"]
+Compat = Literal["reference"]
+Recompute = Literal["never", "except-last", "always"]
 
+AGGREGATORS: tuple[str, ...] = get_args(Aggregator)
 MODELS: tuple[str, ...] = get_args(Model)
 NORMS: tuple[str, ...] = get_args(Norm)
+POLICIES: tuple[str, ...] = get_args(Policy)
+RECIPES: tuple[str, ...] = get_args(Recipe)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)

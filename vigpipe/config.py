@@ -1,23 +1,50 @@
 """Every option of a run: its meaning and its default, from flags and TOML files."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vigpipe.choices import Device, Dtype, Graph, LrSchedule, Model, Norm, Optimizer, Schedule, Sync
+from vigpipe.choices import (
+    Compat,
+    Device,
+    Dtype,
+    LrSchedule,
+    Model,
+    Norm,
+    Optimizer,
+    RandomCrop,
+    Recipe,
+    Recompute,
+    Schedule,
+    Sync,
+)
 from vigpipe.errors import InputError
+from vigpipe.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
+
+SMALL_IMAGE = 32  # pixels; up to here a test image is not cut: every pixel counts
+_LARGEST_SIDE = 1 << 14
+_AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Options of a training run; `None` stands for the model's own default.
+    """Options of a training run; `None` stands for the recipe's value, else the model's.
 
     Attributes:
         config: TOML file of these options, as a run writes it; flags win over it.
         model: the model to train.
-        graph: graph of vig_study: the study's pixel grid, or kNN.
+        weights: initial weights, as a run or the reference code writes them.
+        graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
+            comma list of them, repeated over the blocks.
+        aggregator: how a node sums its neighbours up: max, edge, sage, gin or maxmean, or a comma
+            list, repeated over the blocks.
+        stochastic_dilation: probability that a block in training takes random neighbours out of
+            its k times dilation nearest.
+        stem_stride: pixels of a node's side, where it is not the model's own.
+        compat: reference keeps the quirks of the published code, for its weights.
         norm: normalisation layer; the result of layer and group does not depend on the
             micro-batches.
         drop_path: drop-path rate of the last block, rising linearly from 0 in the first.
@@ -26,8 +53,21 @@ class TrainConfig:
             test/<class>/<image>.
         data_dir: folder of the CIFAR-10 files.
         download: fetch CIFAR-10 if it is not there.
-        image_size: resize images to this square.
+        image_size: resize images to this square, or to HEIGHTxWIDTH.
+        crop_pct: share of the side that is kept of a resized test image.
+        recipe: augmentation and course of a whole training: imagenet is the published one, cifar
+            one for small images.
         augment: cut and mirror training images at random.
+        random_crop: how they are cut: a box of random size, or shift by up to an eighth.
+        auto_augment: timm's random augmentation by its name, such as rand-m9-mstd0.5-inc1; none
+            turns it off.
+        color_jitter: random brightness, contrast and saturation; not with auto_augment.
+        erasing: probability that a box of a training image is replaced by noise.
+        mixup: alpha of mixup; 0 turns it off.
+        cutmix: alpha of cutmix; 0 turns it off.
+        smoothing: label smoothing.
+        repeated_augment: times an image appears in a batch, augmented anew; 1 turns it off.
+        workers: processes a rank that read and augment images ahead; 0 reads in the rank itself.
         skip_bad_images: leave out images that cannot be read, and count them.
         stages: ranks of one pipeline, or a plan file from stages/.
         microbatches: micro-batches each replica cuts its share of a batch into.
@@ -39,6 +79,8 @@ class TrainConfig:
         device: where to run; auto takes CUDA if there is a GPU.
         dtype: of weights and features; bfloat16 keeps float32 weights and lowers the matrix
             products.
+        recompute: micro-batches whose features are computed again in the backward instead of kept.
+        detect_anomaly: stop at the first block whose features are NaN or infinite.
         threads: threads a rank; else OMP_NUM_THREADS, else the host's cores divided by its ranks.
         timeout: seconds after which a rank that waits for a silent peer gives up.
         opt: optimizer.
@@ -49,24 +91,42 @@ class TrainConfig:
         warmup_epochs: epochs of linear warm-up.
         warmup_lr: learning rate at the start of the warm-up.
         clip: largest norm of the gradient over all stages.
+        ema: decay a step of the weights' moving average, which is scored too; 0 turns it off.
         batch_size: B, samples of one optimizer step over all replicas.
         epochs: passes over the training images.
         steps: optimizer steps; wins over epochs.
+        evaluate_every: epochs between evaluations; the last epoch ends in one always.
         seed: of weights, data order and masks.
         out: output folder; by default runs/<time>.
     """
 
     config: Path | None = None
     model: Model = "vig_digits"
-    graph: Graph | None = None
+    weights: Path | None = None
+    graph: str | None = None
+    aggregator: str | None = None
+    stochastic_dilation: float = 0.0
+    stem_stride: int | None = None
+    compat: Compat | None = None
     norm: Norm = "batch"
     drop_path: float | None = None
     dropout: float = 0.0
     data: str = "digits"
     data_dir: Path = Path("data")
     download: bool = False
-    image_size: int | None = None
+    image_size: int | str | None = None
+    crop_pct: float | None = None
+    recipe: Recipe | None = None
     augment: bool | None = None
+    random_crop: RandomCrop | None = None
+    auto_augment: str | None = None
+    color_jitter: float | None = None
+    erasing: float | None = None
+    mixup: float | None = None
+    cutmix: float | None = None
+    smoothing: float | None = None
+    repeated_augment: int | None = None
+    workers: int = 0
     skip_bad_images: bool = False
     stages: int | Path = 1
     microbatches: int = 1
@@ -76,6 +136,8 @@ class TrainConfig:
     sync: Sync = "double"
     device: Device = "auto"
     dtype: Dtype = "float32"
+    recompute: Recompute = "never"
+    detect_anomaly: bool = False
     threads: int | None = None
     timeout: float = 300.0
     opt: Optimizer | None = None
@@ -86,68 +148,45 @@ class TrainConfig:
     warmup_epochs: int | None = None
     warmup_lr: float = 1e-6
     clip: float | None = None
+    ema: float | None = None
     batch_size: int | None = None
     epochs: int | None = None
     steps: int | None = None
+    evaluate_every: int = 1
     seed: int = 0
     out: Path | None = None
 
 
-@dataclass(frozen=True)
-class ModelDefaults:
-    """What an option left at `None` means for one model.
-
-    Attributes:
-        image_mean: subtracted from pixels in 0 ... 1.
-        image_std: what they are divided by after that.
-    """
-
-    opt: Optimizer
-    lr: float
-    weight_decay: float
-    lr_schedule: LrSchedule
-    min_lr: float
-    warmup_epochs: int
-    batch_size: int
-    epochs: int
-    drop_path: float = 0.0
-    augment: bool = False
-    image_size: int | None = None
-    image_mean: float = 0.0
-    image_std: float = 1.0
-
-
-# Han et al. 2022 (arXiv:2206.00272), table 3: lr 2e-3 for 1,024 images a step, in proportion for
-# fewer.
-_PUBLISHED = ModelDefaults(
-    opt="adamw",
-    lr=2.5e-4,
-    weight_decay=0.05,
-    lr_schedule="cosine",
-    min_lr=1e-5,
-    warmup_epochs=20,
-    batch_size=128,
-    epochs=300,
-    drop_path=0.1,
-    augment=True,
-    image_size=224,
-    image_mean=0.5,
-    image_std=0.5,
-)
-
-MODEL_DEFAULTS: dict[str, ModelDefaults] = {
-    "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
-    # The study's mini-batch is 1,000, which needs about 100 GB in one piece; 100 fits a laptop.
-    "vig_study": ModelDefaults("adam", 1e-4, 0.0, "constant", 0.0, 0, 100, 10),
-    "vig_ti_224": _PUBLISHED,
-    "vig_s_224": _PUBLISHED,
-    "vig_b_224": _PUBLISHED,
-}
-
-
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
-    """Fill in what the model decides; what is still `None` then is off, or found out later."""
-    defaults = asdict(MODEL_DEFAULTS[config.model])
+    """Fill in what the recipe decides, and then the model.
+
+    What is still `None` then is off, or found out later. Values that depend on the batch are
+    already those of this batch.
+
+    Raises:
+        InputError: an option asks for augmentation and --no-augment for none.
+    """
+    model = MODEL_DEFAULTS[config.model]
+    recipe = RECIPES[config.recipe] if config.recipe else NO_RECIPE
+    defaults = asdict(model) | {k: v for k, v in asdict(recipe).items() if v is not None}
+    asked_for = [name for name in _AUGMENTATION if _is_on(config, name)]
+    if config.augment is False:
+        if asked_for:
+            raise InputError(
+                f"{flag(asked_for[0])} {getattr(config, asked_for[0])}: is an augmentation, but "
+                "--no-augment turns all of them off; leave one of the two out"
+            )
+        defaults |= {name: getattr(NO_RECIPE, name) for name in _AUGMENTATION}
+    elif asked_for:
+        defaults["augment"] = True
+
+    batch_size: int = config.batch_size or defaults["batch_size"]
+    if defaults["lr_images"] is not None:
+        defaults["lr"] *= batch_size / defaults["lr_images"]
+    defaults["ema"] **= batch_size / defaults["ema_images"]
+    size = parse_image_size(config.image_size or defaults["image_size"])
+    if size is not None and max(size) <= SMALL_IMAGE:
+        defaults["crop_pct"] = 1.0
     missing = {
         f.name: defaults[f.name]
         for f in fields(config)
@@ -156,12 +195,53 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     return replace(config, **missing)
 
 
+def uses_timm(config: TrainConfig) -> bool:
+    """Whether timm augments the images of these resolved options.
+
+    Without a recipe and its parts, `augment` alone is vigpipe's own crop and mirroring.
+    """
+    parts = any(_is_on(config, name) for name in _AUGMENTATION)
+    return bool(config.augment) and (config.recipe is not None or parts)
+
+
+def _is_on(config: TrainConfig, name: str) -> bool:
+    return getattr(config, name) not in (None, getattr(NO_RECIPE, name))
+
+
+def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
+    """SIDE or HEIGHTxWIDTH as (H, W); None for None.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", str(value).strip())
+    size = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not all(1 <= side <= _LARGEST_SIDE for side in size):
+        raise InputError(
+            f"--image-size {value}: must be a side or HEIGHTxWIDTH in pixels, each from 1 to "
+            f"{_LARGEST_SIDE}, such as 224 or 224x160"
+        )
+    return size
+
+
 def check_numbers(config: TrainConfig) -> None:
-    """Raise InputError for a number outside its range."""
+    """Raise InputError for a number outside its range, or an image size that is none."""
+    parse_image_size(config.image_size)
     bounds: dict[str, tuple[float, float]] = {
+        "stochastic_dilation": (0, 1),
+        "stem_stride": (1, 1 << 10),
         "drop_path": (0, 0.99),
         "dropout": (0, 0.99),
-        "image_size": (1, 1 << 14),
+        "crop_pct": (0.1, 1),
+        "color_jitter": (0, 1),
+        "erasing": (0, 1),
+        "mixup": (0, 100),
+        "cutmix": (0, 100),
+        "smoothing": (0, 0.99),
+        "repeated_augment": (1, 64),
+        "workers": (0, 256),
         "threads": (1, 1 << 12),
         "timeout": (1, 1e6),
         "lr": (0, 1e6),
@@ -170,9 +250,11 @@ def check_numbers(config: TrainConfig) -> None:
         "warmup_lr": (0, 1e6),
         "warmup_epochs": (0, 1e6),
         "clip": (1e-12, 1e12),
+        "ema": (0, 1),
         "batch_size": (1, 1 << 24),
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
+        "evaluate_every": (1, 1e6),
         "seed": (0, (1 << 63) - 1),
     }
     for name, (least, most) in bounds.items():

@@ -1,5 +1,6 @@
 """The forward-only pipeline over held-out images, each counted once."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,9 @@ def evaluate(worker: Worker) -> Score | None:
 
     Returns:
         The score on ranks of the last stage, else None.
+
+    Raises:
+        FloatingPointError: a logit is NaN or infinite; on every rank of a last stage.
     """
     job, pipeline = worker.job, worker.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=worker.device)  # loss, top1, top5, images
@@ -39,6 +43,7 @@ def evaluate(worker: Worker) -> Score | None:
         job.source.test,
         np.arange(len(job.source.test)),
         job.cut(worker.replica_index),
+        reader=worker.reader,
         with_images=pipeline.has_first,
         with_labels=pipeline.has_last,
         dtype=job.dtype,
@@ -58,4 +63,9 @@ def evaluate(worker: Worker) -> Score | None:
     if not pipeline.has_last:
         return None
     loss, top1, top5, images = worker.replicas.gather(sums).sum(0).tolist()
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"evaluation after step {worker.step}: logits are NaN or infinite; lower --lr, or "
+            "bound the gradient with --clip 1"
+        )
     return Score(loss / images, top1 / images, top5 / images, int(images))

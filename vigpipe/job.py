@@ -1,17 +1,27 @@
 """The facts of a run, checked together before any process group exists."""
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from vigpipe.config import MODEL_DEFAULTS, TrainConfig, check_numbers, with_model_defaults
-from vigpipe.data import Source, open_source
+from vigpipe.config import (
+    MODEL_DEFAULTS,
+    TrainConfig,
+    check_numbers,
+    parse_image_size,
+    uses_timm,
+    with_model_defaults,
+)
+from vigpipe.data import Augmentation, Source, open_source
 from vigpipe.data.shards import Cut, num_steps
 from vigpipe.errors import InputError
+from vigpipe.model.entries import FewNodesWarning
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
+from vigpipe.model.weights import fit, load_weights, read_weights, to_reference_names
 from vigpipe.parallel.mesh import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 
@@ -27,6 +37,7 @@ class Job:
         plan: which block goes to which stage.
         parameter_order: place of every parameter of the unsplit model, by name.
         dtype: of the weights.
+        notes: what the user should know before the run.
     """
 
     config: TrainConfig
@@ -35,6 +46,7 @@ class Job:
     plan: Plan
     parameter_order: dict[str, int]
     dtype: torch.dtype
+    notes: tuple[str, ...] = ()
 
     @property
     def batch_size(self) -> int:
@@ -65,10 +77,22 @@ class Job:
         layout = self.layout
         return Cut(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
 
+    @property
+    def num_recomputed(self) -> int:
+        """Micro-batches of a step, the first ones, whose activations are computed twice."""
+        most = self.layout.num_microbatches
+        return {"never": 0, "except-last": most - 1, "always": most}[self.config.recompute]
+
     def build(self) -> StagedModel:
-        """The unsplit model with the weights of the seed."""
+        """The unsplit model with the weights of the seed, or of the file."""
         torch.manual_seed(self.config.seed)
-        return _make(self.config, self.source)().to(self.dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
+            model = _make(self.config, self.source)()
+        if self.config.weights is not None:
+            load_weights(model, self.config.weights)
+        model.set_detect_anomaly(self.config.detect_anomaly)
+        return model.to(self.dtype)
 
     def unsplit(self) -> "Job":
         """The contract's reference: one process, the same D x M micro-batches in the same order."""
@@ -94,28 +118,28 @@ def prepare(
         InputError: something is unknown, missing, out of range, or does not go together.
     """
     check_numbers(config)
-    scaled = config.lr is None
     config = with_model_defaults(config)
     defaults = MODEL_DEFAULTS[config.model]
     assert config.batch_size is not None
-    assert config.lr is not None
-    if scaled and config.model.endswith("_224"):
-        config = replace(config, lr=config.lr * config.batch_size / defaults.batch_size)
 
     source = open_source(
         config.data,
         data_dir=config.data_dir,
         download=config.download,
-        image_size=config.image_size,
+        image_size=parse_image_size(config.image_size),
         mean=defaults.image_mean,
         std=defaults.image_std,
-        augment=bool(config.augment),
+        crop_pct=config.crop_pct or 1.0,
+        augment=_augment(config),
         seed=config.seed,
         skip_bad_images=config.skip_bad_images,
         bad_images=bad_images,
     )
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FewNodesWarning)
         model = _make(config, source)()
+    if config.weights is not None:
+        fit(to_reference_names(read_weights(config.weights)), model, str(config.weights))
     num_blocks = len(model.numbered_blocks)
 
     virtual = config.virtual_stages
@@ -143,7 +167,19 @@ def prepare(
             "micro-batches or a larger batch"
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    return Job(config, source, layout, plan, order, dtype)
+    notes = tuple(str(warning.message) for warning in caught)
+    return Job(config, source, layout, plan, order, dtype, notes)
+
+
+def _augment(config: TrainConfig) -> bool | Augmentation:
+    if not uses_timm(config):
+        return bool(config.augment)
+    return Augmentation(
+        config.random_crop or "box",
+        config.auto_augment or "none",
+        config.color_jitter or 0.0,
+        config.erasing or 0.0,
+    )
 
 
 def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
@@ -151,10 +187,14 @@ def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
         create_model,
         config.model,
         num_classes=source.num_classes,
-        in_channels=source.channels,
-        image_size=source.image_size,
+        in_chans=source.channels,
+        img_size=source.image_size,
         norm=config.norm,
-        drop_path=config.drop_path or 0.0,
-        dropout=config.dropout,
+        drop_path_rate=config.drop_path or 0.0,
+        drop_rate=config.dropout,
         graph=config.graph,
+        aggregator=config.aggregator,
+        stochastic_dilation=config.stochastic_dilation,
+        stem_stride=config.stem_stride,
+        compat=config.compat,
     )

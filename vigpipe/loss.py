@@ -20,6 +20,18 @@ class Loss:
         self.num_samples = 1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(rows, num_classes), (rows,) -> scalar."""
-        total = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+        """Take one micro-batch.
+
+        Args:
+            logits: (rows, num_classes).
+            labels: (rows,) int64, NO_LABEL on padding, or (rows, num_classes) probabilities, zeros
+                on padding.
+
+        Returns:
+            A scalar.
+        """
+        if labels.is_floating_point():
+            total = F.cross_entropy(logits, labels, reduction="sum")
+        else:
+            total = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
         return total / self.num_samples

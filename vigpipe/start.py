@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from vigpipe.job import Job
+    from vigpipe.options import PredictConfig
     from vigpipe.parallel.launch import Launch
 
 Work = Callable[["Job", int, "torch.device", Path], int | None]
@@ -47,8 +48,6 @@ def run(config: TrainConfig, arguments: Sequence[str], work: Work) -> int:
 
 
 def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Launch") -> int:
-    import torch
-
     from vigpipe.cli import main
     from vigpipe.device import backend, choose_device, weight_dtype
     from vigpipe.job import prepare
@@ -70,9 +69,7 @@ def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Lau
         given = ["--out", str(folder)] if config.out is None else []
         return start_local(world_size, main, [*arguments, *given], threads)
 
-    job.layout.check_world(launch.world_size)
-    device = choose_device(config.device, launch.local_rank, launch.local_world_size)
-    torch.set_num_threads(threads_per_rank(config.threads, launch, os.environ))
+    device = claim_device(config, job, launch)
     folder = make_output_folder(config.out) if launch.rank == 0 else Path()
     if world_size > 1:
         init_process_group(launch, backend(device), config.timeout)
@@ -80,6 +77,25 @@ def _run(config: TrainConfig, arguments: Sequence[str], work: Work, launch: "Lau
     if config.skip_bad_images:
         job = prepare(config, job.dtype, _bad_images(job, launch.rank))
     return work(job, launch.rank, device, folder) or DONE
+
+
+def claim_device(
+    options: "TrainConfig | PredictConfig", job: "Job", launch: "Launch"
+) -> "torch.device":
+    """Where this rank of the layout computes, with its threads set.
+
+    Raises:
+        InputError: there are more or fewer ranks than the layout has, or no such device.
+    """
+    import torch
+
+    from vigpipe.device import choose_device
+    from vigpipe.parallel.launch import threads_per_rank
+
+    job.layout.check_world(launch.world_size)
+    device = choose_device(options.device, launch.local_rank, launch.local_world_size)
+    torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
+    return device
 
 
 def _from_rank_0(text: str) -> str:

@@ -5,19 +5,22 @@ One batch's way: `data.shards.replica_batches` reads a replica's share of a step
 replicas and steps the optimizer, `timing.record` keeps the row.
 """
 
+import json
 import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vigpipe.checkpoint import gather_named, save_weights
-from vigpipe.config import as_toml
-from vigpipe.data.shards import ReplicaBatch, epoch_order, replica_batches
+from vigpipe.config import MODEL_DEFAULTS, as_toml
+from vigpipe.data.shards import ReplicaBatch, epoch_order, repeated, replica_batches
 from vigpipe.device import hardware, peak_bytes, synchronize
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
@@ -32,12 +35,15 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
     record = RunRecord(folder, as_toml(job.config)) if worker.is_writer else None
     console = Console(quiet=record is None, soft_wrap=True, highlight=False)
     console.print(f"{job.config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
+    for note in job.notes:
+        console.print(note)
 
     score: Score | None = None
+    average: Score | None = None
     loss: float | None = None
     with _progress(console) as progress:
         bar = progress.add_task("", total=job.num_steps)
-        for epoch, batch, last_of_epoch in batches(worker):
+        for epoch, batch, evaluates in batches(worker):
             lr, step_started = worker.lr, time.perf_counter()
             loss = train_step(worker, batch)
             synchronize(device)
@@ -57,26 +63,28 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
                     images_per_second=batch.num_samples / seconds,
                 )
                 progress.update(bar, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
-            if last_of_epoch:
+            if evaluates:
                 score = evaluate(worker)
+                if worker.ema is not None:
+                    with worker.averaged():
+                        average = evaluate(worker)
                 if record is not None and score is not None:
-                    _tell(record, console, epoch, score)
+                    _tell(record, console, epoch, score, average)
 
-    state = gather_named(worker.state(), worker.stage_group, job.layout.num_stages - 1)
-    if record is None or state is None or score is None:
+    worker.reader.close()
+    _save(worker, folder / "model.safetensors")
+    if worker.ema is not None:
+        with worker.averaged():
+            _save(worker, folder / "model-ema.safetensors")
+    if record is None or score is None:
         return
-    save_weights(folder / "model.safetensors", state)
     record.finish(
         {
             "model": job.config.model,
             "data": job.source.name,
             "loss": loss,
-            "test": {
-                "loss": score.loss,
-                "top1": score.top1,
-                "top5": score.top5,
-                "images": score.images,
-            },
+            "test": asdict(score),
+            **_average(average),
             "steps": worker.step,
             "skipped_images": job.source.num_bad_images,
             "layout": {
@@ -102,12 +110,17 @@ def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
     step, epoch = 0, 0
     while step < job.num_steps:
         epoch += 1
-        order = epoch_order(job.config.seed, epoch, len(job.source.train))
+        order, copies = epoch_order(job.config.seed, epoch, len(job.source.train)), None
+        if (job.config.repeated_augment or 1) > 1:
+            order, copies = repeated(order, job.batch_size, job.config.repeated_augment or 1)
         order = order[: (job.num_steps - step) * job.batch_size]
         batches = replica_batches(
             job.source.train,
             order,
             job.cut(worker.replica_index),
+            copies=copies,
+            mix=worker.mix,
+            reader=worker.reader,
             seed=job.config.seed,
             first_step=step,
             epoch=epoch,
@@ -118,15 +131,52 @@ def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
         seen = 0
         for batch in batches:
             step, seen = step + 1, seen + batch.num_samples
-            yield epoch, batch, seen == len(order)
+            due = epoch % job.config.evaluate_every == 0 or step == job.num_steps
+            yield epoch, batch, seen == len(order) and due
 
 
-def _tell(record: RunRecord, console: Console, epoch: int, score: Score) -> None:
-    record.add(epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5, images=score.images)
+def _tell(
+    record: RunRecord, console: Console, epoch: int, score: Score, average: Score | None
+) -> None:
+    row: dict[str, Any] = {"epoch": epoch, **asdict(score), **_average(average)}
+    record.add(**row)
     console.print(
         f"epoch {epoch}: test loss {score.loss:.4f}, top-1 {score.top1:.2%}, "
         f"top-5 {score.top5:.2%} of {score.images} images"
+        + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
     )
+
+
+def _average(score: Score | None) -> dict[str, Any]:
+    if score is None:
+        return {}
+    return {"ema": {"loss": score.loss, "top1": score.top1, "top5": score.top5}}
+
+
+def _save(worker: Worker, path: Path) -> None:
+    """Write the weights of all stages, with what is needed to use them."""
+    job = worker.job
+    state = gather_named(worker.state(), worker.stage_group, job.layout.num_stages - 1)
+    if state is None or not worker.is_writer:
+        return
+    config, source, pixels = job.config, job.source, MODEL_DEFAULTS[job.config.model]
+    height, width = source.image_size
+    facts = {
+        "model": config.model,
+        "num_classes": source.num_classes,
+        "in_chans": source.channels,
+        "img_size": f"{height}x{width}",
+        "mean": pixels.image_mean,
+        "std": pixels.image_std,
+        "crop_pct": config.crop_pct,
+        "class_names": json.dumps(source.class_names, ensure_ascii=False),
+        "norm": config.norm,
+        "graph": config.graph,
+        "aggregator": config.aggregator,
+        "stem_stride": config.stem_stride,
+        "compat": config.compat,
+    }
+    save_weights(path, state, {k: str(v) for k, v in facts.items() if v is not None})
 
 
 def _progress(console: Console) -> Progress:

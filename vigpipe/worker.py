@@ -1,14 +1,22 @@
 """One rank's share of a job: its parts of the model, its optimizer, and one training step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.optim import (
+    create_optimizer_v2,  # pyright: ignore[reportPrivateImportUsage]
+    param_groups_weight_decay,  # pyright: ignore[reportPrivateImportUsage]
+)
 from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from vigpipe.data.ahead import Reader
+from vigpipe.data.mix import Mix
 from vigpipe.data.shards import ReplicaBatch
 from vigpipe.job import Job
 from vigpipe.loss import Loss
@@ -37,6 +45,9 @@ class Worker:
         statistics: pools BatchNorm's running statistics.
         optimizer: of this rank's parameters.
         lr_schedule: timm's, in optimizer steps.
+        reader: reads images, ahead of time if there are workers.
+        mix: mixes samples and smooths labels; None where neither is on.
+        ema: timm's moving average of `models`; None where it is off.
         step: optimizer steps done.
     """
 
@@ -51,6 +62,9 @@ class Worker:
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
     lr_schedule: Any
+    reader: Reader
+    mix: Mix | None
+    ema: ModelEmaV3 | None
     step: int = 0
 
     @property
@@ -71,6 +85,25 @@ class Worker:
         """This rank's part of the unsplit model's state dict."""
         return {k: v for model in self.models for k, v in model.state_dict().items()}
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average in the place of the weights for a while."""
+        assert self.ema is not None
+        self._exchange(self.ema)
+        try:
+            yield
+        finally:
+            self._exchange(self.ema)
+
+    def _exchange(self, ema: ModelEmaV3) -> None:
+        # Value by value: DDP, gradient views and the optimizer hold on to the tensors themselves.
+        averages = ema.module.state_dict()
+        for name, tensor in nn.ModuleList(self.models).state_dict().items():
+            average = averages[name]
+            kept = tensor.clone()
+            tensor.copy_(average)
+            average.copy_(kept)
+
 
 def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
     """Build a rank's share. With several ranks the process group must exist.
@@ -90,16 +123,21 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
     models = cut_parts(job.build, job.plan, part_indices)
     rows = job.cut(0).rows
     autocast = config.dtype == "bfloat16"
-    parts = [Part(m, rows, job.image_shape, job.dtype, autocast).to(device) for m in models]
+    parts = [
+        Part(m, rows, job.image_shape, job.dtype, autocast, job.num_recomputed).to(device)
+        for m in models
+    ]
 
+    holder = nn.ModuleList(models)
+    ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
     replicas = Replicas(parts, replica_group, config.sync)
     pipeline = Pipeline(parts, replicas.modules, part_indices, layout, device, stage_group, Loss())
-    holder = nn.ModuleList(models)
     assert config.opt is not None
     assert config.weight_decay is not None
-    optimizer = create_optimizer_v2(
-        holder, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
-    )
+    # As timm groups the parameters of the unsplit model.
+    exempt = {f"{i}.{name}" for i, model in enumerate(models) for name in model.no_weight_decay()}
+    groups = param_groups_weight_decay(holder, config.weight_decay, no_weight_decay_list=exempt)
+    optimizer = create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=0.0)
     return Worker(
         job=job,
         device=device,
@@ -112,7 +150,18 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
         statistics=PooledStatistics(models),
         optimizer=optimizer,
         lr_schedule=_lr_schedule(job, optimizer),
+        reader=Reader((job.source.train, job.source.test), config.workers),
+        mix=_mix(job),
+        ema=ema,
     )
+
+
+def _mix(job: Job) -> Mix | None:
+    config, source = job.config, job.source
+    rates = config.mixup or 0.0, config.cutmix or 0.0, config.smoothing or 0.0
+    if not any(rates):
+        return None
+    return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
 
 def _lr_schedule(job: Job, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401
@@ -153,6 +202,8 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
             worker.stage_group,
         )
     worker.optimizer.step()
+    if worker.ema is not None:
+        worker.ema.update(nn.ModuleList(worker.models))
     worker.step += 1
     worker.lr_schedule.step_update(worker.step)
     return loss

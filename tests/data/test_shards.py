@@ -1,6 +1,7 @@
 """Who reads which sample: complete, disjoint, in order, and nothing but what is asked for."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigpipe.data.shards import Cut, epoch_order, num_steps, replica_batches
+from vigpipe.data.mix import Mix
+from vigpipe.data.shards import Cut, epoch_order, num_steps, repeated, replica_batches
 from vigpipe.loss import NO_LABEL
 from vigpipe.model.noise import PADDING, sample_keys
 
@@ -26,7 +28,7 @@ class RecordingSplit:
     def __len__(self):
         return len(self.labels)
 
-    def read(self, indices, epoch=0):
+    def read(self, indices, epoch=0, copies=None):
         self.reads.append((list(indices), epoch))
         return torch.tensor(indices, dtype=torch.float32).view(-1, 1, 1, 1)
 
@@ -209,3 +211,88 @@ def test_an_epochs_order_depends_on_seed_and_epoch_and_nothing_else():
 @pytest.mark.parametrize(("samples", "batch", "steps"), [(1, 4, 1), (4, 4, 1), (5, 4, 2)])
 def test_a_partial_step_counts(samples, batch, steps):
     assert num_steps(samples, batch) == steps
+
+
+# ---- repeated augmentation ------------------------------------------------------------------
+
+
+def test_ten_images_in_batches_of_six_visited_twice():
+    visits, copies = repeated(np.arange(10) * 11, 6, 2)
+    assert visits.tolist() == [0, 11, 22, 0, 11, 22, 33, 44, 33, 44]
+    assert copies.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+
+
+@many
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))
+def test_an_epoch_keeps_its_length_and_no_visit_happens_twice(num_samples, batch_size, times):
+    order = epoch_order(0, 1, num_samples)
+    visits, copies = repeated(order, batch_size, times)
+    assert len(visits) == len(copies) == num_samples
+    for start in range(0, num_samples, batch_size):
+        batch = visits[start : start + batch_size].tolist()
+        pairs = set(zip(batch, copies[start : start + batch_size].tolist(), strict=True))
+        assert len(pairs) == len(batch)
+        assert len(set(batch)) == -(-len(batch) // times)
+        # Two visits of an image are as far apart as there are different images.
+        for image in set(batch):
+            places = [i for i, other in enumerate(batch) if other == image]
+            assert all(b - a == len(set(batch)) for a, b in pairwise(places))
+    if times == 1:
+        assert visits.tolist() == order.tolist()
+
+
+class NotingSplit(RecordingSplit):
+    """Notes copies too."""
+
+    def read(self, indices, epoch=0, copies=None):
+        x = super().read(indices, epoch)
+        return x + 1000 * torch.tensor(copies, dtype=torch.float32).view(-1, 1, 1, 1)
+
+
+def test_copies_go_with_their_images():
+    visits, copies = repeated(np.arange(10), 6, 2)
+    seen = []
+    for r in range(2):
+        for batch in batches_of(NotingSplit(10), Cut(6, 1, 2, r), visits, copies=copies):
+            seen.append(batch.images[batch.keys >= 0].flatten().tolist())
+            assert (batch.labels[batch.keys >= 0] - 100).tolist() == [x % 1000 for x in seen[-1]]
+    assert seen == [[0, 1, 2], [3, 4], [1000, 1001, 1002], [1003, 1004]]
+
+
+# ---- mixing ---------------------------------------------------------------------------------
+
+
+@many
+@given(cuts(), st.integers(0, 5))
+def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
+    num_samples, batch_size, num_microbatches, num_replicas = case
+    mix = Mix(0.8, 0.0, 0.1, 60, (1, 1), seed=4)
+    for r in range(num_replicas):
+        split, cut = RecordingSplit(num_samples), Cut(batch_size, num_microbatches, num_replicas, r)
+        split.labels = np.arange(num_samples)
+        options = {"mix": mix, "first_step": step, "dtype": torch.float64}
+        ((both,), (first,), (last,)) = (
+            batches_of(split, cut, with_images=images, with_labels=labels, **options)
+            for images, labels in ((True, True), (True, False), (False, True))
+        )
+        assert torch.equal(both.images, first.images)
+        assert torch.equal(both.labels, last.labels)
+        padding = both.keys < 0
+        assert not both.images[padding].any()
+        assert not both.labels[padding].any()
+        # Pixels are the numbers of the images and labels too, so the mean of a row's labels is
+        # its pixel, but for the smoothing.
+        values = torch.arange(60, dtype=torch.float64)
+        expected = 0.9 * both.images.flatten() + 0.1 * 29.5
+        torch.testing.assert_close((both.labels @ values)[~padding], expected[~padding])
+
+
+def test_every_micro_batch_has_a_mixture_of_its_own():
+    mix = Mix(0.8, 0.0, 0.0, 200, (1, 1), seed=4)
+    shares = set()
+    for r in range(2):
+        for batch in batches_of(RecordingSplit(24), Cut(12, 3, 2, r), mix=mix):
+            shares |= {
+                round(rows.max(1).values[0].item(), 9) for rows in batch.labels.view(3, 2, -1)
+            }
+    assert len(shares) == 12

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vigpipe.data import images, open_source, split, transforms
-from vigpipe.data.split import ImageSplit, Recipe
+from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.errors import InputError
 
 CIFAR10_SUBSET = Path(__file__).parents[3] / "shared" / "data" / "cifar10-subset"
@@ -77,7 +77,7 @@ def test_augmented_digits_are_not_mirrored_and_stay_in_0_to_1():
     assert x.max() <= 1
     plain = (open_source("digits").train.read(range(300)) * 240).round().to(torch.uint8)
     for i, pixels in enumerate(plain.permute(0, 2, 3, 1).numpy()):
-        generator = transforms.image_generator(0, 0, i)
+        generator = random.Random(transforms.image_seed(0, 0, i))
         crop = transforms.random_crop(pixels, (16, 16), generator, flip=False)
         expected = torch.tensor(crop).permute(2, 0, 1) / 240
         torch.testing.assert_close(x[i], expected.clamp(max=1))
@@ -315,10 +315,10 @@ def test_wrong_use_is_told_with_its_numbers(name, options, parts):
 
 
 def test_labels_out_of_range_are_refused_at_opening():
-    recipe = Recipe(None, 0.0, 1.0, augment=False, seed=0)
+    preparation = Preparation(None, 0.0, 1.0)
 
     def make(labels):
-        return ImageSplit(labels, lambda _: np.zeros((1, 1, 1), np.uint8), 1, (1, 1), recipe)
+        return ImageSplit(labels, lambda _: np.zeros((1, 1, 1), np.uint8), 1, (1, 1), preparation)
 
     from vigpipe.data import Source
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import InterpolationMode
 
 from vigpipe.data import transforms
 
@@ -54,6 +55,20 @@ def test_test_images_are_resized_and_cut_as_timm_does(size, side):
     torch.testing.assert_close(torch.tensor(ours).permute(2, 0, 1) / 255, expected)
 
 
+@old_timm
+@pytest.mark.parametrize("size", [(20, 20), (33, 21), (16, 64), (224, 150)])
+@pytest.mark.parametrize("goal", [(16, 16), (48, 48), (24, 16), (17, 40)])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.9, 0.875])
+def test_test_images_of_any_shape_are_cut_to_any_shape_as_timm_does(size, goal, crop_pct):
+    theirs = timm_transform(input_size=goal, crop_pct=crop_pct)
+    if goal[0] != goal[1]:  # timm 1.0.22 forgets the interpolation there
+        theirs.transforms[0].interpolation = InterpolationMode.BICUBIC
+    pixels = picture(size)
+    ours = transforms.centre_crop(pixels, goal, crop_pct)
+    expected = theirs(Image.fromarray(pixels))
+    torch.testing.assert_close(torch.tensor(ours).permute(2, 0, 1) / 255, expected)
+
+
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10**9))
 def test_a_random_box_lies_within_the_image(height, width, seed):
     generator = random.Random(seed)
@@ -65,7 +80,9 @@ def test_a_random_box_lies_within_the_image(height, width, seed):
 def test_about_half_of_the_images_are_mirrored():
     ramp = np.tile(np.arange(0, 240, 6, dtype=np.uint8)[None, :, None], (40, 1, 3))
     crops = [
-        transforms.random_crop(ramp, (8, 8), transforms.image_generator(0, 0, i), flip=True)
+        transforms.random_crop(
+            ramp, (8, 8), random.Random(transforms.image_seed(0, 0, i)), flip=True
+        )
         for i in range(400)
     ]
     mirrored = sum(int(crop[0, 0, 0]) > int(crop[0, -1, 0]) for crop in crops)

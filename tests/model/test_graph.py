@@ -1,13 +1,13 @@
-"""The kNN graph and the grid against versions that look at one node at a time."""
+"""The kNN graph against versions that look at one node at a time."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reference import distances, grid_edges, knn_by_loops, sum_over_edges
+from tests.reference import distances, knn_by_loops
 from vigpipe.errors import InputError
-from vigpipe.model.graph import check_neighbours, grid_neighbour_sum, knn_graph
+from vigpipe.model.graph import check_finite, check_neighbours, fitting, knn_graph, nearest
 
 many = settings(deadline=None, max_examples=50)
 
@@ -110,29 +110,102 @@ def test_counts_below_one_are_an_error(k, dilation):
         check_neighbours(k, dilation, 10)
 
 
+# ---- equal distances, and numbers that are none ---------------------------------------------
+
+
+def by_index(row, num):
+    """Python's sort keeps the order of equal ones."""
+    return sorted(range(len(row)), key=lambda j: -row[j])[:num]
+
+
+def on_a_device(nearness, num):
+    """The way that is taken where a look at the numbers would hold up the device."""
+    return torch.compile(nearest, backend="eager", fullgraph=True)(nearness, num)
+
+
 @many
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.integers(1, 3))
-def test_grid_sum_equals_the_sum_over_its_edges(height, width, batch, channels):
-    x = features(height * 10 + width, batch, height * width, channels)
-    expected = sum_over_edges(x, grid_edges(height, width))
-    torch.testing.assert_close(grid_neighbour_sum(x, height, width), expected, rtol=0, atol=1e-13)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([torch.float32, torch.float64]))
+def test_of_equally_near_ones_the_lowest_index_comes_first(seed, num_candidates, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 1e-45, 1.0, 1.0 + 2**-23])
+    nearness = values[torch.randint(len(values), (2, 3, num_candidates), generator=generator)]
+    num = int(torch.randint(1, num_candidates + 1, (), generator=generator))
+    chosen = nearest(nearness.to(dtype), num)
+    for image, rows in zip(nearness.tolist(), chosen.tolist(), strict=True):
+        assert rows == [by_index(row, num) for row in image]
 
 
-def test_grid_neighbours_of_every_node_of_a_3x4_grid():
-    degrees = grid_neighbour_sum(torch.ones(1, 12, 1), 3, 4).view(3, 4).int().tolist()
-    assert degrees == [
-        [3, 5, 5, 3],
-        [5, 8, 8, 5],
-        [3, 5, 5, 3],
-    ]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_ways_to_choose_agree(dtype):
+    generator = torch.Generator().manual_seed(0)
+    nearness = torch.randn(2, 30, 40, generator=generator).to(dtype)
+    nearness[:, :10] = nearness[:, :10].round()  # ties, infinities, zeros of both signs
+    nearness[:, 3, 5:9] = -torch.inf
+    nearness[:, 4, ::2], nearness[:, 4, 1::2] = 0.0, -0.0
+    assert torch.equal(on_a_device(nearness, 9), nearest(nearness, 9))
 
 
-def test_the_grid_does_not_wrap_around():
-    x = torch.zeros(1, 12, 1)
-    x[0, 3] = 1.0  # the upper right corner of 3x4
-    reached = grid_neighbour_sum(x, 3, 4).view(3, 4).int().tolist()
-    assert reached == [
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
-        [0, 0, 0, 0],
-    ]
+def test_duplicates_are_neighbours_in_the_order_of_their_indices():
+    x = torch.eye(4)[[0, 1, 0, 2, 1, 0]].unsqueeze(0)
+    graph = knn_graph(x, 3)[0].tolist()
+    assert graph == [[0, 2, 5], [1, 4, 0], [0, 2, 5], [3, 0, 1], [1, 4, 0], [0, 2, 5]]
+
+
+def test_zero_vectors_are_near_each_other_and_at_distance_one_from_the_rest():
+    x = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]])
+    assert knn_graph(x, 2)[0].tolist() == [[0, 2], [1, 0], [0, 2], [3, 0]]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3e38])
+def test_a_node_without_a_finite_length_is_nobodys_neighbour(bad):
+    x = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))
+    x[0, 2, 1:] = bad  # the square of 3e38 overflows
+    graph = knn_graph(x, 5)
+    healthy = [0, 1, 3, 4, 5]
+    assert not (graph[0, healthy] == 2).any()
+    kept = knn_graph(x[:, healthy], 5)
+    assert torch.equal(torch.tensor(healthy)[kept], graph[:, healthy])
+    assert (knn_graph(x, 6)[0, healthy, -1] == 2).all()  # where there is no other, it comes last
+
+
+def test_numbers_that_are_none_are_counted():
+    x = torch.zeros(3, 5, 2)
+    check_finite(x, "block 0")
+    x[0, 1, 0], x[2, 3, 1], x[2, 4] = torch.nan, torch.inf, torch.nan
+    with pytest.raises(FloatingPointError, match=r"^block 7: 3 of 15 nodes, in 2 of 3 images,"):
+        check_finite(x, "block 7")
+
+
+# ---- other candidates, distances and ranks --------------------------------------------------
+
+
+def test_candidates_need_not_be_the_nodes():
+    x, others = features(0, 2, 7, 4), features(1, 2, 5, 4)
+    graph = knn_graph(x, 3, candidates=others)
+    both = torch.cat((others, x), 1)
+    chosen = distances(both)[:, 5:, :5].argsort(-1)[..., :3]
+    assert torch.equal(graph, chosen)
+    with pytest.raises(InputError, match="6 neighbours of 5 candidates"):
+        knn_graph(x, 6, candidates=others)
+
+
+def test_a_bias_is_added_to_the_distances():
+    x, bias = features(0, 2, 6, 4), features(1, 1, 6, 6)
+    expected = (distances(x) + bias).argsort(-1)[..., :4]
+    assert torch.equal(knn_graph(x, 4, bias=bias), expected)
+
+
+def test_ranks_take_the_place_of_the_dilation():
+    x = features(0, 2, 12, 4)
+    nearest_six, ranks = knn_graph(x, 6), torch.tensor([[5, 0, 3], [1, 2, 4]])
+    graph = knn_graph(x, 3, 2, ranks=ranks)
+    assert torch.equal(graph[0], nearest_six[0][:, ranks[0]])
+    assert torch.equal(graph[1], nearest_six[1][:, ranks[1]])
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 40))
+def test_k_and_dilation_are_lowered_no_more_than_they_must(k, dilation, num_candidates):
+    fit_k, fit_dilation = fitting(k, dilation, num_candidates)
+    assert fit_k == min(k, num_candidates)
+    assert fit_k * fit_dilation <= num_candidates
+    assert fit_dilation == dilation or fit_k * (fit_dilation + 1) > num_candidates

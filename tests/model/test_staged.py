@@ -10,32 +10,40 @@ from vigpipe.model.variants import create_model
 
 def digits():
     torch.manual_seed(0)
-    return create_model("vig_digits", num_classes=10, in_channels=1, image_size=(8, 8))
+    return create_model("vig_digits", num_classes=10, in_chans=1, img_size=(8, 8))
 
 
 def test_every_name_makes_a_model():
     for name in MODELS:
         with torch.device("meta"):
-            model = create_model(name, num_classes=7, image_size=(224, 224))
+            model = create_model(name, num_classes=7, img_size=(224, 224))
         assert model.num_classes == 7
 
 
 def test_an_unknown_name_is_an_error():
     with pytest.raises(InputError, match="--model vig_huge: no such model; choose one of vig_dig"):
-        create_model("vig_huge", num_classes=10, image_size=(8, 8))
+        create_model("vig_huge", num_classes=10, img_size=(8, 8))
 
 
-def test_only_the_study_has_a_grid():
-    create_model("vig_study", num_classes=10, image_size=(8, 8), graph="grid")
-    create_model("vig_digits", num_classes=10, image_size=(8, 8), graph="knn")
-    with pytest.raises(InputError, match="--graph grid: vig_digits is kNN in every block"):
-        create_model("vig_digits", num_classes=10, image_size=(8, 8), graph="grid")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"aggregator": "gin"}, "--aggregator gin: vig_study has no such choice"),
+        ({"stem_stride": 2}, "--stem-stride 2: vig_study has no such choice"),
+        ({"compat": "reference"}, "--compat reference: vig_study has no such choice"),
+        ({"stochastic_dilation": 0.1}, "--stochastic-dilation 0.1: vig_study has no such"),
+        ({"graph": "window"}, "--graph window: vig_study has grid and knn"),
+    ],
+)
+def test_the_study_has_fewer_choices(options, expected):
+    with pytest.raises(InputError, match=expected):
+        create_model("vig_study", num_classes=10, img_size=(8, 8), **options)
 
 
 def test_the_study_is_a_grid_unless_it_is_told_otherwise():
     def graphs(**options):
         with torch.device("meta"):
-            model = create_model("vig_study", num_classes=2, image_size=(8, 8), **options)
+            model = create_model("vig_study", num_classes=2, img_size=(8, 8), **options)
         return {conv.graph for conv in model.modules() if hasattr(conv, "graph")}
 
     assert graphs() == {"grid"}
@@ -70,7 +78,7 @@ def test_keeping_everything_changes_nothing():
 
 def test_what_is_missing_is_walked_past():
     model, images = digits().eval(), torch.rand(2, 1, 8, 8)
-    expected = model.numbered_blocks["2"](model.embed(images), None)
+    expected = model.numbered_blocks["2"](model.embed(images), None, None)[0]
     model.keep([2], stem=True, readout=False)
     assert torch.equal(model(images), expected)
-    assert model(images).shape == (2, *model.boundary_shape)
+    assert model(images).shape == (2, *model.boundary_shape(3))

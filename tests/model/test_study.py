@@ -24,7 +24,7 @@ def count(module):
 @pytest.mark.parametrize("graph", ["grid", "knn"])
 def test_equal_to_torch_geometric(graph, dtype, train):
     theirs = PygStudy((6, 5), knn=graph == "knn")
-    ours = VigStudy(image_size=(6, 5), graph=graph)
+    ours = VigStudy(img_size=(6, 5), graph=graph)
     assert_same_outcome(ours, theirs, random_images(3, 3, 6, 5), dtype, train)
 
 
@@ -80,7 +80,9 @@ def named(model):
 @pytest.mark.parametrize("graph", ["grid", "knn"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_parameter_gets_a_gradient(norm, graph):
-    model = VigStudy(image_size=(4, 3), norm=norm, graph=graph, drop_path=0.1, dropout=0.1).double()
+    model = VigStudy(
+        img_size=(4, 3), norm=norm, graph=graph, drop_path_rate=0.1, drop_rate=0.1
+    ).double()
     model(random_images(3, 3, 4, 3), torch.arange(3)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -89,14 +91,14 @@ def test_every_parameter_gets_a_gradient(norm, graph):
 
 
 def test_eight_other_nodes_need_nine_pixels():
-    VigStudy(image_size=(3, 3), graph="knn")
+    VigStudy(img_size=(3, 3), graph="knn")
     with pytest.raises(InputError, match=r"8 \* 1 = 8 neighbours of 7 candidates \(N = 8 nodes"):
-        VigStudy(image_size=(2, 4), graph="knn")
-    VigStudy(image_size=(2, 4), graph="grid")
+        VigStudy(img_size=(2, 4), graph="knn")
+    VigStudy(img_size=(2, 4), graph="grid")
 
 
 @pytest.mark.parametrize(("channels", "classes", "size"), [(1, 10, (8, 8)), (4, 3, (3, 7))])
 def test_other_images_and_classes_fit(channels, classes, size):
     model = VigStudy(classes, channels, size)
     assert model(torch.rand(2, channels, *size)).shape == (2, classes)
-    assert model.boundary_shape == (size[0] * size[1], channels)
+    assert model.boundary_shape(3) == (size[0] * size[1], channels)

@@ -56,7 +56,7 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
         raise InputError(
             f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
         )
-    classes = {name: _images_below(folder / name, seen=set()) for name in names}
+    classes = {name: images_below(folder / name) for name in names}
     for name, paths in classes.items():
         if not paths:
             raise InputError(
@@ -134,8 +134,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
 
 
-def _images_below(folder: Path, seen: set[tuple[int, int]]) -> list[Path]:
+def images_below(folder: Path, seen: set[tuple[int, int]] | None = None) -> list[Path]:
     """List the images in folder and in the folders below it that are not yet in seen."""
+    seen = set() if seen is None else seen
     status = folder.stat()
     if (status.st_dev, status.st_ino) in seen:
         return []
@@ -143,7 +144,7 @@ def _images_below(folder: Path, seen: set[tuple[int, int]]) -> list[Path]:
     paths = []
     for entry in _entries(folder):
         if _is_folder(entry):
-            paths += _images_below(folder / entry.name, seen)
+            paths += images_below(folder / entry.name, seen)
         elif entry.name.lower().endswith(EXTENSIONS):
             paths.append(folder / entry.name)
     return paths

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from vigpipe.data import images
-from vigpipe.data.split import ImageSplit, Recipe, Split
+from vigpipe.data.augment import Augmentation
+from vigpipe.data.split import ImageSplit, Preparation, Split
 from vigpipe.errors import InputError
 
 CIFAR10_FOLDER = Path("data")
@@ -56,10 +58,11 @@ def open_source(
     *,
     data_dir: Path | None = None,
     download: bool = False,
-    image_size: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
     mean: float = 0.0,
     std: float = 1.0,
-    augment: bool = False,
+    crop_pct: float = 1.0,
+    augment: bool | Augmentation = False,
     seed: int = 0,
     skip_bad_images: bool = False,
     bad_images: Collection[Path] | None = None,
@@ -73,12 +76,14 @@ def open_source(
             with train/<class>/<image> and test/<class>/<image>.
         data_dir: folder of the CIFAR-10 files; by default `data`.
         download: fetch CIFAR-10 if it is not there. Let one rank do it, then the others open.
-        image_size: resize to this square: the shorter side, then the centre. By default images
-            keep their size, and those of a folder must all have that of its first.
+        image_size: resize to this square, or (H, W): the relatively shorter side, then the centre.
+            By default images keep their size, and those of a folder must all have that of its
+            first.
         mean: subtracted from the pixels, which lie in 0 … 1.
         std: what they are divided by after that.
+        crop_pct: share of the side that is kept of a resized test image.
         augment: train images are cut and mirrored at random (digits: only cut; a mirrored 2 is
-            none). Test images never.
+            none), or go through timm's augmentation. Test images never.
         seed: of the augmentation and of the fake images; no split depends on it.
         skip_bad_images: decode every image of a folder once and leave out those that fail.
         bad_images: leave out these instead of looking for them: what `images.find_bad_images`
@@ -89,22 +94,23 @@ def open_source(
     Raises:
         InputError: no such source, or it does not hold what it should; the message says where.
     """
-    recipe = Recipe(image_size, mean, std, augment, seed)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    preparation = Preparation(size, mean, std, crop_pct, augment, seed)
     if name == "digits":
-        return _digits(recipe)
+        return _digits(preparation)
     if name == "cifar10":
-        return _cifar10(data_dir or CIFAR10_FOLDER, download, recipe)
+        return _cifar10(data_dir or CIFAR10_FOLDER, download, preparation)
     if name == "fake":
-        return _fake(num_fake_images, num_fake_classes, recipe)
+        return _fake(num_fake_images, num_fake_classes, preparation)
     root = Path(name).expanduser()
     if not root.is_dir():
         raise InputError(
             f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
         )
-    return _folder(root, recipe, skip_bad_images, bad_images)
+    return _folder(root, preparation, skip_bad_images, bad_images)
 
 
-def _digits(recipe: Recipe) -> Source:
+def _digits(preparation: Preparation) -> Source:
     from sklearn.datasets import load_digits  # seconds to import
 
     digits: Any = load_digits()
@@ -121,13 +127,13 @@ def _digits(recipe: Recipe) -> Source:
         tuple(str(digit) for digit in range(10)),
         (pixels[train], labels[train]),
         (pixels[test], labels[test]),
-        recipe,
+        preparation,
         white=240,
         flip=False,
     )
 
 
-def _cifar10(folder: Path, download: bool, recipe: Recipe) -> Source:
+def _cifar10(folder: Path, download: bool, preparation: Preparation) -> Source:
     from torchvision.datasets import CIFAR10  # seconds to import
 
     try:
@@ -145,7 +151,7 @@ def _cifar10(folder: Path, download: bool, recipe: Recipe) -> Source:
         tuple(train.classes),
         (train.data, train.targets),
         (test.data, test.targets),
-        recipe,
+        preparation,
     )
 
 
@@ -154,51 +160,66 @@ def _in_memory(
     class_names: tuple[str, ...],
     train: tuple[np.ndarray, Sequence[int]],
     test: tuple[np.ndarray, Sequence[int]],
-    recipe: Recipe,
+    preparation: Preparation,
     white: int = 255,
     flip: bool = True,
 ) -> Source:
     """Make a source of (n, h, w, C) uint8 arrays with their labels."""
     _, height, width, channels = train[0].shape
-    size = (recipe.image_size or height, recipe.image_size or width)
+    size = preparation.image_size or (height, width)
 
-    def split(pixels: np.ndarray, labels: Sequence[int], recipe: Recipe) -> Split:
-        return ImageSplit(labels, pixels.__getitem__, channels, size, recipe, white, flip)
+    def split(pixels: np.ndarray, labels: Sequence[int], preparation: Preparation) -> Split:
+        return ImageSplit(labels, pixels.__getitem__, channels, size, preparation, white, flip)
 
     return Source(
-        name, class_names, channels, size, split(*train, recipe), split(*test, _plain(recipe))
+        name,
+        class_names,
+        channels,
+        size,
+        split(*train, preparation),
+        split(*test, _plain(preparation)),
     )
 
 
-def _fake(num_images: int, num_classes: int, recipe: Recipe) -> Source:
+def _fake(num_images: int, num_classes: int, preparation: Preparation) -> Source:
     """Noise, made when it is read; label = index modulo the number of classes."""
     if num_images < 1 or num_classes < 1:
         raise InputError(
             f"fake data has at least one image and one class (got {num_images} and {num_classes})"
         )
-    side = recipe.image_size or FAKE_SIZE
-    num_bytes = side * side * 3
+    size = preparation.image_size or (FAKE_SIZE, FAKE_SIZE)
 
-    def split(split_name: str, num_images: int, recipe: Recipe) -> Split:
-        def load(index: int) -> np.ndarray:
-            bits = np.random.PCG64(_hash(f"fake {split_name} {recipe.seed} {index}"))
-            noise = np.asarray(bits.random_raw(num_bytes // 8 + 1)).view(np.uint8)
-            return noise[:num_bytes].reshape(side, side, 3)
-
-        return ImageSplit(np.arange(num_images) % num_classes, load, 3, (side, side), recipe)
+    def split(split_name: str, num_images: int, preparation: Preparation) -> Split:
+        load = _Noise(f"fake {split_name} {preparation.seed}", size)
+        return ImageSplit(np.arange(num_images) % num_classes, load, 3, size, preparation)
 
     return Source(
         "fake",
         tuple(str(label) for label in range(num_classes)),
         3,
-        (side, side),
-        split("train", num_images, recipe),
-        split("test", max(1, num_images // 5), _plain(recipe)),
+        size,
+        split("train", num_images, preparation),
+        split("test", max(1, num_images // 5), _plain(preparation)),
     )
 
 
+@dataclass(frozen=True)
+class _Noise:
+    """Makes images out of their index."""
+
+    name: str
+    size: tuple[int, int]
+
+    def __call__(self, index: int) -> np.ndarray:
+        shape = (*self.size, 3)
+        num_bytes = math.prod(shape)
+        bits = np.random.PCG64(_hash(f"{self.name} {index}"))
+        noise = np.asarray(bits.random_raw(num_bytes // 8 + 1)).view(np.uint8)
+        return noise[:num_bytes].reshape(shape)
+
+
 def _folder(
-    root: Path, recipe: Recipe, skip_bad_images: bool, bad_images: Collection[Path] | None
+    root: Path, preparation: Preparation, skip_bad_images: bool, bad_images: Collection[Path] | None
 ) -> Source:
     train_folder, test_folder = images.split_folders(root)
     train, test = images.list_classes(train_folder), images.list_classes(test_folder)
@@ -224,30 +245,45 @@ def _folder(
                     f"{paths[0].parent}: all {len(paths)} images of class {name!r} are "
                     f"unreadable; repair them or remove the folder"
                 )
-    if recipe.image_size:
-        size, size_of = (recipe.image_size, recipe.image_size), None
+    if preparation.image_size:
+        size, size_of = preparation.image_size, None
     else:
         size_of, size = _first_size(train, skip_bad_images)
 
-    def split(classes: dict[str, list[Path]], recipe: Recipe) -> Split:
+    def split(classes: dict[str, list[Path]], preparation: Preparation) -> Split:
         paths = [path for name in classes for path in classes[name]]
         labels = [label_of[name] for name in classes for _ in classes[name]]
 
-        def load(index: int) -> np.ndarray:
-            pixels = images.read_image(paths[index])
-            if size_of and pixels.shape[:2] != size:
-                raise InputError(
-                    f"{paths[index]}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
-                    f"{size_of} is {size[1]}×{size[0]}; resize all with `--image-size`"
-                )
-            return pixels
-
-        return ImageSplit(labels, load, 3, size, recipe, cache=True)
+        load = _Files(paths, size, size_of)
+        return ImageSplit(labels, load, 3, size, preparation, cache=True)
 
     return Source(
-        str(root), class_names, 3, size, split(train, recipe), split(test, _plain(recipe)),
+        str(root),
+        class_names,
+        3,
+        size,
+        split(train, preparation),
+        split(test, _plain(preparation)),
         num_bad_images,
-    )  # fmt: skip
+    )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Reads image files; where `size_of` is given, all of the (H, W) of that one."""
+
+    paths: list[Path]
+    size: tuple[int, int]
+    size_of: Path | None
+
+    def __call__(self, index: int) -> np.ndarray:
+        pixels, size = images.read_image(self.paths[index]), self.size
+        if self.size_of and pixels.shape[:2] != size:
+            raise InputError(
+                f"{self.paths[index]}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
+                f"{self.size_of} is {size[1]}×{size[0]}; resize all with `--image-size`"
+            )
+        return pixels
 
 
 def _first_size(
@@ -261,8 +297,8 @@ def _first_size(
     return paths[0], images.image_size(paths[0])
 
 
-def _plain(recipe: Recipe) -> Recipe:
-    return replace(recipe, augment=False)
+def _plain(preparation: Preparation) -> Preparation:
+    return replace(preparation, augment=False)
 
 
 def _hash(text: str) -> int:

@@ -1,16 +1,19 @@
 """The train or the test images of a source, read by index: load, resize, augment, normalise."""
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vigpipe.data import images, transforms
+from vigpipe.data.augment import Augmentation, TimmAugment
 from vigpipe.errors import InputError
 
 CACHE_BYTES = 256 * 2**20  # per split; CIFAR-10 fits as a folder of files, ImageNet does not
@@ -29,15 +32,18 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Sequence[int], epoch: int = 0) -> Tensor:
+    def read(
+        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
+    ) -> Tensor:
         """Read images, ready for the model.
 
-        An image depends on its index and, where it is augmented, on (seed, epoch): never on its
-        neighbours, the order, the rank or a process-wide random generator.
+        An image depends on its index and, where it is augmented, on (seed, epoch, copy): never on
+        its neighbours, the order, the rank or a process-wide random generator.
 
         Args:
             indices: b positions in 0 … n−1.
             epoch: counts from 0.
+            copies: b numbers that tell an image's visits of one epoch apart; by default all 0.
 
         Returns:
             (b, channels, H, W) float32.
@@ -50,18 +56,30 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What happens to the pixels of an image between its source and the model."""
+class Preparation:
+    """What happens to the pixels of an image between its source and the model.
 
-    image_size: int | None
+    Attributes:
+        image_size: (H, W) wanted; None keeps images as they are.
+        mean: subtracted from the pixels, which lie in 0 … 1.
+        std: what they are divided by after that.
+        crop_pct: share of the side that is kept of a resized test image.
+        augment: what training images go through instead: timm's augmentation, or, as True, a random
+            box and mirroring alone.
+        seed: of the augmentation.
+    """
+
+    image_size: tuple[int, int] | None
     mean: float
     std: float
-    augment: bool
-    seed: int
+    crop_pct: float = 1.0
+    augment: bool | Augmentation = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"`--image-size` is at least 1 (got {self.image_size})")
+        if self.image_size is not None and min(self.image_size) < 1:
+            height, width = self.image_size
+            raise InputError(f"`--image-size` is at least 1 (got {height}×{width})")
         if not (math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0):
             raise InputError(
                 f"`--mean` is a number and `--std` one above 0 (got {self.mean} and {self.std})"
@@ -73,10 +91,10 @@ class ImageSplit:
 
     Args:
         labels: (n,) integers.
-        load: index -> (h, w, C) uint8; may raise InputError.
+        load: index -> (h, w, C) uint8; may raise InputError; can be pickled.
         channels: C.
         size: (H, W) after resizing.
-        recipe: its `augment` holds for this split.
+        preparation: its `augment` holds for this split.
         white: the pixel value that becomes 1.0.
         flip: whether augmentation mirrors.
         cache: keep images that were loaded once, if all of that size are below CACHE_BYTES.
@@ -88,59 +106,82 @@ class ImageSplit:
         load: Callable[[int], np.ndarray],
         channels: int,
         size: tuple[int, int],
-        recipe: Recipe,
+        preparation: Preparation,
         white: int = 255,
         flip: bool = True,
         cache: bool = False,
     ) -> None:
         self.labels = np.asarray(labels, dtype=np.int64)
         self._load = load
-        self._channels = channels
         self._size = size
-        self._recipe = recipe
+        self._preparation = preparation
         self._white = white
         self._flip = flip
         self._cache: dict[int, np.ndarray] = {}
         self._cache_bytes = CACHE_BYTES if cache else 0
-        self._threads = ThreadPoolExecutor(images.NUM_THREADS)  # starts none before it is used
         self._largest_bytes = math.prod(size) * channels  # image so far, at any size it had
+        augment = preparation.augment
+        self._timm = (
+            TimmAugment(augment, size, preparation.mean, channels, flip)
+            if isinstance(augment, Augmentation)
+            else None
+        )
+        self._empty = torch.empty(0, channels, *size)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, indices: Sequence[int], epoch: int = 0) -> Tensor:
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(images.NUM_THREADS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the threads, and what another process can load again."""
+        state = {name: value for name, value in vars(self).items() if name != "_threads"}
+        return {**state, "_cache": {}}
+
+    def read(
+        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
+    ) -> Tensor:
         """See Split.read."""
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):
                 raise IndexError(f"image {index} of 0 … {len(self) - 1}")
-        pixels = np.empty((len(indices), *self._size, self._channels), dtype=np.uint8)
-
-        def fill(position: int) -> None:
-            pixels[position] = self._pixels(indices[position], epoch)
-
-        work = self._recipe.augment or any(index not in self._cache for index in indices)
+        if not indices:
+            return self._empty
+        copies = [0] * len(indices) if copies is None else copies
+        seeds = [
+            transforms.image_seed(self._preparation.seed, epoch, i, copy)
+            for i, copy in zip(indices, copies, strict=True)
+        ]
+        work = self._preparation.augment or any(index not in self._cache for index in indices)
         if work and self._largest_bytes > THREADS_PAY_BYTES:
-            list(self._threads.map(fill, range(len(indices))))  # raises the first error, in order
+            pixels = list(self._threads.map(self._pixels, indices, seeds))  # the first error first
         else:
-            for position in range(len(indices)):
-                fill(position)
-        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()  # (b, C, H, W)
-        x = x.float().div_(self._white).clamp_(max=1)  # bicubic resizing overshoots a white of 240
-        return x.sub_(self._recipe.mean).div_(self._recipe.std)
+            pixels = [self._pixels(*pair) for pair in zip(indices, seeds, strict=True)]
+        if self._timm is not None:
+            return self._timm(pixels, seeds, self._normalised)
+        return self._normalised(np.stack(pixels))
 
-    def _pixels(self, index: int, epoch: int) -> np.ndarray:
-        """Return (H, W, C) uint8, resized and augmented."""
+    def _pixels(self, index: int, seed: int) -> np.ndarray:
+        """Return (H, W, C) uint8 as the model wants it, but for timm's augmentation."""
         pixels = self._cache.get(index)
         if pixels is None:
             pixels = self._load(index)
             self._largest_bytes = max(self._largest_bytes, pixels.nbytes)
-            if not self._recipe.augment:
-                pixels = transforms.centre_crop(pixels, self._size)
+            if not self._preparation.augment:
+                pixels = transforms.centre_crop(pixels, self._size, self._preparation.crop_pct)
             # Whatever the sizes are, what is kept by this rule stays below CACHE_BYTES.
             if pixels.nbytes * len(self) <= self._cache_bytes:
                 self._cache[index] = pixels
-        if self._recipe.augment:
-            generator = transforms.image_generator(self._recipe.seed, epoch, index)
+        if self._preparation.augment is True:
+            generator = random.Random(seed)
             pixels = transforms.random_crop(pixels, self._size, generator, self._flip)
         return pixels
+
+    def _normalised(self, pixels: np.ndarray) -> Tensor:
+        """(..., H, W, C) uint8 -> (..., C, H, W) float32."""
+        x = torch.from_numpy(pixels).movedim(-1, -3).contiguous()
+        x = x.float().div_(self._white).clamp_(max=1)  # bicubic resizing overshoots a white of 240
+        return x.sub_(self._preparation.mean).div_(self._preparation.std)

@@ -1,9 +1,9 @@
 """One image to the size of the model: centred for evaluation, cropped at random for training.
 
-The random choices come from a generator of their own, made from (seed, epoch, index). timm's and
-torchvision's transforms draw from the process-wide generators of random and torch instead: there,
-an image would depend on who read before it, and a thread that reads ahead would race with the
-masks of dropout. The arithmetic is theirs; the tests compare pixel by pixel.
+The random choices come from a generator of their own, made from (seed, epoch, index, copy). timm's
+and torchvision's transforms draw from the process-wide generators of random and torch instead:
+there, an image would depend on who read before it (augment.py lends those out where timm's own
+augmentation is wanted). The arithmetic is theirs; the tests compare pixel by pixel.
 """
 
 import hashlib
@@ -18,30 +18,48 @@ CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
 
 
-def image_generator(seed: int, epoch: int, index: int) -> random.Random:
-    """Make the generator for one image in one epoch; neighbouring numbers share nothing."""
-    text = f"{seed} {epoch} {index}".encode()
-    return random.Random(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"))
+def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
+    """A number of 64 bits for one image in one epoch; neighbouring numbers share nothing.
+
+    Args:
+        seed: of the run.
+        epoch: of the visit.
+        index: of the image.
+        copy: tells an image's visits in one batch apart.
+    """
+    text = f"{seed} {epoch} {index}" + (f" {copy}" if copy else "")
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def centre_crop(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize the shorter side (bicubic, antialiased), then cut out the centre.
+def crop_scale(size: tuple[int, int]) -> tuple[float, float]:
+    """The least and the largest share of an image's area in a random box."""
+    return (0.35 if max(size) <= SMALL_IMAGE else 0.08, 1.0)
+
+
+def centre_crop(pixels: np.ndarray, size: tuple[int, int], crop_pct: float = 1.0) -> np.ndarray:
+    """Resize (bicubic, antialiased) so that the wanted size is covered, then cut out the centre.
 
     Args:
         pixels: (h, w, C) uint8.
-        size: (H, W) wanted, H = W.
+        size: (H, W) wanted.
+        crop_pct: share of the resized image's relatively shorter side that is kept.
 
     Returns:
         (H, W, C) uint8.
     """
     height, width = pixels.shape[:2]
-    if (height, width) == size:
+    if (height, width) == size and crop_pct == 1.0:
         return pixels
-    side, shorter = size[0], min(height, width)
-    height, width = int(side * height / shorter), int(side * width / shorter)
-    image = _to_pil(pixels).resize((width, height), Image.Resampling.BICUBIC)
-    top, left = round((height - side) / 2), round((width - side) / 2)
-    return _to_array(image.crop((left, top, left + side, top + side)), pixels.shape[2])
+    goal_height, goal_width = (math.floor(side / crop_pct) for side in size)
+    if goal_height == goal_width:
+        shorter = min(height, width)
+        height, width = int(goal_height * height / shorter), int(goal_width * width / shorter)
+    else:
+        ratio = min(height / goal_height, width / goal_width)
+        height, width = round(height / ratio), round(width / ratio)
+    image = to_pil(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
+    return to_array(image.crop((left, top, left + size[1], top + size[0])), pixels.shape[2])
 
 
 def random_crop(
@@ -54,16 +72,16 @@ def random_crop(
     Args:
         pixels: (h, w, C) uint8.
         size: (H, W) wanted.
-        generator: from image_generator.
+        generator: seeded by image_seed.
         flip: whether a mirrored image still belongs to its class.
 
     Returns:
         (H, W, C) uint8.
     """
-    scale = (0.35 if max(size) <= SMALL_IMAGE else 0.08, 1.0)
-    top, left, height, width = random_box(pixels.shape[0], pixels.shape[1], scale, generator)
-    image = _to_pil(pixels[top : top + height, left : left + width])
-    out = _to_array(image.resize((size[1], size[0]), Image.Resampling.BICUBIC), pixels.shape[2])
+    box = random_box(pixels.shape[0], pixels.shape[1], crop_scale(size), generator)
+    top, left, height, width = box
+    image = to_pil(pixels[top : top + height, left : left + width])
+    out = to_array(image.resize((size[1], size[0]), Image.Resampling.BICUBIC), pixels.shape[2])
     return out[:, ::-1] if flip and generator.random() < 0.5 else out
 
 
@@ -93,9 +111,11 @@ def random_box(
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def _to_pil(pixels: np.ndarray) -> Image.Image:
+def to_pil(pixels: np.ndarray) -> Image.Image:
+    """(H, W, C) uint8 -> a grey or a colour image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _to_array(image: Image.Image, channels: int) -> np.ndarray:
+def to_array(image: Image.Image, channels: int) -> np.ndarray:
+    """A grey or a colour image -> (H, W, C) uint8."""
     return np.asarray(image).reshape(image.height, image.width, channels)

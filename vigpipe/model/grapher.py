@@ -1,48 +1,110 @@
-"""The Grapher half of a ViG block: exchange between the nodes of a dynamic kNN graph."""
+"""The Grapher half of a ViG block: exchange between the nodes of a graph."""
+
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.aggregate import max_relative
-from vigpipe.model.graph import knn_graph
-from vigpipe.model.noise import KeyedDropout
+from vigpipe.model import position
+from vigpipe.model.aggregator import AGGREGATORS
+from vigpipe.model.entries import GraphRule
+from vigpipe.model.graph import check_finite, fitting, knn_graph
+from vigpipe.model.noise import KeyedDropout, uniform
 from vigpipe.model.norm import make_norm
+from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
 from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.position import Grid
+from vigpipe.model.recompute import remembered
 
 
-class MaxRelativeConv(nn.Module):
-    """Max-relative graph convolution, arXiv:1904.03751, as ViG has it: four groups, 2C wide.
+class BlockGraph(NamedTuple):
+    """The graph that a block used.
 
-    The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
-    expect.
+    Attributes:
+        neighbours: (B, N, K) int64, nearest first if it is a kNN graph.
+        grid: height and width of the nodes, in raster order.
+        candidates: height and width of what the neighbours are numbers of; fewer than the nodes
+            where neighbours are pooled.
     """
 
-    def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        wide = 2 * channels
-        self.nn = nn.Sequential(Pointwise(wide, wide, groups=4), make_norm(norm, wide), nn.GELU())
-
-    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
-        """(B, N, C), (B, N, K) -> (B, N, 2C)."""
-        return self.nn(torch.stack((x, max_relative(x, graph)), dim=-1).flatten(2))
+    neighbours: Tensor
+    grid: Grid
+    candidates: Grid
 
 
 class DynamicGraphConv(nn.Module):
-    """The kNN graph of its own input, then the convolution; `gconv` is the published name."""
+    """A graph, by its rule, and the convolution over it; `gconv` is the published name."""
 
-    def __init__(self, channels: int, k: int, dilation: int, norm: Norm) -> None:
+    def __init__(self, channels: int, rule: GraphRule, aggregator: str, norm: Norm) -> None:
         super().__init__()
-        self.k, self.dilation = k, dilation
-        self.gconv = MaxRelativeConv(channels, norm)
+        self.rule = rule
+        self.gconv = AGGREGATORS[aggregator](channels, norm)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, 2C)."""
-        return self.gconv(x, knn_graph(x, self.k, self.dilation))
+    def forward(
+        self, x: Tensor, keys: Tensor | None, given: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolve.
+
+        Args:
+            x: (B, H, W, C).
+            keys: (B,), of the random masks.
+            given: the graph that the block before hands on.
+            bias: (1, N, M), added to squared distances.
+
+        Returns:
+            (B, H, W, 2C), the graph used, and the graph to hand on.
+        """
+        grid = (x.shape[1], x.shape[2])
+        nodes = x.flatten(1, 2)
+        others = nodes
+        if self.rule.reduction > 1:
+            pooled = F.avg_pool2d(
+                x.movedim(-1, 1), self.rule.reduction, self.rule.reduction, ceil_mode=True
+            )
+            others = pooled.flatten(2).transpose(1, 2)
+
+        graph = given
+        if self.rule.policy not in ("reuse", "lookahead"):
+            graph = remembered(lambda: self.build(nodes, others, grid, keys, bias))
+        assert graph is not None
+        following = graph
+        if self.rule.makes_next:
+            following = remembered(lambda: self.build(nodes, others, grid, keys, bias))
+        return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
+
+    def build(
+        self, nodes: Tensor, others: Tensor, grid: Grid, keys: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Make the graph: (B, N, K)."""
+        rule = self.rule
+        if rule.policy in ("grid", "pattern"):
+            make = grid_graph if rule.policy == "grid" else pattern_graph
+            return make(*grid, nodes.device).expand(nodes.shape[0], -1, -1)
+        nodes, others = nodes.detach(), others.detach()
+        if rule.policy == "window":
+            size = min(WINDOW, grid[0]) * min(WINDOW, grid[1])
+            k, dilation = fitting(rule.k, rule.dilation, size)
+            return window_graph(nodes, grid, k, dilation, rule.shift)
+        k, dilation = fitting(rule.k, rule.dilation, others.shape[1])
+        candidates = None if others is nodes or rule.reduction == 1 else others
+        ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
+        return knn_graph(nodes, k, dilation, candidates=candidates, bias=bias, ranks=ranks)
+
+    def _ranks(self, k: int, dilation: int, keys: Tensor | None) -> Tensor | None:
+        if not self.training or self.rule.stochastic == 0.0 or dilation == 1:
+            return None
+        if keys is None:
+            raise ValueError("stochastic dilation needs the samples' keys: model(x, keys)")
+        draws = uniform(keys, self.rule.stream, 1 + k * dilation)
+        some = draws[:, 1:].argsort(dim=-1, stable=True)[:, :k]
+        every = torch.arange(0, k * dilation, dilation, device=keys.device).expand_as(some)
+        return torch.where(draws[:, :1] < self.rule.stochastic, some, every)
 
     def extra_repr(self) -> str:
-        """K and dilation."""
-        return f"k={self.k}, dilation={self.dilation}"
+        """The rule."""
+        return str(self.rule)
 
 
 class Grapher(nn.Module):
@@ -50,22 +112,69 @@ class Grapher(nn.Module):
 
     Args:
         channels: C.
-        k: neighbours per node.
-        dilation: of the kNN graph.
+        rule: how it comes by its graph.
+        aggregator: a name in AGGREGATORS.
         norm: batch, layer or group.
         drop_path: probability that a sample skips this half.
         stream: number of the drop-path mask.
+        grid: height and width in nodes.
+        relative: add the distance in the image to that in feature space.
+        by_raster: resize that table as published.
     """
 
+    relative_pos: Tensor | None
+
     def __init__(
-        self, channels: int, k: int, dilation: int, norm: Norm, drop_path: float, stream: int
+        self,
+        channels: int,
+        rule: GraphRule,
+        aggregator: str,
+        norm: Norm,
+        drop_path: float,
+        stream: int,
+        grid: Grid,
+        relative: bool = False,
+        by_raster: bool = False,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(Pointwise(channels, channels), make_norm(norm, channels))
-        self.graph_conv = DynamicGraphConv(channels, k, dilation, norm)
+        self.graph_conv = DynamicGraphConv(channels, rule, aggregator, norm)
         self.fc2 = nn.Sequential(Pointwise(2 * channels, channels), make_norm(norm, channels))
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+        self.channels, self.grid, self.by_raster = channels, grid, by_raster
+        self.detect_anomaly = ""  # name of the block in the error, if NaN and Inf are looked for
+        if not relative:
+            table = None
+        elif by_raster:
+            table = position.relative_distance_by_raster(channels, grid, rule.reduction)
+        else:
+            table = position.relative_distance(channels, grid, rule.reduction)
+        self.register_buffer("relative_pos", table)
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        return x + self.drop_path(self.fc2(self.graph_conv(self.fc1(x))), keys)
+    def forward(
+        self, x: Tensor, keys: Tensor | None, given: Tensor | None
+    ) -> tuple[Tensor, BlockGraph, Tensor]:
+        """(B, H, W, C) -> (B, H, W, C), the graph used, and the one to hand on."""
+        grid = (x.shape[1], x.shape[2])
+        y = self.fc1(x)
+        if self.detect_anomaly:
+            check_finite(y.flatten(1, 2), self.detect_anomaly)
+        y, graph, following = self.graph_conv(y, keys, given, self._bias(grid))
+        x = x + self.drop_path(self.fc2(y), keys)
+        candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
+        return x, BlockGraph(graph, grid, candidates), following
+
+    def set_grid(self, grid: Grid) -> None:
+        """Make the table that of images of another size."""
+        if self.relative_pos is not None:
+            self.relative_pos = self._bias(grid)
+        self.grid = grid
+
+    def _bias(self, grid: Grid) -> Tensor | None:
+        if self.relative_pos is None or grid == self.grid:
+            return self.relative_pos
+        reduction = self.graph_conv.rule.reduction
+        if self.by_raster:
+            return position.resized_by_raster(self.relative_pos, grid, reduction)
+        table = position.relative_distance(self.channels, grid, reduction, self.grid)
+        return table.to(self.relative_pos)

@@ -46,9 +46,9 @@ def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
     return torch.where(positions < 0, PADDING, _shifted(key, 1))
 
 
-def fresh_keys(num_samples: int) -> Tensor:
+def fresh_keys(x: Tensor) -> Tensor:
     """Keys from torch's own generator, for a model that is trained without vigpipe's trainer."""
-    return torch.randint(2**62, (num_samples,))
+    return torch.randint(2**62, (x.shape[0],), device=x.device)
 
 
 def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import NORMS, Norm
+from vigpipe.model.recompute import recomputing
 
 
 class BatchNorm(nn.Module):
@@ -59,7 +60,7 @@ class BatchNorm(nn.Module):
             self.eps,
             torch.backends.cudnn.enabled,
         )
-        if self.training:
+        if self.training and not recomputing():
             moments = _moments(len(rows), mean, variance)
             if self.pending is None:
                 self.update(*moments)

@@ -1,5 +1,7 @@
 """From nodes to logits."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
@@ -7,30 +9,55 @@ from vigpipe.model.noise import KeyedDropout
 from vigpipe.model.norm import make_norm
 from vigpipe.model.pointwise import Pointwise
 
+WIDTH = 1024  # of the hidden layer
+
 
 class Readout(nn.Sequential):
     """Average over the nodes, pointwise to 1024, norm, GELU, dropout, pointwise to the classes.
 
     Args:
         channels: C of the nodes.
-        num_classes: width of the logits.
+        num_classes: width of the logits; 0 leaves the last layer out.
         norm: batch, layer or group.
         dropout: rate before the last layer.
         stream: number of the dropout mask.
+        pool: `avg`, or nothing: then every node has logits of its own.
     """
 
     def __init__(
-        self, channels: int, num_classes: int, norm: Norm, dropout: float, stream: int
+        self,
+        channels: int,
+        num_classes: int,
+        norm: Norm,
+        dropout: float,
+        stream: int,
+        pool: Literal["avg", ""] = "avg",
     ) -> None:
         super().__init__(
-            Pointwise(channels, 1024),
-            make_norm(norm, 1024),
+            Pointwise(channels, WIDTH),
+            make_norm(norm, WIDTH),
             nn.GELU(),
             KeyedDropout(dropout, stream),
-            Pointwise(1024, num_classes),
+            nn.Identity(),
         )
+        self.reset(num_classes, pool)
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """(B, N, C) -> (B, num_classes)."""
+    def reset(self, num_classes: int, pool: Literal["avg", ""]) -> None:
+        """A new last layer, and another way to pool."""
+        if pool not in ("avg", ""):
+            raise ValueError(f"global_pool is 'avg' or '' (got {pool!r})")
+        widen = self[0]
+        assert isinstance(widen, Pointwise)
+        self.pool = pool
+        classify = Pointwise(WIDTH, num_classes) if num_classes else nn.Identity()
+        self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, keys: Tensor | None, pre_logits: bool = False
+    ) -> Tensor:
+        """(B, H, W, C) -> (B, num_classes), or (B, 1024) before the last layer."""
         widen, norm, act, dropout, classify = self
-        return classify(dropout(act(norm(widen(x.mean(1)))), keys))
+        if self.pool:
+            x = x.flatten(1, 2).mean(1)
+        x = dropout(act(norm(widen(x))), keys)
+        return x if pre_logits else classify(x)

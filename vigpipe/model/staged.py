@@ -1,11 +1,12 @@
 """What every model has in common: stem, numbered blocks, readout, a walk over what is present."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vigpipe.model.noise import fresh_keys
+from vigpipe.model.recompute import run_and_forget
 
 
 class StagedModel(nn.Module):
@@ -14,53 +15,86 @@ class StagedModel(nn.Module):
     Subclasses name their parts as published state dicts do and say which attributes are which.
     Blocks sit in a ModuleDict, so a block keeps its parameter names when its neighbours are
     deleted, and `forward` walks past whatever is missing: a stage is the same class as the model.
+
+    Attributes:
+        num_classes: width of the logits.
+        span: first of the blocks that are present, and the one after the last.
+        recompute: forget the activations inside blocks, and compute them again in the backward.
     """
 
     stem_names: ClassVar[tuple[str, ...]] = ()
     blocks_name: ClassVar[str] = "blocks"
     readout_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, num_nodes: int, channels: int, num_classes: int) -> None:
+    def __init__(self, num_blocks: int, num_classes: int) -> None:
         super().__init__()
-        self.boundary_shape = (num_nodes, channels)  # of a sample, between any two blocks
         self.num_classes = num_classes
+        self.span = (0, num_blocks)
         self.has_stem, self.has_readout = True, True
+        self.recompute = False
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """Shape of what one sample hands to a block, or to the readout."""
+        raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, N, C)."""
+        """(B, C_in, H, W) -> node features."""
         raise NotImplementedError
 
+    def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """What is present of the blocks, from boundary to boundary."""
+        for block in self.numbered_blocks.values():
+            x = self.run(block, x, keys)
+        return x
+
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, num_classes)."""
+        """Node features -> (B, num_classes)."""
         raise NotImplementedError
+
+    def set_detect_anomaly(self, enable: bool) -> None:
+        """Raise FloatingPointError where a kNN graph would be made of NaN or infinite features."""
+        raise NotImplementedError
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are not decayed, beside biases and norms."""
+        return set()
 
     @property
     def numbered_blocks(self) -> nn.ModuleDict:
         """The blocks by their number in the unsplit model, as text."""
         return getattr(self, self.blocks_name)
 
+    def run(self, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
+        """Call a block, and keep its activations or not."""
+        if self.recompute and self.training:
+            return run_and_forget(block, *inputs)
+        return block(*inputs)
+
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Run what is present of stem, blocks and readout.
 
         Args:
-            x: images (B, C_in, H, W) where the stem is present, else node features (B, N, C).
+            x: images (B, C_in, H, W) where the stem is present, else what crosses the boundary,
+                (B, *boundary_shape(span[0])).
             keys: (B,) int64, what random masks are keyed by (`vigpipe.model.noise`); drawn from
                 torch's own generator if a model in training mode is called without.
 
         Returns:
-            Logits (B, num_classes) where the readout is present, else node features (B, N, C).
+            Logits (B, num_classes) where the readout is present, else (B,
+            *boundary_shape(span[1])).
         """
         if self.training and keys is None:
-            keys = fresh_keys(len(x))
+            keys = fresh_keys(x)
         if self.has_stem:
             x = self.embed(x)
-        for block in self.numbered_blocks.values():
-            x = block(x, keys)
+        x = self.run_blocks(x, keys)
         return self.read_out(x, keys) if self.has_readout else x
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete every other block, and the stem and the readout unless they are to stay."""
-        kept = {str(index) for index in blocks}
+        numbers = sorted(blocks)
+        self.span = (numbers[0], numbers[-1] + 1)
+        kept = {str(index) for index in numbers}
         for name in list(self.numbered_blocks):
             if name not in kept:
                 del self.numbered_blocks[name]

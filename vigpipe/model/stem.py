@@ -28,17 +28,37 @@ class ConvStem(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for (before, after), stride in zip(pairwise((in_channels, *widths)), strides, strict=True):
-            conv = nn.Conv2d(before, after, 3, stride=stride, padding=1)
-            nn.init.kaiming_normal_(conv.weight)
-            assert conv.bias is not None
-            nn.init.zeros_(conv.bias)
-            layers += [conv, make_norm(norm, after), nn.GELU()]
+            layers += [conv3x3(before, after, stride), make_norm(norm, after), nn.GELU()]
         self.convs = nn.Sequential(*layers[:-1])  # no GELU after the last
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, N, C), N nodes in raster order."""
+        """(B, C_in, H, W) -> (B, H', W', C), one node a pixel of the last map."""
         x = images.contiguous(memory_format=torch.channels_last)
         for layer in self.convs:
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             x = layer(x) if isinstance(layer, nn.Conv2d) else layer(x.movedim(1, -1)).movedim(-1, 1)
-        return x.flatten(2).transpose(1, 2).contiguous()  # free under channels-last strides
+        return x.movedim(1, -1).contiguous()  # free under channels-last strides
+
+
+class Downsample(nn.Module):
+    """Half the height and the width, more channels: between two stages of a pyramid."""
+
+    def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            conv3x3(in_channels, out_channels, stride=2), make_norm(norm, out_channels)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C_in) -> (B, H / 2, W / 2, C_out), rounded up."""
+        conv, norm = self.conv
+        return norm(conv(x.movedim(-1, 1)).movedim(1, -1).contiguous())
+
+
+def conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
+    """A 3x3 convolution with the published initial weights."""
+    conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
+    nn.init.kaiming_normal_(conv.weight)
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    return conv

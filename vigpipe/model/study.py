@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from vigpipe.choices import Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
-from vigpipe.model.graph import check_neighbours, grid_neighbour_sum, knn_graph
+from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.noise import KeyedDropout
 from vigpipe.model.norm import make_norm
+from vigpipe.model.patterns import grid_neighbour_sum
+from vigpipe.model.recompute import remembered
 from vigpipe.model.staged import StagedModel
 
 NUM_NEIGHBOURS = 8
@@ -31,6 +33,7 @@ class GraphConv(nn.Module):
     def __init__(self, channels: int, graph: Graph, grid: tuple[int, int]) -> None:
         super().__init__()
         self.graph, self.grid = graph, grid
+        self.detect_anomaly = ""  # name of the block in the error, if NaN and Inf are looked for
         self.lin_rel = nn.Linear(channels, channels)
         self.lin_root = nn.Linear(channels, channels, bias=False)
 
@@ -39,7 +42,9 @@ class GraphConv(nn.Module):
         if self.graph == "grid":
             total = grid_neighbour_sum(x, *self.grid)
         else:
-            total = neighbour_sum(x, knn_graph(x, NUM_NEIGHBOURS, loop=False))
+            if self.detect_anomaly:
+                check_finite(x, self.detect_anomaly)
+            total = neighbour_sum(x, remembered(lambda: knn_graph(x, NUM_NEIGHBOURS, loop=False)))
         return self.lin_rel(total) + self.lin_root(x)
 
 
@@ -100,11 +105,11 @@ class VigStudy(StagedModel):
 
     Args:
         num_classes: width of the logits.
-        in_channels: channels of the images, which are the channels of the nodes too.
-        image_size: height and width of the images.
+        in_chans: channels of the images, which are the channels of the nodes too.
+        img_size: height and width of the images.
         norm: batch, layer or group.
-        drop_path: rate in the last block, rising linearly from 0 in the first; the study has none.
-        dropout: rate before the last layer; the study has none.
+        drop_path_rate: of the last block, rising linearly from 0 in the first; the study has 0.
+        drop_rate: before the last layer; the study has none.
         graph: the study's grid, or kNN in feature space.
     """
 
@@ -113,27 +118,38 @@ class VigStudy(StagedModel):
     def __init__(
         self,
         num_classes: int = 10,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
+        in_chans: int = 3,
+        img_size: tuple[int, int] = (32, 32),
         norm: Norm = "batch",
-        drop_path: float = 0.0,
-        dropout: float = 0.0,
+        drop_path_rate: float = 0.0,
+        drop_rate: float = 0.0,
         graph: Graph = "grid",
     ) -> None:
-        num_nodes = image_size[0] * image_size[1]
-        super().__init__(num_nodes, in_channels, num_classes)
+        num_nodes = img_size[0] * img_size[1]
+        super().__init__(NUM_BLOCKS, num_classes)
+        self.in_chans, self.img_size = in_chans, img_size
         if graph == "knn":
             check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
         self.blocks = nn.ModuleDict()
         for i in range(NUM_BLOCKS):
-            rate = drop_path * i / (NUM_BLOCKS - 1)
+            rate = drop_path_rate * i / (NUM_BLOCKS - 1)
             self.blocks[str(i)] = StudyBlock(
-                StudyGrapher(in_channels, 256, graph, image_size, norm, rate, stream=2 * i),
-                StudyFFN(in_channels, 512, norm, rate, stream=2 * i + 1),
+                StudyGrapher(in_chans, 256, graph, img_size, norm, rate, stream=2 * i),
+                StudyFFN(in_chans, 512, norm, rate, stream=2 * i + 1),
             )
-        self.fc1 = nn.Linear(in_channels, 1024)
+        self.fc1 = nn.Linear(in_chans, 1024)
         self.fc2 = nn.Linear(1024, num_classes)
-        self.dropout = KeyedDropout(dropout, stream=2 * NUM_BLOCKS)
+        self.dropout = KeyedDropout(drop_rate, stream=2 * NUM_BLOCKS)
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """(N, C), the same before every block."""
+        return self.img_size[0] * self.img_size[1], self.in_chans
+
+    def set_detect_anomaly(self, enable: bool) -> None:
+        """See StagedModel."""
+        for index, block in self.blocks.items():
+            assert isinstance(block, StudyBlock)
+            block.grapher.graph_conv.detect_anomaly = f"block {index}" if enable else ""
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, C): the pixels are the nodes."""

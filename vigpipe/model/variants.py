@@ -1,60 +1,136 @@
 """The models by name."""
 
-from vigpipe.choices import MODELS, Graph, Norm
+from pathlib import Path
+from typing import Any, Literal
+
+from vigpipe.choices import MODELS, Norm
 from vigpipe.errors import InputError
+from vigpipe.model.entries import VigShape, reduced, stem_strides
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
-from vigpipe.model.vig import Vig, VigShape
+from vigpipe.model.vig import VisionGnn
+
+
+def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:  # noqa: ANN401
+    published: dict[str, Any] = {
+        "k": (9, 9),
+        "most_dilation": 5,
+        "reductions": (4, 2, 1, 1),
+        "relative": True,
+        "stem": (2, 1, 1),
+        "stem_stride": 4,
+    }
+    return VigShape(blocks, channels, **(published | changes))
+
 
 VIG_SHAPES = {
-    "vig_digits": VigShape(num_blocks=4, channels=48, k=(9, 9), stem="pixel"),
-    "vig_ti_224": VigShape(num_blocks=12, channels=192),
-    "vig_s_224": VigShape(num_blocks=16, channels=320),
-    "vig_b_224": VigShape(num_blocks=16, channels=640),
+    "vig_ti_224": VigShape((12,), (192,)),
+    "vig_s_224": VigShape((16,), (320,)),
+    "vig_b_224": VigShape((16,), (640,)),
+    "pvig_ti_224": _pyramid((2, 2, 6, 2), (48, 96, 240, 384)),
+    "pvig_s_224": _pyramid((2, 2, 6, 2), (80, 160, 400, 640)),
+    "pvig_m_224": _pyramid((2, 2, 16, 2), (96, 192, 384, 768)),
+    "pvig_b_224": _pyramid((2, 2, 18, 2), (128, 256, 512, 1024)),
+    "vig_cifar_ti": VigShape((8,), (128,), k=(9, 9), stem_stride=4, img_size=(32, 32)),
+    "pvig_cifar_ti": _pyramid(
+        (2, 2, 4, 2), (32, 64, 128, 256), most_dilation=1, stem_stride=1, img_size=(32, 32)
+    ),
+    "vig_digits": VigShape((4,), (48,), k=(9, 9), stem=(2, 1), stem_stride=1, img_size=(8, 8)),
 }
+
+
+def pretrained_cfg(name: str) -> dict[str, Any]:
+    """What timm calls a model's default configuration: input, normalisation, names of layers."""
+    shape = VIG_SHAPES[name]
+    is_digits, is_imagenet = name == "vig_digits", shape.img_size == (224, 224)
+    strides = stem_strides(len(shape.stem), shape.stem_stride)
+    return {
+        "num_classes": 1000 if is_imagenet else 10,
+        "input_size": (1 if is_digits else 3, *shape.img_size),
+        "pool_size": reduced(shape.img_size, (*strides, *(2,) * (len(shape.blocks) - 1))),
+        "crop_pct": (0.95 if name == "pvig_b_224" else 0.9) if is_imagenet else 1.0,
+        "interpolation": "bicubic",
+        "mean": (0.0,) if is_digits else (0.5, 0.5, 0.5),
+        "std": (1.0,) if is_digits else (0.5, 0.5, 0.5),
+        "first_conv": "stem.convs.0",
+        "classifier": "prediction.4",
+    }
 
 
 def create_model(
     name: str,
     *,
     num_classes: int,
-    in_channels: int = 3,
-    image_size: tuple[int, int],
+    in_chans: int = 3,
+    img_size: int | tuple[int, int] | None = None,
     norm: Norm = "batch",
-    drop_path: float = 0.0,
-    dropout: float = 0.0,
-    graph: Graph | None = None,
+    drop_path_rate: float = 0.0,
+    drop_rate: float = 0.0,
+    graph: str | None = None,
+    aggregator: str | None = None,
+    stochastic_dilation: float = 0.0,
+    stem_stride: int | None = None,
+    compat: Literal["reference"] | None = None,
+    checkpoint_path: Path | str | None = None,
 ) -> StagedModel:
-    """Build a model, with weights drawn from torch's global generator.
+    """Build a model, with weights drawn from torch's global generator or read from a file.
 
     Args:
         name: one of MODELS.
         num_classes: width of the logits.
-        in_channels: channels of the images.
-        image_size: height and width of the images.
+        in_chans: channels of the images.
+        img_size: height and width of the images; by default what the model is meant for.
         norm: batch, layer or group.
-        drop_path: rate in the last block, rising linearly from 0 in the first.
-        dropout: rate in the readout.
-        graph: `grid` (the default) or `knn` for vig_study; the others are kNN always.
+        drop_path_rate: of the last block, rising linearly from 0 in the first.
+        drop_rate: of the dropout in the readout.
+        graph: `grid` (the default) or `knn` for vig_study; for the others see VisionGnn.
+        aggregator: see VisionGnn; like the options below not for vig_study.
+        stochastic_dilation: see VisionGnn.
+        stem_stride: see VisionGnn.
+        compat: see VisionGnn.
+        checkpoint_path: file of weights (`vigpipe.model.weights`).
 
     Raises:
-        InputError: unknown name, a graph the model does not have, or images that give too few
-            nodes.
+        InputError: unknown name, an option that the model does not have, images that are too
+            small, or a file that does not fit.
     """
-    common = {
+    common: dict[str, Any] = {
         "num_classes": num_classes,
-        "in_channels": in_channels,
-        "image_size": image_size,
+        "in_chans": in_chans,
         "norm": norm,
-        "drop_path": drop_path,
-        "dropout": dropout,
+        "drop_path_rate": drop_path_rate,
+        "drop_rate": drop_rate,
     }
     if name == "vig_study":
-        return VigStudy(**common, graph=graph or "grid")
-    if name not in VIG_SHAPES:
-        raise InputError(f"--model {name}: no such model; choose one of {', '.join(MODELS)}")
-    if graph not in (None, "knn"):
-        raise InputError(
-            f"--graph {graph}: {name} is kNN in every block; only vig_study also has a grid"
+        common["img_size"] = img_size or (32, 32)
+        others = {
+            "--aggregator": aggregator,
+            "--stochastic-dilation": stochastic_dilation or None,
+            "--stem-stride": stem_stride,
+            "--compat": compat,
+        }
+        for flag, value in others.items():
+            if value is not None:
+                raise InputError(f"{flag} {value}: vig_study has no such choice; leave it out")
+        if graph not in (None, "grid", "knn"):
+            raise InputError(f"--graph {graph}: vig_study has grid and knn; choose one of them")
+        model: StagedModel = VigStudy(**common, graph=graph or "grid")  # pyright: ignore[reportArgumentType]
+    elif name in VIG_SHAPES:
+        model = VisionGnn(
+            VIG_SHAPES[name],
+            **common,
+            img_size=img_size,
+            graph=graph or "knn",
+            aggregator=aggregator or "max",
+            stochastic_dilation=stochastic_dilation,
+            stem_stride=stem_stride,
+            compat=compat,
         )
-    return Vig(VIG_SHAPES[name], **common)
+        model.pretrained_cfg = pretrained_cfg(name)
+    else:
+        raise InputError(f"--model {name}: no such model; choose one of {', '.join(MODELS)}")
+    if checkpoint_path is not None:
+        from vigpipe.model.weights import load_weights  # which itself tries the models by name
+
+        load_weights(model, Path(checkpoint_path))
+    return model

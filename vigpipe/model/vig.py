@@ -1,124 +1,367 @@
-"""The isotropic ViG: Han et al. 2022, "Vision GNN", arXiv:2206.00272.
+"""ViG, isotropic and pyramid: Han et al. 2022, "Vision GNN", arXiv:2206.00272.
 
 Parameter names and shapes are those of the authors' code (huawei-noah/Efficient-AI-Backbones,
-vig_pytorch), so published state dicts fit.
+vig_pytorch), so published state dicts fit; what timm's models offer, these offer too.
 """
 
-from dataclasses import dataclass
-from math import prod
-from typing import Literal
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.errors import InputError
+from vigpipe.model.entries import (
+    Entry,
+    VigShape,
+    make_entries,
+    reduced,
+    stem_strides,
+    warn_of_few_nodes,
+)
 from vigpipe.model.ffn import FFN
-from vigpipe.model.graph import check_neighbours
-from vigpipe.model.grapher import Grapher
-from vigpipe.model.readout import Readout
+from vigpipe.model.grapher import BlockGraph, Grapher
+from vigpipe.model.position import Grid, resized_embedding
+from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.stem import ConvStem
-
-# For each convolution of a stem: what C is divided by to give its width, and its stride.
-STEMS = {
-    "patch16": ((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    "pixel": ((2, 1), (1, 1)),
-}
-
-
-@dataclass(frozen=True)
-class VigShape:
-    """What tells one isotropic variant from another.
-
-    Attributes:
-        num_blocks: Grapher + FFN pairs.
-        channels: C of every node.
-        k: neighbours in the first and in the last block, rising linearly between them.
-        stem: one node a 16x16 patch, or one a pixel.
-    """
-
-    num_blocks: int
-    channels: int
-    k: tuple[int, int] = (9, 18)
-    stem: Literal["patch16", "pixel"] = "patch16"
+from vigpipe.model.stem import ConvStem, Downsample
 
 
 class Block(nn.Sequential):
     """A Grapher and an FFN; the published names are `0` and `1`."""
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """(B, N, C) -> (B, N, C)."""
-        for half in self:
-            x = half(x, keys)
-        return x
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, keys: Tensor | None, given: Tensor | None
+    ) -> tuple[Tensor, BlockGraph, Tensor]:
+        """(B, H, W, C) -> (B, H, W, C), the graph used, and the one to hand on."""
+        grapher, ffn = self
+        x, graph, following = grapher(x, keys, given)
+        return ffn(x, keys), graph, following
 
 
-class Vig(StagedModel):
-    """Stem, positional embedding, blocks on dynamic kNN graphs, readout.
+class VisionGnn(StagedModel):
+    """Stem, positional embedding, blocks on graphs of the nodes, readout.
+
+    Images of another size than `img_size` work too: the positional tables are resized, in both
+    directions, and k * dilation is lowered to the nodes there are.
 
     Args:
         shape: the variant.
-        num_classes: width of the logits.
-        in_channels: channels of the images.
-        image_size: height and width of the images.
+        num_classes: width of the logits; 0 gives the readout's hidden layer.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         norm: batch, layer or group.
-        drop_path: rate in the last block, rising linearly from 0 in the first.
-        dropout: rate in the readout.
+        drop_path_rate: of the last block, rising linearly from 0 in the first.
+        drop_rate: of the dropout in the readout.
+        graph: a policy (`vigpipe.choices.Policy`), or a comma list of them, repeated over the
+            blocks: `knn,reuse,reuse` makes a graph every third block. Where there is none to reuse,
+            in the first block and after each downsampling, it is knn.
+        aggregator: max, edge, sage, gin or maxmean, or a list of them, repeated.
+        stochastic_dilation: probability that a training sample's neighbours are drawn at random
+            from the k * dilation nearest.
+        stem_stride: pixels along a side of a patch, a power of two.
+        compat: `reference` resizes relative positions along the raster, as published.
+        global_pool: `avg`, or nothing.
+        device: where to make the weights.
+        dtype: of the weights.
 
     Raises:
-        InputError: the images give too few nodes for a block's k * dilation, or do not divide into
-            patches.
+        InputError: an unknown policy or aggregator, or a stem stride that the stem cannot have.
     """
 
     stem_names = ("stem", "pos_embed")
     blocks_name = "backbone"
     readout_names = ("prediction",)
+    output_fmt = "NHWC"
 
     def __init__(
         self,
         shape: VigShape,
         num_classes: int = 1000,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (224, 224),
+        in_chans: int = 3,
+        img_size: int | Grid | None = None,
         norm: Norm = "batch",
-        drop_path: float = 0.0,
-        dropout: float = 0.0,
+        drop_path_rate: float = 0.0,
+        drop_rate: float = 0.0,
+        graph: str = "knn",
+        aggregator: str = "max",
+        stochastic_dilation: float = 0.0,
+        stem_stride: int | None = None,
+        compat: Literal["reference"] | None = None,
+        global_pool: Literal["avg", ""] = "avg",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        strides = tuple(stride for _, stride in STEMS[shape.stem])
-        stride = prod(strides)
-        if image_size[0] % stride or image_size[1] % stride:
-            raise InputError(
-                f"images are {image_size[0]}x{image_size[1]}, but this model cuts them into "
-                f"patches of {stride}x{stride}; choose a multiple of {stride} as "
-                "--image-size"
-            )
-        height, width = image_size[0] // stride, image_size[1] // stride
-        num_nodes, num_blocks, channels = height * width, shape.num_blocks, shape.channels
-        super().__init__(num_nodes, channels, num_classes)
+        stride = shape.stem_stride if stem_stride is None else stem_stride
+        strides = stem_strides(len(shape.stem), stride)
+        img_size = _pair(shape.img_size if img_size is None else img_size)
+        grid = reduced(img_size, strides)
+        entries_on = partial(
+            make_entries,
+            shape,
+            graph=graph,
+            aggregator=aggregator,
+            stochastic=stochastic_dilation,
+        )
+        entries = entries_on(grid)
+        super().__init__(len(entries), num_classes)
+        self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
+        self.strides, self.grid = strides, grid
+        self.entries, self._entries_on = entries, entries_on
+        self.num_features, self.head_hidden_size = shape.channels[-1], WIDTH
+        self.global_pool: Literal["avg", ""] = global_pool
+        self.drop_rate = drop_rate
+        self.pretrained_cfg: dict[str, Any] = {}
+        self._has_warned = False
 
-        widths = tuple(channels // divisor for divisor, _ in STEMS[shape.stem])
-        self.stem = ConvStem(in_channels, widths, strides, norm)
-        self.pos_embed = nn.Parameter(torch.zeros(1, channels, height, width))
-
-        # As the reference computes them: in float32, and truncated.
-        neighbours = [int(k) for k in torch.linspace(*shape.k, num_blocks, device="cpu").tolist()]
-        drop_paths = torch.linspace(0, drop_path, num_blocks, device="cpu").tolist()
-        most_dilation = max(num_nodes // max(neighbours), 1)
-        self.backbone = nn.ModuleDict()
-        for i in range(num_blocks):
-            k, dilation = neighbours[i], min(i // 4 + 1, most_dilation)
-            check_neighbours(k, dilation, num_nodes)
-            self.backbone[str(i)] = Block(
-                Grapher(channels, k, dilation, norm, drop_paths[i], stream=2 * i),
-                FFN(channels, norm, drop_paths[i], stream=2 * i + 1),
+        rates = torch.linspace(0, drop_path_rate, sum(shape.blocks), device="cpu").tolist()
+        with torch.device(device) if device is not None else nullcontext():
+            widths = tuple(shape.channels[0] // divisor for divisor in shape.stem)
+            self.stem = ConvStem(in_chans, widths, strides, norm)
+            self.pos_embed = nn.Parameter(torch.zeros(1, shape.channels[0], *grid))
+            self.backbone = nn.ModuleDict()
+            for i, entry in enumerate(entries):
+                rule, channels, number = entry.rule, entry.channels, entry.number
+                if rule is None:
+                    self.backbone[str(i)] = Downsample(entry.before[1], channels, norm)
+                    continue
+                grapher = Grapher(
+                    channels,
+                    rule,
+                    entry.aggregator,
+                    norm,
+                    rates[number],
+                    stream=2 * number,
+                    grid=entry.grid,
+                    relative=shape.relative and rule.policy in ("knn", "lookahead"),
+                    by_raster=compat == "reference",
+                )
+                ffn = FFN(channels, norm, rates[number], stream=2 * number + 1)
+                self.backbone[str(i)] = Block(grapher, ffn)
+            stream = 2 * sum(shape.blocks)
+            self.prediction = Readout(
+                shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool
             )
-        self.prediction = Readout(channels, num_classes, norm, dropout, stream=2 * num_blocks)
+        self.feature_info = _feature_info(entries, strides)
+        if dtype is not None:
+            self.to(dtype)
+        warn_of_few_nodes(entries, img_size)
+
+    # ---- a stage of a pipeline ---------------------------------------------------------------
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """(H, W, C), or (H, W, C + K) where the graph of an earlier block is needed later."""
+        if block == len(self.entries):
+            return (*self.entries[-1].grid, self.entries[-1].channels)
+        (height, width), channels = self.entries[block].before
+        return (height, width, channels + self.entries[block].num_given)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, N, C)."""
-        return self.stem(images) + self.pos_embed.flatten(2).transpose(1, 2)
+        """(B, C_in, H, W) -> (B, H', W', C)."""
+        x = self.stem(images)
+        grid = (x.shape[1], x.shape[2])
+        is_symbolic = torch.compiler.is_compiling() or isinstance(images, torch.fx.Proxy)
+        if not is_symbolic and not self._has_warned and grid != self.grid:
+            self._has_warned = True
+            warn_of_few_nodes(self._entries_on(grid), (images.shape[2], images.shape[3]))
+        return x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
+
+    def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """What is present of the blocks, from boundary to boundary."""
+        return self._walk(x, keys, {})
+
+    def _walk(self, x: Tensor, keys: Tensor | None, graphs: dict[int, BlockGraph]) -> Tensor:
+        x, given = self._unpacked(x)
+        for name, block in self.backbone.items():
+            if isinstance(block, Downsample):
+                x, given = self.run(block, x), None
+            else:
+                x, graphs[int(name)], given = self.run(block, x, keys, given)
+        return self._packed(x, given)
+
+    def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        first = self.span[0]
+        num_given = self.entries[first].num_given if first < len(self.entries) else 0
+        if num_given == 0 or self.has_stem:
+            return x, None
+        x, graph = x.split((x.shape[-1] - num_given, num_given), dim=-1)
+        return x.contiguous(), graph.detach().flatten(1, 2).long()
+
+    def _packed(self, x: Tensor, graph: Tensor | None) -> Tensor:
+        # One tensor crosses, so indices travel as numbers: exact in float32 up to 2^24 nodes.
+        end = self.span[1]
+        if end == len(self.entries) or self.entries[end].num_given == 0:
+            return x
+        assert graph is not None
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if x.requires_grad:  # cat's backward gives slices; layers would sum them in another order
+            x.register_hook(Tensor.contiguous)
+        return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, num_classes)."""
+        """(B, H, W, C) -> (B, num_classes)."""
         return self.prediction(x, keys)
+
+    def set_detect_anomaly(self, enable: bool) -> None:
+        """See StagedModel."""
+        for name, block in self.backbone.items():
+            if isinstance(block, Block):
+                grapher = block[0]
+                assert isinstance(grapher, Grapher)
+                grapher.detect_anomaly = f"block {name}" if enable else ""
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, keys: Tensor | None = None, return_graph: bool = False
+    ) -> Any:  # noqa: ANN401
+        """See StagedModel; with `return_graph`, the unsplit model gives its graphs too.
+
+        Returns:
+            Logits; or logits and the BlockGraph of each block by its number in `backbone`.
+        """
+        if return_graph is not True:  # so, not by its truth: torch.fx has a symbol in its place
+            return super().forward(x, keys)
+        if not (self.has_stem and self.has_readout):
+            raise ValueError("return_graph is for the unsplit model; this is a stage of it")
+        graphs: dict[int, BlockGraph] = {}
+        return self.read_out(self._walk(self.embed(x), keys, graphs), keys), graphs
+
+    # ---- a model of timm's -------------------------------------------------------------------
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, C_in, H, W) -> (B, H', W', C), before pooling."""
+        return self.run_blocks(self.embed(x), None)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """(B, H', W', C) -> (B, num_classes), or (B, 1024) before the last layer."""
+        return self.prediction(x, None, pre_logits) if self.has_readout else x
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:  # noqa: ANN401
+        """Feature maps after some blocks, or after stages of a pyramid: levels of `feature_info`.
+
+        Args:
+            x: images.
+            indices: levels; a number n means the last n, None all.
+            norm: there is no norm to apply; for timm's callers.
+            stop_early: do not run the blocks behind the last level asked for.
+            output_fmt: NCHW or NHWC.
+            intermediates_only: leave out the final features.
+
+        Returns:
+            The maps, or (B, H', W', C) features before pooling and the maps.
+        """
+        from timm.models._features import feature_take_indices
+
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt is 'NCHW' or 'NHWC' (got {output_fmt!r})")
+        levels = [int(level["module"].split(".")[1]) for level in self.feature_info]
+        taken, last = feature_take_indices(len(levels), indices)  # pyright: ignore[reportArgumentType]
+        wanted = {levels[i] for i in taken}
+        maps: list[Tensor] = []
+        x, given = self.embed(x), None
+        for name, block in self.backbone.items():
+            if isinstance(block, Downsample):
+                x, given = self.run(block, x), None
+            else:
+                x, _, given = self.run(block, x, None, given)
+            if int(name) in wanted:
+                maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
+            if stop_early and int(name) == levels[last]:
+                break
+        return maps if intermediates_only else (x, maps)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Delete what lies behind the last of the levels, and the readout if `prune_head`.
+
+        Returns:
+            The levels, as positive numbers.
+        """
+        from timm.models._features import feature_take_indices
+
+        levels = [int(level["module"].split(".")[1]) for level in self.feature_info]
+        taken, last = feature_take_indices(len(levels), indices)  # pyright: ignore[reportArgumentType]
+        for name in list(self.backbone):
+            if int(name) > levels[last]:
+                del self.backbone[name]
+        if prune_head and self.has_readout:
+            del self.prediction
+            self.has_readout, self.num_classes, self.global_pool = False, 0, ""
+        return taken
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer; nothing is left of it where the readout was pruned."""
+        return self.prediction[4] if self.has_readout else nn.Identity()
+
+    def reset_classifier(
+        self, num_classes: int, global_pool: Literal["avg", ""] | None = None
+    ) -> None:
+        """A new last layer with random weights; 0 classes leave it out."""
+        if not self.has_readout:
+            if num_classes:
+                raise ValueError("the readout was pruned; make the model anew for another one")
+            return
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        self.prediction.reset(num_classes, self.global_pool)
+
+    def set_input_size(self, img_size: int | Grid) -> None:
+        """Make the positional tables those of images of another size."""
+        self.img_size = _pair(img_size)
+        self.grid = reduced(self.img_size, self.strides)
+        self.entries = self._entries_on(self.grid)
+        table = resized_embedding(self.pos_embed.detach(), self.grid)
+        self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
+        for name, block in self.backbone.items():
+            if isinstance(block, Block):
+                grapher = block[0]
+                assert isinstance(grapher, Grapher)
+                grapher.set_grid(self.entries[int(name)].grid)
+        warn_of_few_nodes(self.entries, self.img_size)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations in the backward instead of keeping them."""
+        self.recompute = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters belong to which layer, for layer-wise learning rates."""
+        return {
+            "stem": r"^stem|^pos_embed",
+            "blocks": r"^backbone\.(\d+)" if coarse else [(r"^backbone\.(\d+)", None)],
+        }
+
+    def no_weight_decay(self) -> set[str]:
+        """Not decayed, beside biases and norms; the published code decays it."""
+        return {"pos_embed"}
+
+
+def _pair(size: int | Sequence[int]) -> Grid:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _feature_info(entries: Sequence[Entry], strides: Sequence[int]) -> list[dict[str, Any]]:
+    """The levels of timm's features: every block, or the last one of each stage of a pyramid."""
+    is_pyramid = entries[-1].stage > 0
+    following = [*entries[1:], None]
+    return [
+        {
+            "num_chs": entry.channels,
+            "reduction": 2 ** (strides.count(2) + entry.stage),
+            "module": f"backbone.{i}",
+        }
+        for i, (entry, after) in enumerate(zip(entries, following, strict=True))
+        if entry.rule and not (is_pyramid and after and after.rule)
+    ]

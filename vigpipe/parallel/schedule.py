@@ -100,6 +100,7 @@ class Pipeline:
         """
         for part in self.parts:
             part.train()
+            part.begin_step()
         losses: list[Tensor] = []
         self._run(self._schedule.step, batch, losses, return_outputs=False)
         return torch.stack(losses).detach().double().cpu() if self.has_last else None

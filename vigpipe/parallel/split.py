@@ -17,14 +17,20 @@ class Cuttable(Protocol):
     Attributes:
         has_stem: it takes images, not node features.
         has_readout: it gives logits, not node features.
-        boundary_shape: of one sample's node features between two blocks.
         num_classes: width of the logits.
+        span: first of its blocks, and the one after the last.
+        recompute: compute activations again in the backward instead of keeping them.
     """
 
     has_stem: bool
     has_readout: bool
-    boundary_shape: tuple[int, ...]
     num_classes: int
+    span: tuple[int, int]
+    recompute: bool
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """Shape of what one sample hands to a block."""
+        ...
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete everything else."""
@@ -50,6 +56,8 @@ class Part(nn.Module):
         image_shape: (C, H, W) of the images.
         dtype: of the weights and of what crosses a boundary.
         autocast: run the matrix products in bfloat16.
+        num_recomputed: micro-batches of a step, the first ones, whose activations are computed
+            again in the backward.
     """
 
     def __init__(
@@ -59,15 +67,23 @@ class Part(nn.Module):
         image_shape: tuple[int, ...],
         dtype: torch.dtype,
         autocast: bool,
+        num_recomputed: int = 0,
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.autocast = model, dtype, autocast
-        self.input_shape = (rows, *(image_shape if model.has_stem else model.boundary_shape))
-        outputs = (model.num_classes,) if model.has_readout else model.boundary_shape
-        self.output_shape = (rows, *outputs)
+        self.num_recomputed, self.num_forwards = num_recomputed, 0
+        start, end = (model.boundary_shape(block) for block in model.span)
+        self.input_shape = (rows, *(image_shape if model.has_stem else start))
+        self.output_shape = (rows, *((model.num_classes,) if model.has_readout else end))
+
+    def begin_step(self) -> None:
+        """Before the first micro-batch of a training step; a stage takes them in order."""
+        self.num_forwards = 0
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         """(rows, ...) -> (rows, ...); keys (rows,) int64 on the CPU, negative on padding."""
+        self.model.recompute = self.num_forwards < self.num_recomputed
+        self.num_forwards += 1
         num_samples = int((keys >= 0).sum())
         if num_samples == 0:
             return self._connected_zeros(x)

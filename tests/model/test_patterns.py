@@ -1,0 +1,133 @@
+"""Graphs that follow from where the nodes are, against pictures and loops over nodes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference import (
+    grid_by_loops,
+    grid_edges,
+    knn_by_loops,
+    pattern_by_loops,
+    sum_over_edges,
+)
+from vigpipe.model.graph import knn_graph
+from vigpipe.model.patterns import (
+    grid_graph,
+    grid_neighbour_sum,
+    grid_neighbours,
+    pattern_graph,
+    pattern_neighbours,
+    window_graph,
+    windows,
+)
+
+many = settings(deadline=None, max_examples=50)
+sides = st.integers(1, 17)
+CPU = torch.device("cpu")
+
+
+def features(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def picture(nodes, height, width):
+    """Where the nodes are."""
+    return ["".join(".x"[row * width + c in nodes] for c in range(width)) for row in range(height)]
+
+
+def test_neighbours_on_the_grid():
+    graph = grid_graph(4, 5, CPU).tolist()
+    assert picture(graph[7], 4, 5) == [".xxx.", ".xxx.", ".xxx.", "....."]
+    assert picture(graph[0], 4, 5) == ["xxx..", "xxx..", "xxx..", "....."]  # moved inside
+    assert picture(graph[19], 4, 5) == [".....", "..xxx", "..xxx", "..xxx"]
+
+
+def test_neighbours_in_the_pattern():
+    graph = pattern_graph(5, 6, CPU).tolist()
+    assert picture(graph[7], 5, 6) == [".x....", ".x.x.x", "......", ".x....", "......"]
+    assert graph[7] == [7, 9, 11, 19, 1]  # itself, to the right, below, around the edge
+
+
+@many
+@given(sides, sides)
+def test_fixed_graphs_equal_loops_over_nodes(height, width):
+    grid, pattern = grid_graph(height, width, CPU), pattern_graph(height, width, CPU)
+    assert torch.equal(grid, grid_by_loops(height, width))
+    assert torch.equal(pattern, pattern_by_loops(height, width))
+    assert grid.shape == (height * width, grid_neighbours(height, width))
+    assert pattern.shape == (height * width, pattern_neighbours(height, width))
+
+
+@many
+@given(sides, sides)
+def test_neighbours_of_a_fixed_graph_are_distinct_and_count_the_node(height, width):
+    for graph in (grid_graph(height, width, CPU), pattern_graph(height, width, CPU)):
+        for node, row in enumerate(graph.tolist()):
+            assert len(set(row)) == len(row)
+            assert node in row
+
+
+@many
+@given(sides, sides, st.booleans())
+def test_every_node_has_one_place_in_the_windows(height, width, shift):
+    members, places = windows(height, width, shift, CPU)
+    assert torch.equal(members.flatten()[places], torch.arange(height * width))
+    assert all(len(set(window)) == len(window) for window in members.tolist())
+
+
+def test_windows_that_fit_are_those_of_a_plain_cut():
+    members, _ = windows(14, 14, False, CPU)
+    cut = torch.arange(196).view(2, 7, 2, 7).transpose(1, 2).reshape(4, 49)
+    assert torch.equal(members, cut)
+    shifted, _ = windows(14, 14, True, CPU)
+    moved = torch.arange(196).view(14, 14).roll((-3, -3), (0, 1))
+    assert torch.equal(shifted, moved.view(2, 7, 2, 7).transpose(1, 2).reshape(4, 49))
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(14, 7), (9, 10), (5, 3), (1, 8)])
+def test_a_window_graph_is_the_knn_graph_of_every_window(height, width, shift):
+    num_nodes = height * width
+    x, k = features(0, 2, num_nodes, 4), 3
+    graph = window_graph(x, (height, width), k, 1, shift)
+    members, places = windows(height, width, shift, CPU)
+    size = members.shape[1]
+    for node, place in enumerate(places.tolist()):
+        window, position = members[place // size], place % size
+        local = knn_by_loops(x[:, window], k)[:, position]
+        assert torch.equal(graph[:, node], window[local])
+
+
+def test_a_window_as_large_as_the_image_is_the_whole_graph():
+    x = features(0, 2, 30, 4)
+    assert torch.equal(window_graph(x, (5, 6), 4, 2, False), knn_graph(x, 4, 2))
+
+
+@many
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.integers(1, 3))
+def test_grid_sum_equals_the_sum_over_its_edges(height, width, batch, channels):
+    x = features(height * 10 + width, batch, height * width, channels)
+    expected = sum_over_edges(x, grid_edges(height, width))
+    torch.testing.assert_close(grid_neighbour_sum(x, height, width), expected, rtol=0, atol=1e-13)
+
+
+def test_grid_neighbours_of_every_node_of_a_3x4_grid():
+    degrees = grid_neighbour_sum(torch.ones(1, 12, 1), 3, 4).view(3, 4).int().tolist()
+    assert degrees == [
+        [3, 5, 5, 3],
+        [5, 8, 8, 5],
+        [3, 5, 5, 3],
+    ]
+
+
+def test_the_grid_does_not_wrap_around():
+    x = torch.zeros(1, 12, 1)
+    x[0, 3] = 1.0  # the upper right corner of 3x4
+    reached = grid_neighbour_sum(x, 3, 4).view(3, 4).int().tolist()
+    assert reached == [
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+        [0, 0, 0, 0],
+    ]

@@ -1,0 +1,39 @@
+"""Every variant in stages: what its README table promises of 2 and 4 of them."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from vigpipe.model.noise import sample_keys
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.parallel.plan import even_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.entries.FewNodesWarning")
+
+
+@pytest.mark.parametrize("name", VIG_SHAPES)
+def test_two_and_four_stages_equal_the_whole_bit_for_bit(name):
+    """Forward in training mode and backward to the images, on images that are small for it."""
+    torch.manual_seed(0)
+    side = min(VIG_SHAPES[name].img_size[0], 64)
+    whole = create_model(name, num_classes=7, img_size=side, drop_path_rate=0.2, drop_rate=0.2)
+    images = torch.rand(2, 3, side, side, requires_grad=True)
+    keys = sample_keys(0, 0, torch.arange(2))
+    expected = whole(images, keys)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), images)
+    num_blocks = len(whole.numbered_blocks)
+    for num_stages in (2, 4):
+        plan = even_plan(num_blocks, num_stages)
+        x, seen = images, []
+        for index, blocks in enumerate(plan.stages):
+            stage = deepcopy(whole)
+            stage.keep(blocks, stem=plan.is_first(index), readout=plan.is_last(index))
+            if index > 0:
+                assert x.shape[1:] == stage.boundary_shape(stage.span[0])
+            x = stage(x, keys)
+            seen += list(stage.state_dict())
+        assert seen == list(whole.state_dict())
+        assert torch.equal(x, expected)
+        (gradient,) = torch.autograd.grad(x.square().sum(), images)
+        assert torch.equal(gradient, expected_gradient)

@@ -1,0 +1,504 @@
+"""Files of weights: every layout and wrapping loads, everything else is one sentence."""
+
+import argparse
+import io
+import os
+import pickle
+import re
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
+from torch import nn
+
+from tests.reference import DenseModel, DensePyramidVig, DenseVig, randomize
+from vigpipe.choices import MODELS
+from vigpipe.errors import InputError
+from vigpipe.model.entries import stem_strides
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.weights import (
+    convert,
+    fit,
+    identify,
+    load_weights,
+    read_weights,
+    to_reference_names,
+)
+
+# The smallest model of either kind, on 8x8 nodes.
+SIDES = {name: 8 * VIG_SHAPES[name].stem_stride for name in ("vig_digits", "pvig_cifar_ti")}
+SIZES = {name: (side, side) for name, side in SIDES.items()}
+pytestmark = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
+
+
+def slow(name: str) -> DenseModel:
+    """The slow version of a model."""
+    shape, grid = VIG_SHAPES[name], (8, 8)
+    strides = stem_strides(len(shape.stem), shape.stem_stride)
+    widths = [shape.channels[0] // divisor for divisor in shape.stem]
+    stem = list(zip(widths, strides, strict=True))
+    if name == "vig_digits":
+        return DenseVig(48, [(9, 1)] * 4, grid, stem, 1, 10)
+    return DensePyramidVig(shape.channels, shape.blocks, grid, stem, 1, 10, shape.reductions)
+
+
+@cache
+def random_state(name: str) -> dict[str, torch.Tensor]:
+    model = slow(name)
+    randomize(model)
+    return model.state_dict()
+
+
+def published(name: str) -> dict[str, torch.Tensor]:
+    """A state dict as the authors' code has it, of the slow version with random weights."""
+    return {key: tensor.clone() for key, tensor in random_state(name).items()}
+
+
+def built(name: str = "vig_digits", **options):
+    options = {"num_classes": 10, "in_chans": 1, "img_size": SIZES[name], **options}
+    return create_model(name, **options)
+
+
+def ported(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The names of mmpretrain's port, as its converter makes them, and a 2-D readout."""
+    downsamples = [int(n.split(".")[1]) for n in state if re.match(r"backbone\.\d+\.conv\.0\.w", n)]
+    renamed = {}
+    for name, tensor in state.items():
+        first, *rest = name.split(".")
+        if first == "pos_embed":
+            name = "backbone.pos_embed"
+        elif first == "stem":
+            name = ".".join(["backbone.stem", *rest[1:]])
+        elif first == "prediction":
+            layer = {"0": "fc1", "1": "bn", "4": "fc2"}[rest[0]]
+            name = ".".join(["head", layer, *rest[1:]])
+            tensor = tensor[..., 0, 0] if tensor.dim() == 4 else tensor
+        elif downsamples:
+            begins = [0, *downsamples]
+            stage = max(s for s, begin in enumerate(begins) if begin <= int(rest[0]))
+            entry = str(int(rest[0]) - begins[stage])
+            rest = [r for r in rest[1:] if r != "conv"]
+            name = ".".join(["backbone.stages", str(stage), entry, *rest])
+        else:
+            name = ".".join(["backbone.blocks", *rest])
+        renamed[name] = tensor
+    return renamed
+
+
+LAYOUTS = {"published": dict, "ported": ported}
+PREFIXES = {"bare": "", "parallel": "module.", "compiled": "module._orig_mod."}
+WRAPPINGS = {
+    "bare": lambda state: state,
+    "state_dict": lambda state: {"state_dict": state, "epoch": 3, "arch": "vig"},
+    "model": lambda state: {"model": state, "optimizer": {"state": {0: state}}},
+    "timm": lambda state: {
+        "state_dict": state,
+        "state_dict_ema": {name: torch.zeros_like(tensor) for name, tensor in state.items()},
+        "args": argparse.Namespace(lr=1e-3),
+    },
+    "ema only": lambda state: {"model_ema": state},
+}
+
+
+def save_legacy(state, path):
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def images(name):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(2, 1, *SIZES[name], generator=generator)
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SIZES)
+def test_every_layout_wrapping_and_prefix_loads(name, layout, prefix, wrapping, tmp_path):
+    state = published(name)
+    path = tmp_path / "weights.pth.tar"
+    renamed = {PREFIXES[prefix] + key: t for key, t in LAYOUTS[layout](state).items()}
+    torch.save(WRAPPINGS[wrapping](renamed), path)
+    model = built(name)
+    load_weights(model, path)
+    assert_holds(model, state)
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_the_format_of_old_torch_loads(wrapping, tmp_path):
+    state = published("vig_digits")
+    save_legacy(WRAPPINGS[wrapping](state), tmp_path / "w.pth")
+    model = built()
+    load_weights(model, tmp_path / "w.pth")
+    assert_holds(model, state)
+
+
+def assert_holds(model, state):
+    assert model.state_dict().keys() == state.keys()
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[key]), key
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_loaded_weights_give_the_logits_of_the_slow_version(name, tmp_path):
+    state = published(name)
+    save_file(state, tmp_path / "w.safetensors")
+    theirs = slow(name)
+    theirs.load_state_dict(state)
+    model = built(name)
+    load_weights(model, tmp_path / "w.safetensors")
+    x = images(name).double()
+    difference = model.double().eval()(x) - theirs.double().eval()(x)
+    assert difference.abs().max() < 1e-9
+
+
+def test_the_content_tells_the_format_not_the_name(tmp_path):
+    state = published("vig_digits")
+    (tmp_path / "w.pth").write_bytes(save(state))
+    assert read_weights(tmp_path / "w.pth").keys() == state.keys()
+
+
+def test_the_running_average_is_taken_only_if_asked_for(tmp_path):
+    path = tmp_path / "w.pth"
+    weights, average = {"w": torch.ones(2)}, {"w": torch.full((2,), 0.5)}
+    torch.save({"state_dict_ema": average, "state_dict": weights}, path)
+    assert read_weights(path)["w"].tolist() == [1, 1]
+    assert read_weights(path, ema=True)["w"].tolist() == [0.5, 0.5]
+    torch.save({"state_dict": weights}, path)
+    with pytest.raises(InputError, match="no running average"):
+        read_weights(path, ema=True)
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+
+class Malicious:
+    """Would create a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("save_as", [torch.save, save_legacy])
+def test_a_file_that_would_execute_code_is_refused_and_does_not(save_as, tmp_path):
+    path, made = tmp_path / "w.pth", tmp_path / "made"
+    save_as({"state_dict": {"w": torch.ones(2)}, "extra": Malicious(made)}, path)
+    with pytest.raises(InputError, match=r"w\.pth: .* needs \w*\.mkdir, .* execute code"):
+        read_weights(path)
+    assert not made.exists()
+    torch.load(path, weights_only=False)  # the file is what this test says it is
+    assert made.exists()
+
+
+def test_a_bare_pickle_is_refused_and_does_not_execute(tmp_path):
+    path, made = tmp_path / "w.pkl", tmp_path / "made"
+    path.write_bytes(pickle.dumps(Malicious(made)))
+    with pytest.raises(InputError, match=r"w\.pkl: cannot be read"):
+        read_weights(path)
+    assert not made.exists()
+
+
+def test_a_pickled_model_is_refused_by_name(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"needs torch\.nn\.modules\.linear\.Linear"):
+        read_weights(tmp_path / "w.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_torchscript_archive_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
+        archive.writestr("w/constants.pkl", b"\x80\x02).")
+        archive.writestr("w/data.pkl", b"\x80\x02).")
+        archive.writestr("w/version", b"3\n")
+    with pytest.raises(InputError, match=r"w\.pt: cannot be read as a torch file.*TorchScript"):
+        read_weights(tmp_path / "w.pt")
+
+
+def saved(content) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its 0 bytes are neither"),
+        (b"\x89PNG\r\n\x1a\n and so on", "are neither a safetensors nor a torch file"),
+        (b"\x10\0\0\0\0\0\0\0{", "are neither"),
+        (b"\x02\0\0\0\0\0\0\0{]", "cannot be read as a safetensors file .*SafetensorError"),
+        (b"PK\x03\x04 and no more", "cannot be read as a torch file"),
+        (saved({"w": torch.ones(9)})[:-80], "cannot be read as a torch file"),
+        (save({"w": torch.ones(9)})[:-1], "cannot be read as a safetensors file"),
+        (save({}), "holds no tensors"),
+        (saved({}), "holds no tensors"),
+        (saved([torch.ones(2)]), "holds a list where a state dict"),
+        (saved({"epoch": 3, "net": {}}), "'epoch' is a int where a state dict"),
+        (saved({"state_dict": {"w": None}}), "'w' is a NoneType"),
+        (saved({3: torch.ones(2)}), "3 is a Tensor where .* tensors by name"),
+        (saved({"w": torch.eye(2).to_sparse()}), r"w is not a plain tensor \(torch.sparse_coo"),
+        (saved({"w": torch.ones(2, device="meta")}), r"w is not a plain tensor \(.*meta"),
+        (saved({"w": torch.ones(1), "module.w": torch.ones(1)}), "w is there twice"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_one_sentence(content, message, tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_weights(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_and_a_missing_file_are_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="is a folder"):
+        read_weights(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        read_weights(tmp_path / "w.pth")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_weights(tmp_path / ("w" * 300))
+
+
+STATE = {"a.weight": torch.arange(12.0).view(3, 4), "n": torch.tensor(7)}
+LEGACY = io.BytesIO()
+save_legacy(STATE, LEGACY)
+FILES = {"safetensors": save(STATE), "zip": saved(STATE), "legacy": LEGACY.getvalue()}
+
+
+# A flipped bit among the numbers cannot be noticed, nor one in a name. What must not be is another
+# exception, a crash, or tensors of sizes that the file does not have.
+@pytest.mark.parametrize("kind", FILES)
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_damaged_bytes_load_or_are_one_sentence(kind, data, tmp_path_factory):
+    content = bytearray(FILES[kind])
+    if data.draw(st.booleans(), "truncated"):
+        content = content[: data.draw(st.integers(0, len(content) - 1), "length")]
+        whole = False
+    else:
+        for _ in range(data.draw(st.integers(1, 3), "flips")):
+            bit = data.draw(st.integers(0, 8 * len(content) - 1), "bit")
+            content[bit // 8] ^= 1 << bit % 8
+        whole = True
+    path = tmp_path_factory.getbasetemp() / f"damaged-{kind}"
+    path.unlink(missing_ok=True)  # not written over: tensors read before may still map it
+    path.write_bytes(content)
+    try:
+        loaded = read_weights(path)
+    except InputError:
+        return
+    assert whole or equal(loaded, STATE)
+    assert all(t.untyped_storage().nbytes() <= len(content) for t in loaded.values())
+    for tensor in loaded.values():
+        tensor.sum()  # reads all of it
+
+
+def equal(state, other):
+    return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)
+
+
+# ---- fitting ----------------------------------------------------------------------------------
+
+
+def test_everything_that_does_not_fit_is_in_one_error():
+    state, model = published("vig_digits"), built()
+    state["backbone.9.0.fc1.0.weight"] = torch.ones(1)
+    del state["stem.convs.0.bias"], state["prediction.1.weight"]
+    state["stem.convs.0.weight"] = torch.ones(24, 3, 3, 3)
+    state["prediction.1.bias"] = torch.ones(1024, dtype=torch.int64)
+    with pytest.raises(InputError) as caught:
+        fit(state, model, "w.pth")
+    message = str(caught.value)
+    assert message.startswith("w.pth: does not fit the model: 2 missing: stem.convs.0.bias, predic")
+    assert "1 unexpected: backbone.9.0.fc1.0.weight;" in message
+    assert "2 misshapen: stem.convs.0.weight (24x3x3x3 in the file, 24x1x3x3 in" in message
+    assert "prediction.1.bias (1024 int64 in the file, 1024 in the model)" in message
+
+
+def test_long_lists_are_cut_and_counted():
+    state = {name: t for name, t in published("vig_digits").items() if "backbone" not in name}
+    count = len(published("vig_digits")) - len(state)
+    with pytest.raises(InputError, match=rf"{count} missing: .* and {count - 10} more;"):
+        fit(state, built(), "w.pth")
+
+
+def test_complex_numbers_do_not_become_real_ones():
+    state = published("vig_digits")
+    state["prediction.4.bias"] = torch.ones(10, dtype=torch.complex64)
+    with pytest.raises(InputError, match=r"1 misshapen: prediction\.4\.bias \(10 complex64"):
+        fit(state, built(), "w.pth")
+
+
+def test_another_number_of_classes_says_what_to_do_and_that_works():
+    state = published("vig_digits")
+    expected = r"has 10 classes and the model 3: .* num_classes=10, load, .* reset_classifier\(3\)"
+    with pytest.raises(InputError, match=expected):
+        fit(state, built(num_classes=3), "w.pth")
+    model = built(num_classes=10)
+    model.load_state_dict(fit(state, model, "w.pth"))
+    model.reset_classifier(3)  # pyright: ignore[reportCallIssue]
+    assert model(images("vig_digits")).shape == (2, 3)
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (12, 10), (4, 16)])
+def test_positions_of_another_grid_are_resized(grid):
+    state = published("vig_digits")
+    model = built(img_size=grid)
+    fitted = fit(state, model, "w.pth")["pos_embed"]
+    expected = nn.functional.interpolate(state["pos_embed"], grid, mode="bicubic")
+    assert fitted.shape == model.pos_embed.shape
+    assert torch.equal(fitted, state["pos_embed"] if grid == (8, 8) else expected)
+
+
+def test_relative_positions_are_the_files_where_shapes_agree_else_the_models():
+    state, model = published("pvig_cifar_ti"), built("pvig_cifar_ti")
+    name = "backbone.0.0.relative_pos"
+    state[name] += 1.0
+    assert torch.equal(fit(state, model, "w")[name], state[name])
+    larger = built("pvig_cifar_ti", img_size=(24, 24))
+    assert torch.equal(fit(state, larger, "w")[name], larger.state_dict()[name])
+    del state[name]
+    assert torch.equal(fit(state, model, "w")[name], model.state_dict()[name])
+
+
+def test_relative_positions_are_left_out_where_a_pyramid_makes_no_knn_graph():
+    state = published("pvig_cifar_ti")
+    model = built("pvig_cifar_ti", graph="knn,grid")
+    model.load_state_dict(fit(state, model, "w"))
+    assert "backbone.1.0.relative_pos" not in model.state_dict()
+
+
+def test_relative_positions_of_an_isotropic_model_are_not_left_out_in_silence():
+    state = published("vig_digits")
+    state["backbone.0.0.relative_pos"] = torch.ones(1, 64, 64)
+    with pytest.raises(InputError, match=r"1 unexpected: backbone\.0\.0\.rel"):
+        fit(state, built(), "w")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_get_the_models_type(dtype):
+    state = published("vig_digits")
+    cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
+    model = built().double()
+    fitted = fit(cast, model, "w")
+    assert {n: t.dtype for n, t in fitted.items()} == {
+        n: t.dtype for n, t in model.state_dict().items()
+    }
+    assert torch.equal(fitted["pos_embed"], cast["pos_embed"].double())
+
+
+def test_a_failed_load_changes_nothing(tmp_path):
+    state = published("vig_digits")
+    del state["prediction.4.bias"]
+    torch.save(state, tmp_path / "w.pth")
+    model = built()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError):
+        load_weights(model, tmp_path / "w.pth")
+    assert_holds(model, before)
+
+
+# ---- which variant ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "vig_study"])
+def test_a_variant_is_known_by_its_shapes(name):
+    with torch.device("meta"):
+        state = create_model(name, num_classes=7, in_chans=2).state_dict()
+    assert identify(to_reference_names(ported(state))) == name
+
+
+def test_a_variant_is_known_at_another_size():
+    with torch.device("meta"):
+        state = create_model("pvig_s_224", num_classes=7, img_size=(64, 96)).state_dict()
+    assert identify(state) == "pvig_s_224"
+
+
+def test_of_no_variant_the_closest_is_named():
+    with torch.device("meta"):
+        state = create_model("vig_s_224", num_classes=7).state_dict()
+    state["extra"] = torch.ones(1)
+    with pytest.raises(InputError, match=r"closest is vig_s_224 for 7 classes, .* 1 unexp.*extra"):
+        identify(state)
+    with pytest.raises(
+        InputError, match="not the whole of a ViG: it has no pos_embed and no predi"
+    ):
+        identify({"stem.convs.0.weight": torch.ones(8, 3, 3, 3)})
+    state["pos_embed"] = torch.ones(1, 320, 0, 14)
+    with pytest.raises(InputError, match="not the whole of a ViG: it has no pos_embed of"):
+        identify(state)
+
+
+# ---- converting -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_converted_file_holds_the_same_and_says_what_it_is(name, tmp_path):
+    state = published(name)
+    source, target = tmp_path / "w.pth", tmp_path / "w.safetensors"
+    torch.save({"state_dict": ported(state)}, source)
+    target.write_bytes(b"older")
+    assert convert(source, target) == name
+    assert equal(load_file(target), state)
+    with safe_open(target, "pt") as file:
+        assert file.metadata() == {
+            "format": "pt",
+            "model": name,
+            "num_classes": "10",
+            "in_chans": "1",
+            "img_size": "x".join(map(str, SIZES[name])),
+        }
+    assert {path.name for path in tmp_path.iterdir()} == {"w.pth", "w.safetensors"}
+    model = built(name)
+    load_weights(model, target)
+    assert_holds(model, state)
+
+
+def test_the_source_is_never_written_over(tmp_path):
+    source, link = tmp_path / "w.safetensors", tmp_path / "link.safetensors"
+    save_file(published("vig_digits"), source)
+    link.hardlink_to(source)
+    before = source.read_bytes()
+    for target in (source, link, tmp_path / "." / "w.safetensors"):
+        with pytest.raises(InputError, match="is the file to convert itself"):
+            convert(source, target)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("w.pth", "call it w.safetensors"),
+        ("missing/w.safetensors", "cannot be written"),
+        ("folder.safetensors", "is a folder"),
+    ],
+)
+def test_a_target_that_cannot_be_is_one_sentence(target, message, tmp_path):
+    (tmp_path / "folder.safetensors").mkdir()
+    save_file(published("vig_digits"), tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=message):
+        convert(tmp_path / "w.safetensors", tmp_path / target)
+
+
+def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):
+    target = tmp_path / "new.safetensors"
+    target.write_bytes(b"older")
+    save_file(published("vig_digits"), tmp_path / "w.safetensors")
+
+    def fails(weights, path, metadata):
+        Path(path).write_bytes(b"half of")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vigpipe.model.weights.save_file", fails)
+    with pytest.raises(InputError, match="No space left"):
+        convert(tmp_path / "w.safetensors", target)
+    assert target.read_bytes() == b"older"
+    assert {path.name for path in tmp_path.iterdir()} == {"w.safetensors", "new.safetensors"}

@@ -1,0 +1,102 @@
+"""Graph convolutions: what a node makes of itself and its neighbours, C channels to 2C.
+
+Each is called with nodes x (B, N, C), a graph (B, N, K) and the nodes y (B, M, C) that its indices
+mean. Names and shapes of the parameters are those of the authors' code, four groups in every layer.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.choices import Norm
+from vigpipe.model.aggregate import max_relative, mean_relative, neighbour_sum, neighbours
+from vigpipe.model.norm import make_norm
+from vigpipe.model.pointwise import Pointwise
+
+
+def _layer(in_channels: int, out_channels: int, norm: Norm) -> nn.Sequential:
+    pointwise = Pointwise(in_channels, out_channels, groups=4)
+    return nn.Sequential(pointwise, make_norm(norm, out_channels), nn.GELU())
+
+
+class MaxRelativeConv(nn.Module):
+    """Max-relative graph convolution, arXiv:1904.03751, as ViG has it.
+
+    The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
+    expect.
+    """
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.nn = _layer(2 * channels, 2 * channels, norm)
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        return self.nn(torch.stack((x, max_relative(x, graph, y)), dim=-1).flatten(2))
+
+
+class MaxMeanConv(nn.Module):
+    """Max-relative and mean-relative side by side, after PVG (arXiv:2308.00574).
+
+    Interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
+    """
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.nn = _layer(3 * channels, 2 * channels, norm)
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        largest, mean = max_relative(x, graph, y), mean_relative(x, graph, y)
+        return self.nn(torch.stack((x, largest, mean), dim=-1).flatten(2))
+
+
+class EdgeConv(nn.Module):
+    """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.nn = _layer(2 * channels, 2 * channels, norm)
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        others = neighbours(y, graph)  # (B, N, K, C)
+        x = x.unsqueeze(2).expand_as(others)
+        return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
+
+
+class SageConv(nn.Module):
+    """nn2([x_i, max_j nn1(y_j)]): Hamilton et al. 2017, GraphSAGE, arXiv:1706.02216.
+
+    As published, nn1's BatchNorm sees each neighbour as often as it is one.
+    """
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.nn1 = _layer(channels, channels, norm)
+        self.nn2 = _layer(2 * channels, 2 * channels, norm)
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        return self.nn2(torch.cat((x, self.nn1(neighbours(y, graph)).max(2).values), dim=-1))
+
+
+class GinConv(nn.Module):
+    """nn((1 + eps) x_i + sum_j y_j): Xu et al. 2019, GIN, arXiv:1810.00826."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.nn = _layer(channels, 2 * channels, norm)
+        self.eps = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        return self.nn((1 + self.eps) * x + neighbour_sum(y, graph))
+
+
+AGGREGATORS: dict[str, type[nn.Module]] = {
+    "max": MaxRelativeConv,
+    "edge": EdgeConv,
+    "sage": SageConv,
+    "gin": GinConv,
+    "maxmean": MaxMeanConv,
+}

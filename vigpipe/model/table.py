@@ -1,0 +1,109 @@
+"""The variants in figures: `python -m vigpipe.model.table` prints a table in Markdown.
+
+Names as arguments limit it to these variants.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tabulate import tabulate
+from torch.utils.flop_counter import FlopCounterMode
+
+from vigpipe.errors import InputError
+from vigpipe.model.position import Grid
+from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
+from vigpipe.model.vig import VisionGnn
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a variant is made of, at the size of images it is meant for.
+
+    Attributes:
+        name: of the variant.
+        img_size: height and width of its images.
+        grid: height and width in nodes, in the first blocks.
+        blocks: Grapher + FFN pairs of each stage of the pyramid; one number if it is none.
+        channels: C of each stage.
+        num_parameters: numbers that are trained.
+        num_buffers: numbers that are not: running statistics and tables of positions.
+        num_macs: multiplications, each with an addition, of one image's forward in convolutions and
+            matrix products, those for the distances between nodes among them.
+    """
+
+    name: str
+    img_size: Grid
+    grid: Grid
+    blocks: tuple[int, ...]
+    channels: tuple[int, ...]
+    num_parameters: int
+    num_buffers: int
+    num_macs: int
+
+
+def figures(name: str) -> Figures:
+    """Count on the meta device, where a model has shapes and no numbers.
+
+    Raises:
+        InputError: there is no such variant of ViG.
+    """
+    if name not in VIG_SHAPES:
+        raise InputError(f"{name}: no such variant; choose from {', '.join(VIG_SHAPES)}")
+    config = pretrained_cfg(name)
+    channels, *_ = config["input_size"]
+    with torch.device("meta"):
+        model = create_model(name, num_classes=config["num_classes"], in_chans=channels).eval()
+        image = torch.empty(1, *config["input_size"])
+    assert isinstance(model, VisionGnn)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(image)
+    return Figures(
+        name,
+        model.img_size,
+        model.grid,
+        model.shape.blocks,
+        model.shape.channels,
+        sum(parameter.numel() for parameter in model.parameters()),
+        sum(buffer.numel() for buffer in model.buffers()),
+        counter.get_total_flops() // 2,  # it counts a multiplication and its addition as two
+    )
+
+
+def main(names: Sequence[str] | None = None) -> None:
+    """Print the table.
+
+    Args:
+        names: of variants; by default the command line's, or all.
+    """
+    rows = [figures(name) for name in (names or sys.argv[1:] or VIG_SHAPES)]
+    table = {
+        "variant": [f"`{row.name}`" for row in rows],
+        "images": [_times(row.img_size) for row in rows],
+        "nodes": [_times(row.grid) for row in rows],
+        "blocks": [_listed(row.blocks) for row in rows],
+        "channels": [_listed(row.channels) for row in rows],
+        "parameters": [f"{row.num_parameters:,}" for row in rows],
+        "buffers": [f"{row.num_buffers:,}" for row in rows],
+        "GMAC": [f"{row.num_macs / 1e9:.3f}" for row in rows],
+    }
+    right = ("parameters", "buffers", "GMAC")
+    align = ["right" if column in right else "left" for column in table]
+    print(tabulate(table, headers="keys", tablefmt="github", colalign=align, disable_numparse=True))
+
+
+def _times(grid: Grid) -> str:
+    return f"{grid[0]}×{grid[1]}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

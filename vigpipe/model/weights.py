@@ -1,0 +1,463 @@
+"""Weights from files: published, ported, or of vigpipe's own runs, into a model or an error.
+
+A file fits or it is refused: nothing is left out in silence. The exceptions are named in `fit`.
+"""
+
+import argparse
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vigpipe.errors import InputError
+from vigpipe.model.position import Grid, resized_embedding
+from vigpipe.model.vig import VisionGnn
+
+# Where training scripts put the state dict; of several the first that is there counts. The running
+# average comes last: whoever wants it in place of the trained weights says so.
+AVERAGED = ("state_dict_ema", "model_ema")
+WRAPPERS = ("state_dict", "model", *AVERAGED)
+PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
+MOST_NAMED = 10  # keys in an error, of each kind
+
+
+def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
+    """Read a state dict from a safetensors or a torch file; nothing in the file is executed.
+
+    A torch file (zip or legacy format, .pth, .pt, .pth.tar) holds the state dict itself or has it
+    under `state_dict` or `model`, else under `state_dict_ema` or `model_ema`: where a file has
+    both, the running average is taken only if asked for. The prefixes `module.` and `_orig_mod.` of
+    names are taken off.
+
+    Args:
+        path: the file; its content tells its format, not its name.
+        ema: take the running average of the weights.
+
+    Returns:
+        Tensors on the CPU by name. Those of a zip file are mapped, so the file has to stay as it is
+        while they are in use.
+
+    Raises:
+        InputError: no such file, not a file of weights, damaged, or one that would execute code.
+    """
+    content = _read_file(path)
+    if not isinstance(content, Mapping):
+        raise InputError(
+            f"{path}: holds a {type(content).__name__} where a state dict (tensors by name) is "
+            "expected; save model.state_dict()"
+        )
+    wanted = AVERAGED if ema else WRAPPERS
+    found = [name for name in wanted if isinstance(content.get(name), Mapping)]
+    if ema and not found:
+        raise InputError(
+            f"{path}: has no running average of the weights, neither {' nor '.join(AVERAGED)}; "
+            "take the weights themselves"
+        )
+    state = content[found[0]] if found else content
+    return _checked(path, state)
+
+
+def _read_file(path: Path) -> Any:  # noqa: ANN401
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(9), path.stat().st_size
+    except IsADirectoryError:
+        raise InputError(
+            f"{path}: is a folder where a file of weights is expected; name the file"
+        ) from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file of weights; check the path") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    is_zip = head.startswith(b"PK\x03\x04")
+    # Eight bytes with the length of a JSON object, then the object.
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
+        read, kind = _read_safetensors, "safetensors"
+    elif is_zip or head.startswith(b"\x80"):
+        read, kind = (_read_zip if is_zip else _read_legacy), "torch"
+    else:
+        raise InputError(
+            f"{path}: its {size} bytes are neither a safetensors nor a torch file of weights; "
+            "it may be damaged or not wholly downloaded"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript archives, which are then refused
+            content = read(path)
+    except Exception as error:
+        # Damaged bytes end in almost any exception of the readers.
+        raise InputError(_why_not(path, kind, error)) from error
+    return content
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+def _read_zip(path: Path) -> Any:  # noqa: ANN401
+    # timm's training script puts its parsed arguments into every checkpoint.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _read_legacy(path: Path) -> Any:  # noqa: ANN401
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _why_not(path: Path, kind: str, error: Exception) -> str:
+    """The sentence for what a reader of files raised."""
+    message = str(error)
+    needed = re.search(r"GLOBAL (\S+)", message)
+    if needed:
+        return (
+            f"{path}: is not plain data: it needs {needed[1]}, and loading that would execute "
+            "code from the file; where the file is from, save the model's state_dict() alone"
+        )
+    unpickler = re.search(r"WeightsUnpickler error: (.*)", message)
+    reason = (unpickler[1] if unpickler else message).strip().split("\n")[0][:200].rstrip(" .:")
+    return (
+        f"{path}: cannot be read as a {kind} file of weights "
+        f"({type(error).__name__}{': ' if reason else ''}{reason}); it may be damaged or not "
+        "wholly downloaded"
+    )
+
+
+def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors by their bare names, or InputError if there is anything else."""
+    size = path.stat().st_size
+    weights: dict[str, Tensor] = {}
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"{path}: {key!r} is a {type(value).__name__} where a state dict has tensors by "
+                f"name, and none of {', '.join(WRAPPERS)} holds one; save model.state_dict()"
+            )
+        name = _bare(key)
+        # A damaged size makes torch enlarge the storage beyond what the file has.
+        is_plain = value.layout == torch.strided and value.device.type == "cpu"
+        if not is_plain or value.is_quantized or value.untyped_storage().nbytes() > size:
+            raise InputError(
+                f"{path}: {key} is not a plain tensor ({value.layout}, {value.device}, "
+                f"{value.dtype}, shape {_text(value)}) of this file; save dense tensors"
+            )
+        if name in weights:
+            raise InputError(
+                f"{path}: {name} is there twice, with and without a prefix "
+                f"({' or '.join(PREFIXES)}); keep one of the two"
+            )
+        weights[name] = value.detach()
+    if not weights:
+        raise InputError(f"{path}: holds no tensors; save model.state_dict()")
+    return weights
+
+
+def _bare(name: str) -> str:
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the parameters of mmpretrain's port to those of the authors' code.
+
+    Layouts: `mmpretrain/models/backbones/vig.py` and `heads/vig_head.py` of open-mmlab/mmpretrain;
+    `vig_pytorch` of huawei-noah/Efficient-AI-Backbones. Names of neither port stay as they are.
+
+    Args:
+        state: tensors by name, in either layout; the classifier's matrices may be 2-D.
+
+    Returns:
+        The same tensors by the authors' names, matrices of the readout as 1x1 convolutions.
+    """
+    ported = ("backbone.stem.", "backbone.blocks.", "backbone.stages.", "head.")
+    if not any(name.startswith(ported) for name in state):
+        return dict(state)
+    # Entries of every stage, downsampling included; the authors number them through.
+    sizes: dict[int, int] = {}
+    for name in state:
+        found = re.match(r"backbone\.stages\.(\d+)\.(\d+)\.", name)
+        if found:
+            stage, entry = int(found[1]), int(found[2])
+            sizes[stage] = max(sizes.get(stage, 0), entry + 1)
+
+    def numbered(found: re.Match[str]) -> str:
+        stage, entry = int(found[1]), int(found[2])
+        number = sum(size for other, size in sizes.items() if other < stage) + entry
+        return f"backbone.{number}." + ("conv." if stage > 0 and entry == 0 else "")
+
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        name = re.sub(r"^backbone\.pos_embed$", "pos_embed", name)
+        name = re.sub(r"^backbone\.stem\.", "stem.convs.", name)
+        name = re.sub(r"^backbone\.blocks\.", "backbone.", name)
+        name = re.sub(r"^backbone\.stages\.(\d+)\.(\d+)\.", numbered, name)
+        name = re.sub(r"^head\.fc1\.", "prediction.0.", name)
+        name = re.sub(r"^head\.bn\.", "prediction.1.", name)
+        name = re.sub(r"^head\.fc2\.", "prediction.4.", name)
+        if re.match(r"prediction\.[04]\.weight$", name) and tensor.dim() == 2:
+            tensor = tensor[..., None, None]
+        renamed[name] = tensor
+    return renamed
+
+
+def fit(state: Mapping[str, Tensor], model: nn.Module, source: str) -> dict[str, Tensor]:
+    """Make a state dict one that a model loads strictly, or say everything that is in the way.
+
+    Names and shapes have to be the model's, with these exceptions:
+
+    - `pos_embed` of another grid of nodes is resized to the model's (bicubic in 2-D);
+    - a `relative_pos` that is missing or has another shape is the model's own: these tables are
+      frozen and follow from the sizes. One of the same shape is kept, as the weights were trained
+      with it. Blocks of a pyramid that make no kNN graph have none, and leave the file's out;
+    - floating-point tensors are cast to the model's dtype.
+
+    Args:
+        state: tensors by the authors' names (`to_reference_names`).
+        model: as it will be used; its tensors are not changed.
+        source: where the tensors come from, for the error.
+
+    Returns:
+        Exactly the model's keys.
+
+    Raises:
+        InputError: missing, unexpected or misshapen tensors, all in one sentence. Another number of
+            classes is among them: `reset_classifier` changes it once the weights are loaded.
+    """
+    own = model.state_dict()
+    fitted = _without_tables(state, own, model)
+    embedding, target = fitted.get("pos_embed"), own.get("pos_embed")
+    if embedding is not None and target is not None and _is_embedding(embedding, target):
+        fitted["pos_embed"] = resized_embedding(embedding, (target.shape[2], target.shape[3]))
+    differences = _Differences.between(fitted, own)
+    if differences.count:
+        advice = "choose the model and the options that the weights were trained with"
+        last = fitted.get("prediction.4.weight"), own.get("prediction.4.weight")
+        if last[0] is not None and last[1] is not None and len(last[0]) != len(last[1]):
+            advice = (
+                f"the file has {len(last[0])} classes and the model {len(last[1])}: create it "
+                f"with num_classes={len(last[0])}, load, then call "
+                f"reset_classifier({len(last[1])})"
+            )
+        raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
+    return {
+        name: fitted[name].to(target.dtype) if target.is_floating_point() else fitted[name]
+        for name, target in own.items()
+    }
+
+
+def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[:2] == target.shape[:2]
+
+
+def _without_tables(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module
+) -> dict[str, Tensor]:
+    """The state, with the model's own relative_pos where the file's is not to be had."""
+    is_relative = isinstance(model, VisionGnn) and model.shape.relative
+    tables = {name for name in {*state, *own} if name.endswith(".relative_pos")}
+    fitted = {name: tensor for name, tensor in state.items() if name not in tables}
+    for name in sorted(tables):
+        theirs, ours = state.get(name), own.get(name)
+        if ours is not None:
+            is_kept = theirs is not None and theirs.shape == ours.shape
+            fitted[name] = theirs if theirs is not None and is_kept else ours
+        elif theirs is not None and not is_relative:
+            fitted[name] = theirs
+    return fitted
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """What keeps a state dict from being a model's."""
+
+    missing: Sequence[str]
+    unexpected: Sequence[str]
+    misshapen: Sequence[str]
+
+    @classmethod
+    def between(cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> "_Differences":
+        misshapen = [
+            f"{name} ({_text(tensor)} in the file, {_text(own[name])} in the model)"
+            for name, tensor in state.items()
+            if name in own
+            and (
+                tensor.shape != own[name].shape
+                or tensor.is_floating_point() != own[name].is_floating_point()
+                or tensor.is_complex()
+            )
+        ]
+        return cls(
+            [name for name in own if name not in state],
+            [name for name in state if name not in own],
+            misshapen,
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.missing) + len(self.unexpected) + len(self.misshapen)
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for kind in ("missing", "unexpected", "misshapen"):
+            names: Sequence[str] = getattr(self, kind)
+            if names:
+                more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+                parts.append(f"{len(names)} {kind}: {', '.join(names[:MOST_NAMED])}{more}")
+        return "; ".join(parts)
+
+
+def _text(tensor: Tensor) -> str:
+    kind = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return "x".join(map(str, tensor.shape)) + kind if tensor.dim() else f"a number{kind}"
+
+
+def load_weights(model: nn.Module, path: Path, *, ema: bool = False) -> None:
+    """Load a file of weights, strictly; see `read_weights`, `to_reference_names` and `fit`.
+
+    Raises:
+        InputError: the file cannot be read or does not fit.
+    """
+    state = to_reference_names(read_weights(path, ema=ema))
+    model.load_state_dict(fit(state, model, str(path)))
+
+
+def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
+    """Name the variant that a state dict belongs to, judging by its names and shapes.
+
+    Classes, channels and size of the images are those of the state dict. What shapes do not tell is
+    taken to be the variant's own: strides of the stem, and which of max and edge aggregates. Where
+    several variants have its shapes, the one whose own image size gives this grid comes first.
+
+    Args:
+        state: tensors by the authors' names (`to_reference_names`).
+        source: the file, for the error.
+
+    Raises:
+        InputError: no variant fits; the message says which one is closest, and what differs.
+    """
+    return _identified(state, source).name
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A model that a state dict may be of."""
+
+    name: str
+    num_classes: int
+    in_chans: int
+    img_size: Grid
+
+    def build(self) -> VisionGnn:
+        from vigpipe.model.variants import create_model  # which loads weights itself
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # few nodes; whoever runs the model is told
+            model = create_model(
+                self.name,
+                num_classes=self.num_classes,
+                in_chans=self.in_chans,
+                img_size=self.img_size,
+            )
+        assert isinstance(model, VisionGnn)
+        return model
+
+    def differences(self, state: Mapping[str, Tensor]) -> "_Differences":
+        with torch.device("meta"):
+            model = self.build()
+        own = model.state_dict()
+        return _Differences.between(_without_tables(state, own, model), own)
+
+
+def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
+    from vigpipe.model.variants import VIG_SHAPES  # which loads weights itself
+
+    telling = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
+    absent = [n for n in telling if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
+    if absent:
+        raise InputError(
+            f"{source}: not the whole of a ViG: it has no {' and no '.join(absent)} of four "
+            "dimensions; give a file with stem, backbone and classifier"
+        )
+    stem, embedding, classifier = (state[name] for name in telling)
+    _, channels, height, width = embedding.shape
+    candidates: list[_Variant] = []
+    for name, shape in VIG_SHAPES.items():
+        size = height * shape.stem_stride, width * shape.stem_stride
+        candidates.append(_Variant(name, len(classifier), stem.shape[1], size))
+
+    def likely(variant: _Variant) -> tuple[bool, bool]:
+        shape = VIG_SHAPES[variant.name]
+        return shape.channels[0] != channels, shape.img_size != variant.img_size
+
+    differences: dict[_Variant, _Differences] = {}
+    for variant in sorted(candidates, key=likely):
+        differences[variant] = variant.differences(state)
+        if differences[variant].count == 0:
+            return variant
+    closest = min(differences, key=lambda variant: differences[variant].count)
+    raise InputError(
+        f"{source}: of no variant; closest is {closest.name} for {closest.num_classes} classes, "
+        f"from which it differs: {differences[closest]}; build the model with the options it was "
+        "trained with and load it there"
+    )
+
+
+def convert(source: Path, target: Path, *, ema: bool = False) -> str:
+    """Write a file of weights anew as safetensors under the authors' names.
+
+    The metadata say what to build: model, num_classes, in_chans, img_size ("224x224"). The target
+    is written under another name first, so it is complete or not there.
+
+    Args:
+        source: any file that `read_weights` reads.
+        target: the new file, .safetensors.
+        ema: take the running average of the weights.
+
+    Returns:
+        The name of the variant.
+
+    Raises:
+        InputError: the file cannot be read, is of no variant, or the target cannot be written.
+    """
+    if target.suffix != ".safetensors":
+        raise InputError(
+            f"{target}: converted weights are safetensors, but the name ends in "
+            f"{target.suffix or 'nothing'!r}; call it {target.stem}.safetensors"
+        )
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder where the new file is to be; choose another name")
+    if source.exists() and target.exists() and source.samefile(target):
+        raise InputError(f"{target}: is the file to convert itself; choose another name")
+    state = to_reference_names(read_weights(source, ema=ema))
+    found = _identified(state, str(source))
+    model = found.build()
+    weights = {name: tensor.contiguous() for name, tensor in fit(state, model, str(source)).items()}
+    height, width = found.img_size
+    metadata = {
+        "format": "pt",
+        "model": found.name,
+        "num_classes": str(found.num_classes),
+        "in_chans": str(found.in_chans),
+        "img_size": f"{height}x{width}",
+    }
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        save_file(weights, partial, metadata)
+        partial.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{target}: cannot be written ({error}); choose a folder that exists, is writable and "
+            "has room"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return found.name
