@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from tests.world import ROOT, run_command
 from vigpipe.cli import main
 from vigpipe.config import TrainConfig, flag
+from vigpipe.model.variants import create_model
+from vigpipe.options import GraphConfig, PredictConfig
 
 
 def make_pictures(root, train=3, test=2, size=(8, 8)):
@@ -29,8 +32,9 @@ def make_pictures(root, train=3, test=2, size=(8, 8)):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty working folder; a command that would start ranks fails."""
+    """An empty working folder; a command that would start ranks, or train, fails."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vigpipe.train.train", _no_training)
     monkeypatch.setattr("vigpipe.parallel.local.preload", lambda *modules: None)
     monkeypatch.setattr("vigpipe.parallel.local.start_local", _no_ranks)
     threads = torch.get_num_threads()
@@ -40,6 +44,10 @@ def here(tmp_path, monkeypatch):
 
 def _no_ranks(*args):
     raise AssertionError("ranks were started")
+
+
+def _no_training(*args):
+    raise AssertionError("training began")
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -88,11 +96,15 @@ WRONG = {
         ["--stages", "2", "--virtual-stages", "2"],
         ["--virtual-stages 2", "interleaved1f1b or loopedbfs"],
     ),
-    "too few nodes for the neighbours": (
-        ["--model", "vig_ti_224", "--image-size", "32", "--data", "fake"],
-        ["k * dilation", "N = 4 nodes", "larger images"],
+    "a graph that does not exist": (["--graph", "knn,ring"], ["--graph knn,ring", "'ring'", "knn"]),
+    "a graph that the study has not": (
+        ["--model", "vig_study", "--graph", "pattern", "--data", "fake"],
+        ["--graph pattern", "vig_study", "grid"],
     ),
-    "a grid that the model has not": (["--graph", "grid"], ["--graph grid", "vig_study"]),
+    "an aggregator that does not exist": (["--aggregator", "mean"], ["--aggregator", "maxmean"]),
+    "a stem stride that is no power of two": (["--stem-stride", "3"], ["--stem-stride 3", "power"]),
+    "an image size in words": (["--image-size", "large"], ["--image-size large", "HEIGHTxWIDTH"]),
+    "weights that do not exist": (["--weights", "best.pth"], ["best.pth", "no such file"]),
     "a GPU that is not there": (["--device", "cuda"], ["no GPU", "--device cpu"]),
     "a learning rate that is no number": (["--lr", "nan"], ["--lr nan", "from 0 to"]),
     "an infinite time-out": (["--timeout", "inf"], ["--timeout inf", "from 1 to"]),
@@ -232,10 +244,59 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out.strip().count(".") == 2
 
 
-def test_help_lists_every_option_and_does_not_wait_for_torch():
-    code = "import sys; from vigpipe.cli import main; main(['train', '--help']); "
-    code += "assert 'torch' not in sys.modules"
+def helped(*words: str) -> str:
+    """What `vigpipe WORDS --help` prints, without importing what takes seconds."""
+    code = f"import sys; from vigpipe.cli import main; main([*{words!r}, '--help']); "
+    code += "assert not {'torch', 'timm', 'matplotlib', 'PIL', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    for field in fields(TrainConfig):
-        assert flag(field.name) in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [("train", TrainConfig), ("graph", GraphConfig), ("predict", PredictConfig)],
+)
+def test_help_lists_every_option_and_does_not_wait_for_torch(verb, options):
+    told = helped(verb)
+    for field in fields(options):
+        assert flag(field.name) in told
+
+
+def test_help_lists_every_verb():
+    told = helped()
+    for verb in ("train", "check", "graph", "predict", "weights", "bench"):
+        assert verb in told
+
+
+def test_help_of_weights_convert_names_both_files():
+    told = helped("weights", "convert")
+    assert "SOURCE" in told
+    assert "TARGET" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["convert"], ["SOURCE"]),
+        (["convert", "a.pth"], ["TARGET"]),
+        (["convert", "a.pth", "b.safetensors"], ["a.pth", "no such file"]),
+        (["convert", "a.pth", "b.pth"], ["b.pth", "safetensors"]),
+        (["convert", "a.pth", "b.safetensors", "c"], ["c: "]),
+        (["unpack", "a.pth"], ["unpack"]),
+    ],
+)
+def test_wrong_use_of_weights_is_told_in_one_sentence(arguments, words, capsys):
+    sentence = refused(capsys, "weights", *arguments)
+    for word in words:
+        assert word in sentence
+
+
+def test_weights_of_the_reference_code_are_converted(capsys, here):
+    model = create_model("vig_digits", num_classes=7, in_chans=1)
+    state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": state}, here / "old.pth")
+    assert main(["weights", "convert", "old.pth", "new.safetensors"]) == 0
+    assert capsys.readouterr().out == f"new.safetensors: vig_digits, {len(state)} tensors\n"
+    new = load_file(here / "new.safetensors")
+    assert all(torch.equal(new[name], tensor) for name, tensor in model.state_dict().items())

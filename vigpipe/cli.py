@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
@@ -12,10 +13,13 @@ import vigpipe
 from vigpipe.bench.options import PipelineBench, SyncBench
 from vigpipe.config import TrainConfig, read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
+from vigpipe.options import GraphConfig, PredictConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
 PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
+GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
+PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,6 +92,42 @@ def _app(arguments: list[str]) -> App:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
         return run(config, arguments, partial(work, num_steps=compare_steps))
 
+    @app.command
+    def graph(*, config: GraphOptions) -> None:
+        """Draw which patches of an image a node is connected to."""
+        from vigpipe.look import look
+
+        look(config)
+
+    @app.command
+    def predict(*images: Path, config: PredictOptions) -> int:
+        """Print the five most likely classes of images.
+
+        Args:
+            images: image files, or folders of them.
+            config: the options.
+        """
+        from vigpipe.predict import start
+
+        return start(config, images, arguments)
+
+    weights = App(name="weights", help="Turn weight files into others.")
+    app.command(weights)
+
+    @weights.command
+    def convert(source: Path, target: Path, /) -> None:
+        """Write published weights anew as safetensors that say which model they are of.
+
+        Args:
+            source: a torch or safetensors file, of the reference code, mmpretrain or vigpipe.
+            target: the .safetensors file to write.
+        """
+        from vigpipe.model.weights import convert as write
+        from vigpipe.model.weights import read_weights
+
+        name = write(source, target)
+        print(f"{target}: {name}, {len(read_weights(target))} tensors")
+
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)
 
@@ -110,5 +150,17 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.start import run
 
         return run(config, arguments, partial(bench_sync, num_repeats=config.repeats))
+
+    @bench.command
+    def accuracy(*, run: Path, out: Path | None = None) -> None:
+        """Show how well a run's model does, beside classifiers on raw pixels.
+
+        Args:
+            run: folder of a finished run of train.
+            out: folder to write README.md, curve.png and rows.csv to; by default runs/<time>.
+        """
+        from vigpipe.bench.accuracy import bench_accuracy
+
+        bench_accuracy(run, out)
 
     return app
