@@ -1,0 +1,88 @@
+"""The page about a run: its scores beside those of raw pixels."""
+
+import csv
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vigpipe.bench.accuracy import pixel_baselines
+from vigpipe.cli import main
+from vigpipe.data import open_source
+
+
+def scores(top1, top5):
+    return {"top1": top1, "top5": top5}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run of two epochs on the digits."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rows = [
+        {"step": 1, "epoch": 1, "loss": 2.0},
+        {"step": 2, "epoch": 1, "loss": 1.0},
+        {"epoch": 1, "loss": 1.5, **scores(0.5, 0.8), "ema": scores(0.4, 0.7)},
+        {"step": 3, "epoch": 2, "loss": 0.5},
+        {"epoch": 2, "loss": 0.9, **scores(0.75, 0.875), "ema": scores(0.625, 0.8125)},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = {
+        "model": "vig_digits", "data": "digits", "test": {"images": 360}, "steps": 3,
+        "wall_seconds": 90.0, "commit": "c0ffee", "hardware": "a computer", "threads_per_rank": 1,
+        "layout": {"ranks": 2}, "versions": {"vigpipe": "1"},
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.toml").write_text('data = "digits"\ndata_dir = "data"\nout = "/somewhere"\n')
+    return folder
+
+
+def test_the_page_has_the_last_scores_and_the_baselines(run, tmp_path, capsys):
+    out = tmp_path / "page"
+    assert main(["bench", "accuracy", "--run", str(run), "--out", str(out)]) == 0
+    page = (out / "README.md").read_text()
+    assert "| trained weights             | 75.0%   | 87.5%   |" in page
+    assert "| their moving average        | 62.5%   | 81.2%   |" in page
+    assert "3 steps in 1.5 minutes" in page
+    assert "c0ffee" in page
+    assert "kNN on pixels" in capsys.readouterr().out
+    rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
+    assert [(r["epoch"], r["training_loss"], r["ema_top1"]) for r in rows] == [
+        ("1", "1.5", "0.4"),
+        ("2", "0.5", "0.625"),
+    ]
+    assert "out" not in tomllib.loads((out / "config.toml").read_text())
+    pixels = np.asarray(Image.open(out / "curve.png").convert("RGB"))
+    assert pixels.std() > 10  # something is drawn
+
+
+def test_raw_pixels_tell_digits_apart_and_noise_not():
+    digits = pixel_baselines(open_source("digits"))
+    assert digits.keys() == {"kNN on pixels", "linear classifier on pixels"}
+    assert min(digits.values()) > 0.8
+    noise = pixel_baselines(open_source("fake", num_fake_images=100, image_size=(8, 8)))
+    assert max(noise.values()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("summary.json", None, "holds no finished run of vigpipe train"),
+        ("summary.json", "{", "holds no finished run of vigpipe train"),
+        ("config.toml", "= 3", "holds no finished run of vigpipe train"),
+        ("config.toml", "", "has no evaluation to show"),
+        ("metrics.jsonl", '{"step": 1, "epoch": 1, "loss": 2.0}\n', "has no evaluation to show"),
+    ],
+)
+def test_a_folder_without_a_finished_run_is_an_error(run, capsys, file, content, expected):
+    if content is None:
+        (run / file).unlink()
+    else:
+        (run / file).write_text(content)
+    assert main(["bench", "accuracy", "--run", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1

@@ -1,0 +1,164 @@
+"""How good is a trained model: its learning curve, beside classifiers that look at raw pixels."""
+
+import csv
+import json
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from tabulate import tabulate
+
+from vigpipe.config import parse_image_size
+from vigpipe.data import Source, open_source
+from vigpipe.errors import InputError
+from vigpipe.timing.record import make_output_folder
+
+NUM_NEIGHBOURS = 10
+INVERSE_REGULARISATION = 1e-3  # of the linear classifier, on standardised pixels
+
+
+def bench_accuracy(run: Path, out: Path | None) -> None:
+    """Write README.md and curve.png about a finished run of `vigpipe train`.
+
+    Args:
+        run: the run's folder.
+        out: where to write them.
+
+    Raises:
+        InputError: the folder holds no finished run, or its data are gone.
+    """
+    rows, summary, options = _read_run(run)
+    source = open_source(
+        options["data"],
+        data_dir=Path(options["data_dir"]),
+        image_size=parse_image_size(options.get("image_size")),
+        crop_pct=options.get("crop_pct", 1.0),
+    )
+    scores = [
+        *[(name, row["top1"], row["top5"]) for name, row in _last(rows)],
+        *[(name, top1, None) for name, top1 in pixel_baselines(source).items()],
+    ]
+    folder = make_output_folder(out)
+    _draw(folder / "curve.png", rows, scores)
+    table = tabulate(
+        [
+            (name, f"{top1:.1%}", "" if top5 is None else f"{top5:.1%}")
+            for name, top1, top5 in scores
+        ],
+        headers=["", "top-1", "top-5"],
+        tablefmt="github",
+        disable_numparse=True,
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    (folder / "README.md").write_text(
+        f"# {summary['model']} on {summary['data']}\n\n{table}\n\n![curve](curve.png)\n\n"
+        f"{summary['test']['images']} test images, {len(source.train)} training images, "
+        f"{summary['steps']} steps in {summary['wall_seconds'] / 60:.1f} minutes, evaluations "
+        f"included.\n\n- run: `python -m vigpipe.train --config config.toml`\n- this page: `"
+        f"{shlex.join(['vigpipe', *sys.argv[1:]])}`\n- commit: {summary['commit']}\n- hardware: "
+        f"{summary['hardware']}; {summary['threads_per_rank']} thread(s) a rank, "
+        f"{summary['layout']['ranks']} rank(s)\n- versions: {versions}\n- the baselines see the "
+        f"same images, not augmented: {NUM_NEIGHBOURS} nearest neighbours, and logistic regression "
+        f"on standardised pixels (C = {INVERSE_REGULARISATION}), both scikit-learn's\n",
+        encoding="utf-8",
+    )
+    (folder / "config.toml").write_text(
+        tomli_w.dumps({k: v for k, v in options.items() if k != "out"}), encoding="utf-8"
+    )
+    _write_epochs(folder / "rows.csv", rows)
+    print(f"{table}\n\n{folder}/README.md, curve.png")
+
+
+def pixel_baselines(source: Source) -> dict[str, float]:
+    """Top-1 of classifiers on raw pixels, by name."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    train, test = (
+        split.read(range(len(split))).flatten(1).numpy() for split in (source.train, source.test)
+    )
+    models: dict[str, Any] = {
+        "kNN on pixels": KNeighborsClassifier(NUM_NEIGHBOURS),
+        "linear classifier on pixels": make_pipeline(
+            StandardScaler(), LogisticRegression(C=INVERSE_REGULARISATION, max_iter=300)
+        ),
+    }
+    labels, test_labels = source.train.labels, source.test.labels
+    return {
+        name: float(np.mean(model.fit(train, labels).predict(test) == test_labels))
+        for name, model in models.items()
+    }
+
+
+def _read_run(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    try:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        options = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--run {run}: holds no finished run of vigpipe train ({error}); name the folder that "
+            "the run wrote"
+        ) from error
+    missing = [name for name in ("data", "data_dir") if name not in options]
+    if missing or not any("top1" in row for row in rows):
+        raise InputError(f"--run {run}: has no evaluation to show; run vigpipe train to its end")
+    return rows, summary, options
+
+
+def _last(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    last = [row for row in rows if "top1" in row][-1]
+    named = [("trained weights", last)]
+    return [*named, ("their moving average", last["ema"])] if "ema" in last else named
+
+
+def _write_epochs(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A row an epoch: mean training loss, and the scores of the test images."""
+    losses: dict[int, list[float]] = {}
+    for row in rows:
+        if "step" in row:
+            losses.setdefault(row["epoch"], []).append(row["loss"])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["epoch", "training_loss", "test_loss", "top1", "top5", "ema_top1"])
+        for row in rows:
+            if "top1" in row:
+                mean = float(np.mean(losses[row["epoch"]]))
+                average = row.get("ema", {}).get("top1", "")
+                scores = (row["loss"], row["top1"], row["top5"], average)
+                table.writerow([row["epoch"], mean, *scores])
+
+
+def _draw(path: Path, rows: list[dict[str, Any]], scores: list[tuple[str, float, Any]]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = [row for row in rows if "step" in row]
+    tests = [row for row in rows if "top1" in row]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, accuracies = figure.subplots(1, 2)
+    losses.plot([r["step"] for r in steps], [r["loss"] for r in steps], lw=0.5, color="0.6")
+    width = max(len(steps) // 50, 1)
+    smooth = np.convolve([r["loss"] for r in steps], np.ones(width) / width, "valid")
+    losses.plot([r["step"] for r in steps][width - 1 :], smooth, color="C0")
+    losses.set(xlabel="step", ylabel="training loss (augmented images)")
+    epochs = [r["epoch"] for r in tests]
+    accuracies.plot(epochs, [100 * r["top1"] for r in tests], label="trained weights")
+    if all("ema" in r for r in tests):
+        averages = [100 * r["ema"]["top1"] for r in tests]
+        accuracies.plot(epochs, averages, label="their moving average")
+    for i, (name, top1, top5) in enumerate(scores):
+        if top5 is None:
+            accuracies.axhline(100 * top1, ls="--", color=f"C{i}", label=name)
+    accuracies.set(xlabel="epoch", ylabel="top-1 of test images, %", ylim=(0, None))
+    accuracies.grid(alpha=0.3)
+    accuracies.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
