@@ -1,0 +1,446 @@
+"""What timm's models offer, on ours: by timm's own tests, and by more where those ask little."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_data_config  # pyright: ignore[reportPrivateImportUsage]
+from timm.optim import (
+    create_optimizer_v2,  # pyright: ignore[reportPrivateImportUsage]
+    param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+import vigpipe.model.registry  # noqa: F401
+from tests.timm_plugin import LEFT_OUT, why_left_out
+from tests.world import ROOT, run_command
+from vigpipe.errors import InputError
+from vigpipe.model import grapher
+from vigpipe.model.variants import VIG_SHAPES
+from vigpipe.model.vig import VisionGnn
+
+few_nodes = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
+SMALL = ["vig_digits", "vig_cifar_ti", "pvig_cifar_ti"]
+
+
+def images(model, num=2, seed=0, size=None):
+    channels, *native = model.pretrained_cfg["input_size"]
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((num, channels, *(size or native)), generator=generator)
+
+
+def create(name, **options) -> Any:
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options)
+    with torch.no_grad():  # an embedding of zeros would hide what is done to it
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("pos_embed"):
+                parameter.normal_(std=0.1)
+    return model
+
+
+# ---- timm's own tests --------------------------------------------------------------------------
+
+
+def pinned(package: str) -> str:
+    """The line of the lock that this environment is made from: a version and its hashes."""
+    for name in ("requirements.lock", "requirements-oldest.lock"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        line = rf"^{package}=={re.escape(version(package))} (\\\n +--hash=\S+ ?)+"
+        found = re.search(line, text, re.M)
+        if found:
+            return found[0]
+    raise AssertionError(f"{package} {version(package)} is in neither lock")
+
+
+def fetched(folder: Path) -> Path:
+    """timm's tests/test_models.py, from its source distribution, which the lock's hash vouches for.
+
+    The environment has no pip; the Python that it was made with has.
+    """
+    (folder / "timm.txt").write_text(f"{pinned('timm')}\n", encoding="utf-8")
+    options = ["--no-deps", "--no-binary", "timm", "--require-hashes", "-r", "timm.txt"]
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    done = subprocess.run(
+        [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    is_offline = done.returncode and "DO NOT MATCH THE HASHES" not in done.stderr
+    if is_offline and not os.environ.get("CI"):
+        pytest.skip("timm's sources cannot be downloaded; with CI=true that is a failure")
+    assert done.returncode == 0, done.stderr
+    (archive,) = folder.glob("timm-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extract(f"{archive.name.removesuffix('.tar.gz')}/tests/test_models.py", filter="data")
+    return folder / archive.name.removesuffix(".tar.gz") / "tests" / "test_models.py"
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory):
+    """What came of each of timm's tests: {(function, model): passed, failed or skipped}."""
+    folder = tmp_path_factory.mktemp("timm")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        tests = fetched(folder)
+    finally:
+        os.chdir(before)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = --strict-markers\njunit_family=xunit1\n"
+    )
+    options = ["-q", "-p", "tests.timm_plugin", "-p", "no:cacheprovider", "--tb=short"]
+    options += ["-c", str(folder / "pytest.ini"), f"--junitxml={folder / 'out.xml'}"]
+    done = run_command(
+        [sys.executable, "-m", "pytest", *options, str(tests)],
+        {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found = {}
+    for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
+        facts = {p.get("name"): p.get("value") for p in case.iter("property")}
+        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        found[facts["function"], facts["model"]] = (
+            "passed" if not bad else f"{bad[0].tag}: {bad[0].get('message')}\n{bad[0].text}"
+        )
+    return found
+
+
+@pytest.mark.timm
+@pytest.mark.parametrize("name", VIG_SHAPES)
+def test_timms_own_tests_pass(outcomes, name):
+    own = {function: outcome for (function, model), outcome in outcomes.items() if model == name}
+    left_out = {function for function in own if why_left_out(function, name)}
+    assert {function for function in own if own[function].startswith("skipped")} == left_out
+    bad = {function: text for function, text in own.items() if text != "passed"}
+    assert set(bad) == left_out, "\n".join(bad.values())
+
+
+@pytest.mark.timm
+def test_timms_own_tests_are_the_ones_meant(outcomes):
+    functions = {function for function, _ in outcomes}
+    assert {model for _, model in outcomes} == set(VIG_SHAPES)
+    assert len(outcomes) == len(functions) * len(VIG_SHAPES)
+    assert functions >= {
+        "test_model_forward",
+        "test_model_backward",
+        "test_model_default_cfgs",
+        "test_model_forward_features",
+        "test_model_forward_intermediates",
+        "test_model_forward_intermediates_features",
+        "test_model_forward_fx",
+        "test_model_backward_fx",
+    }
+    # timm 1.0.22 has fewer tests, so not every exception needs to occur.
+    unused = {f for f, _ in LEFT_OUT} - functions
+    assert unused <= {"test_prune_intermediate_layers_contract"}
+
+
+# ---- the registry ------------------------------------------------------------------------------
+
+IMPORTS = {
+    "timm first": "import timm, vigpipe",
+    "timm last": "import vigpipe, timm",
+    "timm's registry alone": "import vigpipe; from timm.models import create_model; import timm",
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS.values(), ids=IMPORTS)
+def test_timm_knows_the_models_in_either_order(imports):
+    code = f"{imports}; print(type(timm.create_model('vig_digits')).__name__, "
+    code += "timm.list_models('*vig_*'))"
+    done = run_command(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code]
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("VisionGnn ")
+    assert sorted(re.findall(r"'(\w+)'", done.stdout)) == sorted(VIG_SHAPES)
+
+
+def test_importing_vigpipe_imports_neither_torch_nor_timm():
+    code = "import sys, vigpipe; print({'torch', 'timm', 'numpy'} & set(sys.modules))"
+    assert run_command([sys.executable, "-c", code]).stdout == "set()\n"
+
+
+def test_create_model_of_the_package_is_the_one_by_name():
+    import vigpipe
+    from vigpipe.model.variants import create_model
+
+    assert vigpipe.create_model is create_model
+    with pytest.raises(AttributeError, match="no attribute 'create_models'"):
+        _ = vigpipe.create_models  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "crop", "mean", "classes"),
+    [
+        ("vig_ti_224", (3, 224, 224), 0.9, (0.5, 0.5, 0.5), 1000),
+        ("pvig_m_224", (3, 224, 224), 0.9, (0.5, 0.5, 0.5), 1000),
+        ("pvig_b_224", (3, 224, 224), 0.95, (0.5, 0.5, 0.5), 1000),
+        ("pvig_cifar_ti", (3, 32, 32), 1.0, (0.5, 0.5, 0.5), 10),
+        ("vig_digits", (1, 8, 8), 1.0, (0.0,), 10),
+    ],
+)
+def test_default_configurations(name, size, crop, mean, classes):
+    with torch.device("meta"):
+        model = create(name)
+    assert model.pretrained_cfg is model.default_cfg
+    assert (model.in_chans, *model.img_size) == size
+    assert model.num_classes == classes
+    config = resolve_data_config(model=model)
+    assert (config["input_size"], config["crop_pct"], config["mean"]) == (size, crop, mean)
+    assert config["interpolation"] == "bicubic"
+
+
+def test_arguments_reach_the_model():
+    model = timm.create_model(
+        "vig_cifar_ti", num_classes=7, in_chans=4, img_size=(40, 24), graph="knn,reuse",
+        aggregator="edge", norm="layer", drop_path_rate=0.2,
+    )  # fmt: skip
+    assert isinstance(model, VisionGnn)
+    assert (model.num_classes, model.in_chans, model.img_size) == (7, 4, (40, 24))
+    assert model.grid == (10, 6)
+    assert model.eval()(torch.rand(2, 4, 40, 24)).shape == (2, 7)
+
+
+# ---- features ----------------------------------------------------------------------------------
+
+
+@few_nodes
+@pytest.mark.parametrize(
+    ("name", "channels", "reductions"),
+    [
+        ("vig_ti_224", [192] * 4, [16] * 4),
+        ("pvig_ti_224", [48, 96, 240, 384], [4, 8, 16, 32]),
+        ("vig_cifar_ti", [128] * 4, [4] * 4),
+        ("pvig_cifar_ti", [32, 64, 128, 256], [1, 2, 4, 8]),
+        ("vig_digits", [48] * 4, [1] * 4),
+    ],
+)
+def test_features_only(name, channels, reductions):
+    features = create(name, features_only=True).eval()
+    assert features.feature_info.channels() == channels
+    assert features.feature_info.reduction() == reductions
+    whole = create(name).eval()
+    size = (64, 96) if name.endswith("224") else None  # height is not width
+    x = images(whole, size=size)
+    levels = features.feature_info.out_indices
+    with torch.no_grad():
+        maps = features(x)
+        last, expected = whole.forward_intermediates(x, indices=list(levels))
+        assert torch.equal(last, whole.forward_features(x))
+    assert len(maps) == len(expected) == 4
+    for one, other, width, reduction in zip(maps, expected, channels, reductions, strict=True):
+        assert one.shape == (2, width, x.shape[2] // reduction, x.shape[3] // reduction)
+        assert torch.equal(one, other)
+    assert torch.equal(maps[-1], last.movedim(-1, 1))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_intermediates_in_either_layout(name):
+    model = create(name).eval()
+    x = images(model)
+    with torch.no_grad():
+        first = model.forward_intermediates(x, indices=2, intermediates_only=True)
+        last = model.forward_intermediates(
+            x, indices=2, intermediates_only=True, output_fmt="NHWC", stop_early=True
+        )
+    assert len(first) == len(last) == 2
+    assert all(torch.equal(a, b.movedim(-1, 1)) for a, b in zip(first, last, strict=True))
+    with pytest.raises(ValueError, match="NCHW"):
+        model.forward_intermediates(x, output_fmt="NLC")
+
+
+def test_torch_fx_sees_the_parts():
+    model = create("pvig_cifar_ti").eval()
+    x = images(model)
+    nodes, _ = timm.models.get_graph_node_names(model)
+    assert [node for node in nodes if node.startswith("backbone")] == [
+        f"backbone.{i}" for i in model.backbone
+    ]
+    extractor = timm.models.GraphExtractNet(model, ["stem", "prediction"])
+    stem, logits = extractor(x)
+    assert torch.equal(stem, model.stem(x))
+    assert torch.equal(logits, model(x))
+
+
+# ---- head --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_head_in_parts(name):
+    model = create(name).eval()
+    x = images(model)
+    with torch.no_grad():
+        hidden = model.forward_head(model.forward_features(x), pre_logits=True)
+        assert hidden.shape == (2, model.head_hidden_size) == (2, 1024)
+        assert torch.equal(model.get_classifier()(hidden), model(x))
+        assert torch.equal(model.forward_head(model.forward_features(x)), model(x))
+        model.reset_classifier(0)
+        assert torch.equal(model(x), hidden)
+
+
+def test_reset_classifier():
+    model = create("vig_digits").eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = images(model)
+    model.reset_classifier(5)
+    assert model.num_classes == 5
+    assert model(x).shape == (2, 5)
+    after = model.state_dict()
+    changed = {n for n in before if before[n].shape != after[n].shape}
+    assert changed == {"prediction.4.weight", "prediction.4.bias"}
+    assert all(torch.equal(before[n], after[n]) for n in before if n not in changed)
+    model.reset_classifier(5, "")
+    assert model(x).shape == (2, 8, 8, 5)
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 8, 8, 3)  # keeps the pooling it has
+
+
+def test_a_pruned_readout_is_gone_for_good():
+    model = create("vig_digits").eval()
+    x = images(model)
+    expected = model.forward_intermediates(x, [1], intermediates_only=True)[0].movedim(1, -1)
+    assert model.prune_intermediate_layers(2) == [2, 3]
+    assert model.prune_intermediate_layers([1]) == [1]
+    assert list(model.backbone) == ["0", "1"]
+    assert not [name for name, _ in model.named_parameters() if name.startswith("prediction")]
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model.forward_head(model.forward_features(x)), expected)
+    model.reset_classifier(0)
+    with pytest.raises(ValueError, match="pruned"):
+        model.reset_classifier(10)
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vig_ti_224", "pvig_ti_224"])
+def test_layer_decay_knows_every_parameter(name):
+    with torch.device("meta"):
+        model = create(name)
+    groups = param_groups_layer_decay(model, layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = {
+        names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]
+    }
+    assert set(scales) == set(names.values())
+    number = len(model.backbone)
+    for parameter, scale in scales.items():
+        part, layer, *_ = (*parameter.split("."), "")
+        expected = {"stem": number + 1, "pos_embed": number + 1, "prediction": 0}
+        distance = number - int(layer) if part == "backbone" else expected[part]
+        assert scale == 0.5**distance, parameter
+
+
+def test_the_positional_embedding_is_not_decayed():
+    model = create("vig_digits")
+    assert model.no_weight_decay() == {"pos_embed"}
+    groups = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05).param_groups
+    (decayed,) = (group["params"] for group in groups if group["weight_decay"])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    expected = {name for name in names.values() if name.endswith("weight")}
+    norms = {name for name, p in model.named_parameters() if p.dim() == 1}
+    assert {names[id(parameter)] for parameter in decayed} == expected - norms
+
+
+@pytest.mark.parametrize("graph", ["knn", "knn,reuse", "lookahead", "window"])
+@pytest.mark.parametrize("name", ["vig_digits", "pvig_cifar_ti"])
+def test_grad_checkpointing_changes_nothing_and_makes_no_graph_twice(name, graph, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        grapher.DynamicGraphConv,
+        "build",
+        lambda self, *args, build=grapher.DynamicGraphConv.build: (
+            calls.append(self.rule) or build(self, *args)
+        ),
+    )
+    results = []
+    for enable in (False, True):
+        model = create(name, graph=graph, drop_path_rate=0.3, drop_rate=0.1).train()
+        model.set_grad_checkpointing(enable)
+        calls.clear()
+        loss = model(images(model, 4), torch.arange(4)).square().mean()
+        num_built = len(calls)
+        loss.backward()
+        assert len(calls) == num_built > 0
+        gradients = {n: p.grad for n, p in model.named_parameters()}
+        results.append((loss, num_built, gradients, dict(model.named_buffers())))
+    (loss, built, gradients, buffers), other = results
+    assert torch.equal(loss, other[0])
+    assert built == other[1]
+    assert all(torch.equal(gradients[name], other[2][name]) for name in gradients)
+    assert all(torch.equal(buffers[name], other[3][name]) for name in buffers)
+
+
+# ---- weights and sizes -------------------------------------------------------------------------
+
+
+def test_there_are_no_weights_to_download_and_that_is_said():
+    with pytest.raises((RuntimeError, InputError), match=r"[Nn]o pretrained weights"):
+        timm.create_model("vig_digits", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["vig_cifar_ti", "pvig_cifar_ti"])
+def test_a_file_in_the_published_layout_as_pretrained_weights(name, tmp_path):
+    published = create(name).eval()
+    file = tmp_path / "published.pth"
+    state = {f"module.{key}": value for key, value in published.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, file)
+    model: Any = timm.create_model(
+        name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}
+    )
+    x = images(published)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), published(x))
+
+    # Another number of classes: timm keeps the last layer out, and takes all else.
+    tuned: Any = timm.create_model(
+        name, pretrained=True, num_classes=4, pretrained_cfg_overlay={"file": str(file)}
+    ).eval()
+    with torch.no_grad():
+        assert tuned(x).shape == (2, 4)
+        assert torch.equal(tuned.forward_features(x), published.forward_features(x))
+
+    # Grey images: timm sums the first layer's weights over colours.
+    grey = timm.create_model(
+        name, pretrained=True, in_chans=1, pretrained_cfg_overlay={"file": str(file)}
+    ).eval()
+    with torch.no_grad():
+        expected = published(x[:, :1].expand(-1, 3, -1, -1))
+        torch.testing.assert_close(grey(x[:, :1]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path):
+    file = tmp_path / "other.pth"
+    torch.save(create("vig_cifar_ti", graph="knn").state_dict(), file)
+    with pytest.raises((InputError, RuntimeError), match="161 missing: backbone"):
+        timm.create_model(
+            "pvig_cifar_ti", pretrained=True, pretrained_cfg_overlay={"file": str(file)}
+        )
+
+
+@few_nodes
+@pytest.mark.parametrize("name", ["vig_digits", "vig_cifar_ti", "pvig_cifar_ti"])
+def test_set_input_size_is_what_other_sizes_do_by_themselves(name):
+    model = create(name).eval()
+    x = images(model, size=(48, 40))
+    with torch.no_grad():
+        free = model(x)
+        model.set_input_size((48, 40))
+        assert model.img_size == (48, 40)
+        assert tuple(model.pos_embed.shape[2:]) == model.grid
+        torch.testing.assert_close(model(x), free, rtol=0, atol=0)
+    model.set_input_size(img_size=32)
+    assert model.img_size == (32, 32)
