@@ -63,8 +63,14 @@ def oracle(job: Job, num_steps: int) -> Trace:
     assert config.opt is not None
     assert config.weight_decay is not None
     optimizer = create_optimizer_v2(
-        model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
+        model,
+        opt=config.opt,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        layer_decay=None if config.layer_decay == 1 else config.layer_decay,
     )
+    for group in optimizer.param_groups:
+        group["lr"] *= group.get("lr_scale", 1.0)
     parameters = dict(model.named_parameters())
     pieces = job.layout.num_replicas * job.layout.num_microbatches
     trace = Trace()

@@ -149,6 +149,7 @@ VARIANTS = {
     "lookahead": {"graph": "lookahead", "aggregator": "edge"},
     "fixed": {"graph": "grid,pattern", "aggregator": "sage,gin"},
     "window": {"graph": "window", "stochastic_dilation": 0.5},
+    "layer decay": {"layer_decay": 0.5, "weight_decay": 0.5},
     "always": {"recompute": "always"},
     "except-last": {"recompute": "except-last", "graph": "lookahead,reuse"},
 }

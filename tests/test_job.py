@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
 from vigpipe.config import MODEL_DEFAULTS, TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.job import Job, prepare
+from vigpipe.model.variants import create_model
 
 
 def job(**options) -> Job:
@@ -39,6 +41,56 @@ def test_weights_depend_on_the_seed_only():
     other = job(seed=4).build().state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_run_starts_from_the_weights_of_a_file(tmp_path):
+    file = tmp_path / "old.pth"
+    old = job(seed=4).build()
+    torch.save({"state_dict": {f"module.{n}": t for n, t in old.state_dict().items()}}, file)
+    new = job(seed=5, weights=file).build()
+    for name, tensor in old.state_dict().items():
+        assert torch.equal(new.state_dict()[name], tensor), name
+
+
+def test_weights_for_other_classes_need_a_new_classifier(tmp_path):
+    file = tmp_path / "old.pth"
+    torch.save(create_model("vig_digits", num_classes=3, in_chans=1).state_dict(), file)
+    with pytest.raises(InputError, match=r"the file has 3 classes and the model 10: .*--new-cl"):
+        job(weights=file)
+    first, again = (job(seed=s, weights=file, new_classifier=True).build() for s in (1, 2))
+    for name, tensor in first.state_dict().items():
+        same = torch.equal(again.state_dict()[name], tensor)
+        assert same != (name == "prediction.4.weight"), name
+
+
+@pytest.mark.parametrize(("recompute", "count"), [("never", 0), ("except-last", 4), ("always", 5)])
+def test_recomputation_is_counted_in_micro_batches(recompute, count):
+    assert job(microbatches=5, recompute=recompute).num_recomputed == count
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+@pytest.mark.parametrize("model", ["vig_digits", "vig_study"])
+def test_rates_are_those_of_timms_groups(model, layer_decay):
+    ours = job(model=model, weight_decay=0.1, layer_decay=layer_decay)
+    net, rates = ours.build(), ours.rates()
+    optimizer = create_optimizer_v2(
+        net, opt="sgd", lr=1.0, weight_decay=0.1, layer_decay=None if layer_decay == 1 else 0.5
+    )
+    expected = {
+        id(p): (group.get("lr_scale", 1.0), group["weight_decay"])
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert rates == {name: expected[id(p)] for name, p in net.named_parameters()}
+    first, *_, last = rates.values()
+    assert (first[0] < 0.1 and last[0] == 1) == (layer_decay == 0.5)
+
+
+def test_too_few_nodes_are_among_the_notes():
+    ours = job(model="vig_ti_224", data="fake", image_size=32)
+    (note,) = ours.notes
+    assert note.startswith("images of 32x32 give too few nodes")
+    ours.build()  # says it no second time: warnings are errors here
 
 
 def test_the_parameter_order_is_that_of_the_unsplit_model():

@@ -154,6 +154,19 @@ def test_torchrun_has_the_losses_of_plain_python(four_ranks, tmp_path):
     assert losses(tmp_path / "run") == losses(four_ranks)
 
 
+def test_features_that_are_no_numbers_name_the_block(tmp_path, capsys):
+    state = create_model("vig_digits", num_classes=10, in_chans=1).state_dict()
+    state["backbone.1.1.fc2.1.bias"][0] = torch.nan
+    torch.save(state, tmp_path / "nan.pth")
+    options = ["--weights", str(tmp_path / "nan.pth"), "--steps", "2", "--batch-size", "10"]
+    folders = iter((tmp_path / "looks", tmp_path / "does-not"))
+    assert main(["train", *options, "--detect-anomaly", "--out", str(next(folders))]) == 76
+    expected = "block 2: 640 of 640 nodes, in 10 of 10 images, have NaN or infinite features"
+    assert expected in capsys.readouterr().err
+    assert main(["train", *options, "--out", str(next(folders))]) == 76  # the loss tells, later
+    assert "step 1: the loss is nan" in capsys.readouterr().err
+
+
 def test_evaluations_can_be_rarer_and_the_last_epoch_ends_in_one(pictures, tmp_path):
     options = ["--epochs", "5", "--batch-size", "16", "--image-size", "8", "--evaluate-every", "2"]
     folder = run_here(tmp_path / "out", "--data", str(pictures), *options)

@@ -19,9 +19,10 @@ from vigpipe.data.images import read_image
 from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.errors import InputError
 from vigpipe.model.entries import FewNodesWarning
+from vigpipe.model.identify import identify
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
-from vigpipe.model.weights import identify, read_weights, to_reference_names
+from vigpipe.model.weights import read_weights, to_reference_names
 from vigpipe.recipes import MODEL_DEFAULTS
 
 OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")

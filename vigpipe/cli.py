@@ -122,7 +122,7 @@ def _app(arguments: list[str]) -> App:
             source: a torch or safetensors file, of the reference code, mmpretrain or vigpipe.
             target: the .safetensors file to write.
         """
-        from vigpipe.model.weights import convert as write
+        from vigpipe.model.identify import convert as write
         from vigpipe.model.weights import read_weights
 
         name = write(source, target)

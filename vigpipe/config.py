@@ -37,6 +37,7 @@ class TrainConfig:
         config: TOML file of these options, as a run writes it; flags win over it.
         model: the model to train.
         weights: initial weights, as a run or the reference code writes them.
+        new_classifier: start from the weights but for the last layer: other classes.
         graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
             comma list of them, repeated over the blocks.
         aggregator: how a node sums its neighbours up: max, edge, sage, gin or maxmean, or a comma
@@ -85,7 +86,9 @@ class TrainConfig:
         timeout: seconds after which a rank that waits for a silent peer gives up.
         opt: optimizer.
         lr: learning rate.
-        weight_decay: weight decay, not applied to biases and norms.
+        weight_decay: weight decay, not applied to biases, norms and positional tables.
+        layer_decay: factor by which the learning rate falls from every layer to the one before;
+            each warms up to its own.
         lr_schedule: course of the learning rate after the warm-up.
         min_lr: learning rate at the end of the cosine.
         warmup_epochs: epochs of linear warm-up.
@@ -103,6 +106,7 @@ class TrainConfig:
     config: Path | None = None
     model: Model = "vig_digits"
     weights: Path | None = None
+    new_classifier: bool = False
     graph: str | None = None
     aggregator: str | None = None
     stochastic_dilation: float = 0.0
@@ -143,6 +147,7 @@ class TrainConfig:
     opt: Optimizer | None = None
     lr: float | None = None
     weight_decay: float | None = None
+    layer_decay: float = 1.0
     lr_schedule: LrSchedule | None = None
     min_lr: float | None = None
     warmup_epochs: int | None = None
@@ -246,6 +251,7 @@ def check_numbers(config: TrainConfig) -> None:
         "timeout": (1, 1e6),
         "lr": (0, 1e6),
         "weight_decay": (0, 1e6),
+        "layer_decay": (1e-3, 1),
         "min_lr": (0, 1e6),
         "warmup_lr": (0, 1e6),
         "warmup_epochs": (0, 1e6),

@@ -90,9 +90,32 @@ class Job:
             warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
             model = _make(self.config, self.source)()
         if self.config.weights is not None:
-            load_weights(model, self.config.weights)
+            load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
         model.set_detect_anomaly(self.config.detect_anomaly)
         return model.to(self.dtype)
+
+    def rates(self) -> dict[str, tuple[float, float]]:
+        """Share of the learning rate, and weight decay, of every parameter of the unsplit model.
+
+        As timm groups parameters: biases, norms and `no_weight_decay` do not decay; --layer-decay
+        lowers the rate by that factor with every layer before the last.
+        """
+        from timm.optim import (
+            param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
+        )
+
+        assert self.config.weight_decay is not None
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)
+            model = _make(self.config, self.source)()
+        groups = param_groups_layer_decay(
+            model,
+            self.config.weight_decay,
+            no_weight_decay_list=model.no_weight_decay(),
+            layer_decay=self.config.layer_decay,
+        )
+        found = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+        return {name: found[id(p)] for name, p in model.named_parameters()}
 
     def unsplit(self) -> "Job":
         """The contract's reference: one process, the same D x M micro-batches in the same order."""
@@ -139,7 +162,8 @@ def prepare(
         warnings.simplefilter("always", FewNodesWarning)
         model = _make(config, source)()
     if config.weights is not None:
-        fit(to_reference_names(read_weights(config.weights)), model, str(config.weights))
+        state = to_reference_names(read_weights(config.weights))
+        fit(state, model, str(config.weights), new_classifier=config.new_classifier)
     num_blocks = len(model.numbered_blocks)
 
     virtual = config.virtual_stages

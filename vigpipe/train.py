@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
     score: Score | None = None
     average: Score | None = None
     loss: float | None = None
-    with _progress(console) as progress:
+    closes = nullcontext() if record is None else closing(record)
+    with closes, _progress(console) as progress:
         bar = progress.add_task("", total=job.num_steps)
         for epoch, batch, evaluates in batches(worker):
             lr, step_started = worker.lr, time.perf_counter()

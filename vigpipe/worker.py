@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from timm.optim import (
-    create_optimizer_v2,  # pyright: ignore[reportPrivateImportUsage]
-    param_groups_weight_decay,  # pyright: ignore[reportPrivateImportUsage]
-)
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -74,8 +71,9 @@ class Worker:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step."""
-        return self.optimizer.param_groups[0]["lr"]
+        """Learning rate of the next step, of the last layer."""
+        group = self.optimizer.param_groups[0]
+        return group["lr"] / group["lr_scale"]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their names in the unsplit model."""
@@ -133,11 +131,9 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
     replicas = Replicas(parts, replica_group, config.sync)
     pipeline = Pipeline(parts, replicas.modules, part_indices, layout, device, stage_group, Loss())
     assert config.opt is not None
-    assert config.weight_decay is not None
-    # As timm groups the parameters of the unsplit model.
-    exempt = {f"{i}.{name}" for i, model in enumerate(models) for name in model.no_weight_decay()}
-    groups = param_groups_weight_decay(holder, config.weight_decay, no_weight_decay_list=exempt)
-    optimizer = create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=0.0)
+    optimizer = create_optimizer_v2(
+        _parameter_groups(job, models), opt=config.opt, lr=config.lr, weight_decay=0.0
+    )
     return Worker(
         job=job,
         device=device,
@@ -154,6 +150,19 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
         mix=_mix(job),
         ema=ema,
     )
+
+
+def _parameter_groups(job: Job, models: list[StagedModel]) -> list[dict[str, Any]]:
+    """This rank's parameters, those of the same rate and weight decay together."""
+    rates = job.rates()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            groups.setdefault(rates[name], []).append(parameter)
+    return [
+        {"params": parameters, "lr_scale": scale, "weight_decay": decay}  # timm's schedules scale
+        for (scale, decay), parameters in groups.items()
+    ]
 
 
 def _mix(job: Job) -> Mix | None:

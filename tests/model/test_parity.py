@@ -83,6 +83,7 @@ def test_a_tiny_variant_at_its_size(name, train):
     assert_same_outcome(ours(name, size), theirs, images, torch.float64, train, follow=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [*ISOTROPIC, *PYRAMID])
 def test_logits_of_every_variant_at_its_size(name):
     """Both modes and precisions; our graphs are followed, after a look at their distances."""
@@ -115,6 +116,7 @@ def test_a_small_variant_on_small_images(name, train):
     assert_same_outcome(ours(name, size), theirs, images, torch.float64, train, follow=True)
 
 
+@pytest.mark.heavy
 @few_nodes
 @pytest.mark.parametrize("name", ["vig_b_224", "pvig_m_224", "pvig_b_224"])
 def test_a_large_variant_on_small_images(name):

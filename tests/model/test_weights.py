@@ -21,11 +21,10 @@ from tests.reference import DenseModel, DensePyramidVig, DenseVig, randomize
 from vigpipe.choices import MODELS
 from vigpipe.errors import InputError
 from vigpipe.model.entries import stem_strides
+from vigpipe.model.identify import convert, identify
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.weights import (
-    convert,
     fit,
-    identify,
     load_weights,
     read_weights,
     to_reference_names,
@@ -339,13 +338,15 @@ def test_complex_numbers_do_not_become_real_ones():
 
 def test_another_number_of_classes_says_what_to_do_and_that_works():
     state = published("vig_digits")
-    expected = r"has 10 classes and the model 3: .* num_classes=10, load, .* reset_classifier\(3\)"
+    expected = r"has 10 classes and the model 3: .* --new-classifier, .* num_classes=10"
+    model = built(num_classes=3)
     with pytest.raises(InputError, match=expected):
-        fit(state, built(num_classes=3), "w.pth")
-    model = built(num_classes=10)
-    model.load_state_dict(fit(state, model, "w.pth"))
-    model.reset_classifier(3)  # pyright: ignore[reportCallIssue]
-    assert model(images("vig_digits")).shape == (2, 3)
+        fit(state, model, "w.pth")
+    fitted = fit(state, model, "w.pth", new_classifier=True)
+    last = {name for name in fitted if name.startswith("prediction.4.")}
+    assert len(last) == 2
+    own = model.state_dict()
+    assert all(torch.equal(fitted[n], own[n] if n in last else state[n]) for n in own)
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (12, 10), (4, 16)])
@@ -497,7 +498,7 @@ def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half of")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vigpipe.model.weights.save_file", fails)
+    monkeypatch.setattr("vigpipe.model.identify.save_file", fails)
     with pytest.raises(InputError, match="No space left"):
         convert(tmp_path / "w.safetensors", target)
     assert target.read_bytes() == b"older"

@@ -59,6 +59,14 @@ class StagedModel(nn.Module):
         """Parameters that are not decayed, beside biases and norms."""
         return set()
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters belong to which layer, for layer-wise learning rates; as timm asks."""
+        blocks = rf"^{self.blocks_name}\.(\d+)"
+        groups: dict[str, Any] = {"blocks": blocks if coarse else [(blocks, None)]}
+        if self.stem_names:
+            groups = {"stem": "|".join(f"^{name}" for name in self.stem_names), **groups}
+        return groups
+
     @property
     def numbered_blocks(self) -> nn.ModuleDict:
         """The blocks by their number in the unsplit model, as text."""

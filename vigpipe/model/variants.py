@@ -9,6 +9,7 @@ from vigpipe.model.entries import VigShape, reduced, stem_strides
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn
+from vigpipe.model.weights import load_weights
 
 
 def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:  # noqa: ANN401
@@ -130,7 +131,5 @@ def create_model(
     else:
         raise InputError(f"--model {name}: no such model; choose one of {', '.join(MODELS)}")
     if checkpoint_path is not None:
-        from vigpipe.model.weights import load_weights  # which itself tries the models by name
-
         load_weights(model, Path(checkpoint_path))
     return model

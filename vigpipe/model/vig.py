@@ -336,13 +336,6 @@ class VisionGnn(StagedModel):
         """Recompute activations in the backward instead of keeping them."""
         self.recompute = enable
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters belong to which layer, for layer-wise learning rates."""
-        return {
-            "stem": r"^stem|^pos_embed",
-            "blocks": r"^backbone\.(\d+)" if coarse else [(r"^backbone\.(\d+)", None)],
-        }
-
     def no_weight_decay(self) -> set[str]:
         """Not decayed, beside biases and norms; the published code decays it."""
         return {"pos_embed"}

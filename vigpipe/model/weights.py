@@ -4,7 +4,6 @@ A file fits or it is refused: nothing is left out in silence. The exceptions are
 """
 
 import argparse
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vigpipe.errors import InputError
-from vigpipe.model.position import Grid, resized_embedding
+from vigpipe.model.position import resized_embedding
 from vigpipe.model.vig import VisionGnn
 
 # Where training scripts put the state dict; of several the first that is there counts. The running
@@ -26,6 +24,7 @@ from vigpipe.model.vig import VisionGnn
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPERS = ("state_dict", "model", *AVERAGED)
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
+CLASSIFIER = "prediction.4."
 MOST_NAMED = 10  # keys in an error, of each kind
 
 
@@ -209,7 +208,9 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def fit(state: Mapping[str, Tensor], model: nn.Module, source: str) -> dict[str, Tensor]:
+def fit(
+    state: Mapping[str, Tensor], model: nn.Module, source: str, *, new_classifier: bool = False
+) -> dict[str, Tensor]:
     """Make a state dict one that a model loads strictly, or say everything that is in the way.
 
     Names and shapes have to be the model's, with these exceptions:
@@ -224,28 +225,31 @@ def fit(state: Mapping[str, Tensor], model: nn.Module, source: str) -> dict[str,
         state: tensors by the authors' names (`to_reference_names`).
         model: as it will be used; its tensors are not changed.
         source: where the tensors come from, for the error.
+        new_classifier: keep the model's own last layer, whatever the file's is.
 
     Returns:
         Exactly the model's keys.
 
     Raises:
         InputError: missing, unexpected or misshapen tensors, all in one sentence. Another number of
-            classes is among them: `reset_classifier` changes it once the weights are loaded.
+            classes is among them, unless the classifier is to be new.
     """
     own = model.state_dict()
-    fitted = _without_tables(state, own, model)
+    fitted = without_tables(state, own, model)
+    if new_classifier:
+        fitted |= {name: tensor for name, tensor in own.items() if name.startswith(CLASSIFIER)}
     embedding, target = fitted.get("pos_embed"), own.get("pos_embed")
     if embedding is not None and target is not None and _is_embedding(embedding, target):
         fitted["pos_embed"] = resized_embedding(embedding, (target.shape[2], target.shape[3]))
-    differences = _Differences.between(fitted, own)
+    differences = Differences.between(fitted, own)
     if differences.count:
         advice = "choose the model and the options that the weights were trained with"
         last = fitted.get("prediction.4.weight"), own.get("prediction.4.weight")
         if last[0] is not None and last[1] is not None and len(last[0]) != len(last[1]):
             advice = (
-                f"the file has {len(last[0])} classes and the model {len(last[1])}: create it "
-                f"with num_classes={len(last[0])}, load, then call "
-                f"reset_classifier({len(last[1])})"
+                f"the file has {len(last[0])} classes and the model {len(last[1])}: leave the "
+                "file's last layer out with --new-classifier, or create the model with "
+                f"num_classes={len(last[0])}"
             )
         raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
     return {
@@ -258,7 +262,7 @@ def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[:2] == target.shape[:2]
 
 
-def _without_tables(
+def without_tables(
     state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
     """The state, with the model's own relative_pos where the file's is not to be had."""
@@ -276,7 +280,7 @@ def _without_tables(
 
 
 @dataclass(frozen=True)
-class _Differences:
+class Differences:
     """What keeps a state dict from being a model's."""
 
     missing: Sequence[str]
@@ -284,7 +288,8 @@ class _Differences:
     misshapen: Sequence[str]
 
     @classmethod
-    def between(cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> "_Differences":
+    def between(cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> "Differences":
+        """What differs between a state dict and a model's own."""
         misshapen = [
             f"{name} ({_text(tensor)} in the file, {_text(own[name])} in the model)"
             for name, tensor in state.items()
@@ -303,6 +308,7 @@ class _Differences:
 
     @property
     def count(self) -> int:
+        """Tensors that do not fit."""
         return len(self.missing) + len(self.unexpected) + len(self.misshapen)
 
     def __str__(self) -> str:
@@ -320,144 +326,13 @@ def _text(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) + kind if tensor.dim() else f"a number{kind}"
 
 
-def load_weights(model: nn.Module, path: Path, *, ema: bool = False) -> None:
+def load_weights(
+    model: nn.Module, path: Path, *, ema: bool = False, new_classifier: bool = False
+) -> None:
     """Load a file of weights, strictly; see `read_weights`, `to_reference_names` and `fit`.
 
     Raises:
         InputError: the file cannot be read or does not fit.
     """
     state = to_reference_names(read_weights(path, ema=ema))
-    model.load_state_dict(fit(state, model, str(path)))
-
-
-def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
-    """Name the variant that a state dict belongs to, judging by its names and shapes.
-
-    Classes, channels and size of the images are those of the state dict. What shapes do not tell is
-    taken to be the variant's own: strides of the stem, and which of max and edge aggregates. Where
-    several variants have its shapes, the one whose own image size gives this grid comes first.
-
-    Args:
-        state: tensors by the authors' names (`to_reference_names`).
-        source: the file, for the error.
-
-    Raises:
-        InputError: no variant fits; the message says which one is closest, and what differs.
-    """
-    return _identified(state, source).name
-
-
-@dataclass(frozen=True)
-class _Variant:
-    """A model that a state dict may be of."""
-
-    name: str
-    num_classes: int
-    in_chans: int
-    img_size: Grid
-
-    def build(self) -> VisionGnn:
-        from vigpipe.model.variants import create_model  # which loads weights itself
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # few nodes; whoever runs the model is told
-            model = create_model(
-                self.name,
-                num_classes=self.num_classes,
-                in_chans=self.in_chans,
-                img_size=self.img_size,
-            )
-        assert isinstance(model, VisionGnn)
-        return model
-
-    def differences(self, state: Mapping[str, Tensor]) -> "_Differences":
-        with torch.device("meta"):
-            model = self.build()
-        own = model.state_dict()
-        return _Differences.between(_without_tables(state, own, model), own)
-
-
-def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
-    from vigpipe.model.variants import VIG_SHAPES  # which loads weights itself
-
-    telling = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
-    absent = [n for n in telling if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
-    if absent:
-        raise InputError(
-            f"{source}: not the whole of a ViG: it has no {' and no '.join(absent)} of four "
-            "dimensions; give a file with stem, backbone and classifier"
-        )
-    stem, embedding, classifier = (state[name] for name in telling)
-    _, channels, height, width = embedding.shape
-    candidates: list[_Variant] = []
-    for name, shape in VIG_SHAPES.items():
-        size = height * shape.stem_stride, width * shape.stem_stride
-        candidates.append(_Variant(name, len(classifier), stem.shape[1], size))
-
-    def likely(variant: _Variant) -> tuple[bool, bool]:
-        shape = VIG_SHAPES[variant.name]
-        return shape.channels[0] != channels, shape.img_size != variant.img_size
-
-    differences: dict[_Variant, _Differences] = {}
-    for variant in sorted(candidates, key=likely):
-        differences[variant] = variant.differences(state)
-        if differences[variant].count == 0:
-            return variant
-    closest = min(differences, key=lambda variant: differences[variant].count)
-    raise InputError(
-        f"{source}: of no variant; closest is {closest.name} for {closest.num_classes} classes, "
-        f"from which it differs: {differences[closest]}; build the model with the options it was "
-        "trained with and load it there"
-    )
-
-
-def convert(source: Path, target: Path, *, ema: bool = False) -> str:
-    """Write a file of weights anew as safetensors under the authors' names.
-
-    The metadata say what to build: model, num_classes, in_chans, img_size ("224x224"). The target
-    is written under another name first, so it is complete or not there.
-
-    Args:
-        source: any file that `read_weights` reads.
-        target: the new file, .safetensors.
-        ema: take the running average of the weights.
-
-    Returns:
-        The name of the variant.
-
-    Raises:
-        InputError: the file cannot be read, is of no variant, or the target cannot be written.
-    """
-    if target.suffix != ".safetensors":
-        raise InputError(
-            f"{target}: converted weights are safetensors, but the name ends in "
-            f"{target.suffix or 'nothing'!r}; call it {target.stem}.safetensors"
-        )
-    if target.is_dir():
-        raise InputError(f"{target}: is a folder where the new file is to be; choose another name")
-    if source.exists() and target.exists() and source.samefile(target):
-        raise InputError(f"{target}: is the file to convert itself; choose another name")
-    state = to_reference_names(read_weights(source, ema=ema))
-    found = _identified(state, str(source))
-    model = found.build()
-    weights = {name: tensor.contiguous() for name, tensor in fit(state, model, str(source)).items()}
-    height, width = found.img_size
-    metadata = {
-        "format": "pt",
-        "model": found.name,
-        "num_classes": str(found.num_classes),
-        "in_chans": str(found.in_chans),
-        "img_size": f"{height}x{width}",
-    }
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        save_file(weights, partial, metadata)
-        partial.replace(target)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{target}: cannot be written ({error}); choose a folder that exists, is writable and "
-            "has room"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return found.name
+    model.load_state_dict(fit(state, model, str(path), new_classifier=new_classifier))

@@ -101,8 +101,12 @@ class RunRecord:
         """Append one row to metrics.jsonl; it is on disk when this returns."""
         self._metrics.write(json.dumps(row) + "\n")
 
+    def close(self) -> None:
+        """After the last row, or when the run fails."""
+        self._metrics.close()
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json and close."""
-        self._metrics.close()
+        self.close()
         text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
         (self.folder / "summary.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,153 @@
+"""Which variant a file of weights is of, and the same file as safetensors that say so."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vigpipe.errors import InputError
+from vigpipe.model.position import Grid
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.model.weights import (
+    Differences,
+    fit,
+    read_weights,
+    to_reference_names,
+    without_tables,
+)
+
+
+def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
+    """Name the variant that a state dict belongs to, judging by its names and shapes.
+
+    Classes, channels and size of the images are those of the state dict. What shapes do not tell is
+    taken to be the variant's own: strides of the stem, and which of max and edge aggregates. Where
+    several variants have its shapes, the one whose own image size gives this grid comes first.
+
+    Args:
+        state: tensors by the authors' names (`to_reference_names`).
+        source: the file, for the error.
+
+    Raises:
+        InputError: no variant fits; the message says which one is closest, and what differs.
+    """
+    return _identified(state, source).name
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A model that a state dict may be of."""
+
+    name: str
+    num_classes: int
+    in_chans: int
+    img_size: Grid
+
+    def build(self) -> VisionGnn:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # few nodes; whoever runs the model is told
+            model = create_model(
+                self.name,
+                num_classes=self.num_classes,
+                in_chans=self.in_chans,
+                img_size=self.img_size,
+            )
+        assert isinstance(model, VisionGnn)
+        return model
+
+    def differences(self, state: Mapping[str, Tensor]) -> "Differences":
+        with torch.device("meta"):
+            model = self.build()
+        own = model.state_dict()
+        return Differences.between(without_tables(state, own, model), own)
+
+
+def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
+    telling = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
+    absent = [n for n in telling if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
+    if absent:
+        raise InputError(
+            f"{source}: not the whole of a ViG: it has no {' and no '.join(absent)} of four "
+            "dimensions; give a file with stem, backbone and classifier"
+        )
+    stem, embedding, classifier = (state[name] for name in telling)
+    _, channels, height, width = embedding.shape
+    candidates: list[_Variant] = []
+    for name, shape in VIG_SHAPES.items():
+        size = height * shape.stem_stride, width * shape.stem_stride
+        candidates.append(_Variant(name, len(classifier), stem.shape[1], size))
+
+    def likely(variant: _Variant) -> tuple[bool, bool]:
+        shape = VIG_SHAPES[variant.name]
+        return shape.channels[0] != channels, shape.img_size != variant.img_size
+
+    differences: dict[_Variant, Differences] = {}
+    for variant in sorted(candidates, key=likely):
+        differences[variant] = variant.differences(state)
+        if differences[variant].count == 0:
+            return variant
+    closest = min(differences, key=lambda variant: differences[variant].count)
+    raise InputError(
+        f"{source}: of no variant; closest is {closest.name} for {closest.num_classes} classes, "
+        f"from which it differs: {differences[closest]}; build the model with the options it was "
+        "trained with and load it there"
+    )
+
+
+def convert(source: Path, target: Path, *, ema: bool = False) -> str:
+    """Write a file of weights anew as safetensors under the authors' names.
+
+    The metadata say what to build: model, num_classes, in_chans, img_size ("224x224"). The target
+    is written under another name first, so it is complete or not there.
+
+    Args:
+        source: any file that `read_weights` reads.
+        target: the new file, .safetensors.
+        ema: take the running average of the weights.
+
+    Returns:
+        The name of the variant.
+
+    Raises:
+        InputError: the file cannot be read, is of no variant, or the target cannot be written.
+    """
+    if target.suffix != ".safetensors":
+        raise InputError(
+            f"{target}: converted weights are safetensors, but the name ends in "
+            f"{target.suffix or 'nothing'!r}; call it {target.stem}.safetensors"
+        )
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder where the new file is to be; choose another name")
+    if source.exists() and target.exists() and source.samefile(target):
+        raise InputError(f"{target}: is the file to convert itself; choose another name")
+    state = to_reference_names(read_weights(source, ema=ema))
+    found = _identified(state, str(source))
+    model = found.build()
+    weights = {name: tensor.contiguous() for name, tensor in fit(state, model, str(source)).items()}
+    height, width = found.img_size
+    metadata = {
+        "format": "pt",
+        "model": found.name,
+        "num_classes": str(found.num_classes),
+        "in_chans": str(found.in_chans),
+        "img_size": f"{height}x{width}",
+    }
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        save_file(weights, partial, metadata)
+        partial.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{target}: cannot be written ({error}); choose a folder that exists, is writable and "
+            "has room"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return found.name
