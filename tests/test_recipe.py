@@ -26,6 +26,7 @@ from vigpipe.errors import InputError
 from vigpipe.evaluate import evaluate
 from vigpipe.job import prepare
 from vigpipe.loss import Loss
+from vigpipe.recipes import RECIPES
 from vigpipe.train import batches
 from vigpipe.worker import make_worker, train_step
 
@@ -60,7 +61,11 @@ def test_rate_and_average_go_with_the_batch():
     assert config.lr == pytest.approx(2.5e-4)
     assert config.ema is not None
     assert config.ema**8 == pytest.approx(0.99996)
-    assert resolved(model="vig_digits", recipe="cifar", batch_size=256).lr == pytest.approx(2e-3)
+    recipe = RECIPES["cifar"]
+    assert recipe.lr is not None
+    assert recipe.lr_images is not None
+    config = resolved(model="vig_digits", recipe="cifar", batch_size=3 * recipe.lr_images)
+    assert config.lr == pytest.approx(3 * recipe.lr)
 
 
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_model():

@@ -48,9 +48,9 @@ def test_the_stem_starts_as_the_published_code_does():
 @pytest.mark.parametrize("norm", ["batch", "layer", "group"])
 def test_the_stem_makes_one_node_of_each_pixel_of_its_last_map(norm):
     stem = ConvStem(3, (4, 8, 8), (2, 2, 1), norm)
-    assert stem(torch.rand(2, 3, 12, 20)).shape == (2, 3 * 5, 8)
+    assert stem(torch.rand(2, 3, 12, 20)).shape == (2, 3, 5, 8)
 
 
 def test_the_readout_does_not_care_for_the_order_of_the_nodes():
-    readout, x = Readout(6, 3, "layer", 0.0, 0).double(), random_rows(4, 7, 6)
+    readout, x = Readout(6, 3, "layer", 0.0, 0).double(), random_rows(4, 7, 5, 6)
     torch.testing.assert_close(readout(x.flip(1), None), readout(x, None), rtol=1e-12, atol=1e-12)
