@@ -88,7 +88,7 @@ class DynamicGraphConv(nn.Module):
             k, dilation = fitting(rule.k, rule.dilation, size)
             return window_graph(nodes, grid, k, dilation, rule.shift)
         k, dilation = fitting(rule.k, rule.dilation, others.shape[1])
-        candidates = None if others is nodes or rule.reduction == 1 else others
+        candidates = None if rule.reduction == 1 else others
         ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
         return knn_graph(nodes, k, dilation, candidates=candidates, bias=bias, ranks=ranks)
 

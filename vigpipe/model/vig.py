@@ -175,11 +175,18 @@ class VisionGnn(StagedModel):
     def _walk(self, x: Tensor, keys: Tensor | None, graphs: dict[int, BlockGraph]) -> Tensor:
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
-            if isinstance(block, Downsample):
-                x, given = self.run(block, x), None
-            else:
-                x, graphs[int(name)], given = self.run(block, x, keys, given)
+            x, graph, given = self._enter(block, x, keys, given)
+            if graph is not None:
+                graphs[int(name)] = graph
         return self._packed(x, given)
+
+    def _enter(
+        self, block: nn.Module, x: Tensor, keys: Tensor | None, given: Tensor | None
+    ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
+        """Run one entry of `backbone`: its result, the graph it used, and the one to hand on."""
+        if isinstance(block, Downsample):
+            return self.run(block, x), None, None
+        return self.run(block, x, keys, given)
 
     def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.span[0]
@@ -269,10 +276,7 @@ class VisionGnn(StagedModel):
         maps: list[Tensor] = []
         x, given = self.embed(x), None
         for name, block in self.backbone.items():
-            if isinstance(block, Downsample):
-                x, given = self.run(block, x), None
-            else:
-                x, _, given = self.run(block, x, None, given)
+            x, _, given = self._enter(block, x, None, given)
             if int(name) in wanted:
                 maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
             if stop_early and int(name) == levels[last]:
