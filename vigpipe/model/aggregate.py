@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vigpipe.model.regions import region
+
 
 def neighbours(y: Tensor, graph: Tensor) -> Tensor:
     """Every node's neighbours: (B, M, C), (B, N, K) -> (B, N, K, C)."""
-    table, rows = _rows(y, graph)
-    return table[rows].view(*graph.shape, -1)
+    return region("aggregation", _gathered, y, graph)
 
 
 def max_relative(x: Tensor, graph: Tensor, y: Tensor | None = None) -> Tensor:
@@ -23,17 +24,17 @@ def max_relative(x: Tensor, graph: Tensor, y: Tensor | None = None) -> Tensor:
     Returns:
         (B, N, C); the gradient of a maximum goes to the first neighbour that attains it.
     """
-    return _reduced(x if y is None else y, graph, "max") - x
+    return region("aggregation", _reduced, x if y is None else y, graph, "max") - x
 
 
 def mean_relative(x: Tensor, graph: Tensor, y: Tensor | None = None) -> Tensor:
     """Mean over neighbours j of (y_j - x_i): (B, N, C)."""
-    return _reduced(x if y is None else y, graph, "mean") - x
+    return region("aggregation", _reduced, x if y is None else y, graph, "mean") - x
 
 
 def neighbour_sum(y: Tensor, graph: Tensor) -> Tensor:
     """Sum of y_j over the neighbours j of every node: (B, M, C), (B, N, K) -> (B, N, C)."""
-    return _reduced(y, graph, "sum")
+    return region("aggregation", _reduced, y, graph, "sum")
 
 
 def _rows(y: Tensor, graph: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +42,11 @@ def _rows(y: Tensor, graph: Tensor) -> tuple[Tensor, Tensor]:
     num_images, num_nodes, num_channels = y.shape
     offsets = torch.arange(num_images, device=y.device).mul_(num_nodes).view(-1, 1, 1)
     return y.reshape(-1, num_channels), (graph + offsets).flatten(0, 1)
+
+
+def _gathered(y: Tensor, graph: Tensor) -> Tensor:
+    table, rows = _rows(y, graph)
+    return table[rows].view(*graph.shape, -1)
 
 
 def _reduced(y: Tensor, graph: Tensor, mode: str) -> Tensor:

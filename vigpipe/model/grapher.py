@@ -17,6 +17,7 @@ from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_gra
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.position import Grid
 from vigpipe.model.recompute import remembered
+from vigpipe.model.regions import region
 
 
 class BlockGraph(NamedTuple):
@@ -86,11 +87,11 @@ class DynamicGraphConv(nn.Module):
         if rule.policy == "window":
             size = min(WINDOW, grid[0]) * min(WINDOW, grid[1])
             k, dilation = fitting(rule.k, rule.dilation, size)
-            return window_graph(nodes, grid, k, dilation, rule.shift)
+            return region("knn", window_graph, nodes, grid, k, dilation, rule.shift)
         k, dilation = fitting(rule.k, rule.dilation, others.shape[1])
         candidates = None if rule.reduction == 1 else others
         ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
-        return knn_graph(nodes, k, dilation, candidates=candidates, bias=bias, ranks=ranks)
+        return region("knn", knn_graph, nodes, k, dilation, True, candidates, bias, ranks)
 
     def _ranks(self, k: int, dilation: int, keys: Tensor | None) -> Tensor | None:
         if not self.training or self.rule.stochastic == 0.0 or dilation == 1:

@@ -1,12 +1,14 @@
 """What every model has in common: stem, numbered blocks, readout, a walk over what is present."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vigpipe.model.noise import fresh_keys
 from vigpipe.model.recompute import run_and_forget
+from vigpipe.model.regions import region
 
 
 class StagedModel(nn.Module):
@@ -43,8 +45,8 @@ class StagedModel(nn.Module):
 
     def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """What is present of the blocks, from boundary to boundary."""
-        for block in self.numbered_blocks.values():
-            x = self.run(block, x, keys)
+        for name, block in self.numbered_blocks.items():
+            x = self.run(name, block, x, keys)
         return x
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
@@ -72,11 +74,12 @@ class StagedModel(nn.Module):
         """The blocks by their number in the unsplit model, as text."""
         return getattr(self, self.blocks_name)
 
-    def run(self, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
+    def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
         """Call a block, and keep its activations or not."""
+        call = partial(region, f"block {name}", block)
         if self.recompute and self.training:
-            return run_and_forget(block, *inputs)
-        return block(*inputs)
+            return run_and_forget(call, *inputs)
+        return call(*inputs)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Run what is present of stem, blocks and readout.
@@ -94,9 +97,9 @@ class StagedModel(nn.Module):
         if self.training and keys is None:
             keys = fresh_keys(x)
         if self.has_stem:
-            x = self.embed(x)
+            x = region("stem", self.embed, x)
         x = self.run_blocks(x, keys)
-        return self.read_out(x, keys) if self.has_readout else x
+        return region("readout", self.read_out, x, keys) if self.has_readout else x
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete every other block, and the stem and the readout unless they are to stay."""

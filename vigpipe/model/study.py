@@ -15,6 +15,7 @@ from vigpipe.model.noise import KeyedDropout
 from vigpipe.model.norm import make_norm
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import remembered
+from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
 
 NUM_NEIGHBOURS = 8
@@ -40,12 +41,16 @@ class GraphConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         if self.graph == "grid":
-            total = grid_neighbour_sum(x, *self.grid)
+            total = region("aggregation", grid_neighbour_sum, x, *self.grid)
         else:
             if self.detect_anomaly:
                 check_finite(x, self.detect_anomaly)
-            total = neighbour_sum(x, remembered(lambda: knn_graph(x, NUM_NEIGHBOURS, loop=False)))
+            total = neighbour_sum(x, remembered(lambda: self._nearest(x)))
         return self.lin_rel(total) + self.lin_root(x)
+
+    @staticmethod
+    def _nearest(x: Tensor) -> Tensor:
+        return region("knn", knn_graph, x.detach(), NUM_NEIGHBOURS, 1, False)
 
 
 class StudyGrapher(nn.Module):
@@ -97,7 +102,7 @@ class StudyBlock(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return self.ffn(self.grapher(x, keys), keys)
+        return region("ffn", self.ffn, region("grapher", self.grapher, x, keys), keys)
 
 
 class VigStudy(StagedModel):

@@ -25,6 +25,7 @@ from vigpipe.model.ffn import FFN
 from vigpipe.model.grapher import BlockGraph, Grapher
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
+from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
 
@@ -37,8 +38,8 @@ class Block(nn.Sequential):
     ) -> tuple[Tensor, BlockGraph, Tensor]:
         """(B, H, W, C) -> (B, H, W, C), the graph used, and the one to hand on."""
         grapher, ffn = self
-        x, graph, following = grapher(x, keys, given)
-        return ffn(x, keys), graph, following
+        x, graph, following = region("grapher", grapher, x, keys, given)
+        return region("ffn", ffn, x, keys), graph, following
 
 
 class VisionGnn(StagedModel):
@@ -175,18 +176,18 @@ class VisionGnn(StagedModel):
     def _walk(self, x: Tensor, keys: Tensor | None, graphs: dict[int, BlockGraph]) -> Tensor:
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
-            x, graph, given = self._enter(block, x, keys, given)
+            x, graph, given = self._enter(name, block, x, keys, given)
             if graph is not None:
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
     def _enter(
-        self, block: nn.Module, x: Tensor, keys: Tensor | None, given: Tensor | None
+        self, name: str, block: nn.Module, x: Tensor, keys: Tensor | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
         """Run one entry of `backbone`: its result, the graph it used, and the one to hand on."""
         if isinstance(block, Downsample):
-            return self.run(block, x), None, None
-        return self.run(block, x, keys, given)
+            return self.run(name, block, x), None, None
+        return self.run(name, block, x, keys, given)
 
     def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.span[0]
@@ -276,7 +277,7 @@ class VisionGnn(StagedModel):
         maps: list[Tensor] = []
         x, given = self.embed(x), None
         for name, block in self.backbone.items():
-            x, _, given = self._enter(block, x, None, given)
+            x, _, given = self._enter(name, block, x, None, given)
             if int(name) in wanted:
                 maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
             if stop_early and int(name) == levels[last]:
