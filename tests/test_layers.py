@@ -1,4 +1,4 @@
-"""model/, parallel/ and timing/ can each be read alone, and the model knows of no ranks."""
+"""model/, parallel/, planning/ and timing/ can each be read alone; the model knows of no ranks."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vigpipe"
-LAYERS = ("model", "parallel", "timing")
+LAYERS = ("model", "parallel", "planning", "timing")
 
 
 def is_for_type_checkers(node):
@@ -64,6 +64,10 @@ def test_layers_do_not_import_one_another(layer):
 def test_the_model_does_not_know_of_ranks():
     found = [(f, n) for f, n in imports_of_layer("model") if is_within(n, "torch.distributed")]
     assert found == []
+
+
+def test_planning_is_plain_python():
+    assert [(f, n) for f, n in imports_of_layer("planning") if is_within(n, "torch")] == []
 
 
 @pytest.mark.parametrize(

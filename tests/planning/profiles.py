@@ -1,0 +1,46 @@
+"""Small profiles with known costs."""
+
+from vigpipe.planning.profile import Piece, Profile
+
+ROWS = (1, 2, 4)
+
+
+def make_piece(name, seconds=0.0, weights=0, activation=0, boundary=0, fixed=0.0):
+    """A piece that takes `fixed` + `seconds` a row forward, and twice that backward."""
+    forward = tuple(fixed + seconds * rows for rows in ROWS)
+    return Piece(
+        name,
+        forward,
+        tuple(2 * value for value in forward),
+        tuple(activation * rows for rows in ROWS),
+        tuple(boundary * rows for rows in ROWS),
+        weights,
+    )
+
+
+def make_profile(blocks, stem=None, readout=None, **others):
+    """A profile of these blocks: pieces, or seconds a row."""
+    pieces = tuple(
+        block if isinstance(block, Piece) else make_piece(f"block {i}", block)
+        for i, block in enumerate(blocks)
+    )
+    facts = {
+        "slowdown": (1.0,) * 64,  # ranks do not hinder one another
+        "dispatch_seconds": 0.0,
+        "latency_seconds": 0.0,
+        "bandwidth": 1e9,
+        "update_seconds": 0.0,
+        "fixed_seconds": 0.0,
+        "optimizer_bytes": 3.0,
+        "base_bytes": 0,
+    }
+    return Profile(
+        model="made",
+        options={},
+        rows=ROWS,
+        stem=stem or make_piece("stem"),
+        blocks=pieces,
+        readout=readout or make_piece("readout"),
+        facts={},
+        **(facts | others),
+    )

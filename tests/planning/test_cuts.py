@@ -1,0 +1,76 @@
+"""Dynamic programming over cuts against all cuts."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vigpipe.planning.cuts import Bounds, Terms, best_cuts, even_cut, value
+
+
+def all_bounds(num_blocks, num_stages):
+    for inner in combinations(range(1, num_blocks), num_stages - 1):
+        yield (0, *inner, num_blocks)
+
+
+@st.composite
+def terms(draw):
+    """Any costs that grow with the blocks, and some stages that may not be."""
+    num_blocks = draw(st.integers(1, 7))
+    num_stages = draw(st.integers(1, num_blocks))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    shape = (num_stages, num_blocks + 1, num_blocks + 1)
+    arrays = []
+    for levels in (5, 5, 50):  # few levels: many cuts are equally good in one of the three
+        upto = np.cumsum(rng.integers(0, levels, num_blocks + 1))
+        arrays.append(upto[None, None, :] - upto[None, :, None] + rng.integers(0, levels, shape))
+    fits = np.triu(np.ones(shape[1:], dtype=bool), 1) & (rng.random(shape) > draw(st.floats(0, 1)))
+    return Terms(*(np.where(fits, array, np.inf) for array in arrays))
+
+
+@settings(deadline=None)
+@given(terms())
+def test_the_best_cut_is_the_best_of_all(terms):
+    num_stages, size, _ = terms.f.shape
+    best = min(value(terms, bounds) for bounds in all_bounds(size - 1, num_stages))
+    found = best_cuts(terms)
+    if np.isinf(best):
+        assert found == []
+    else:
+        values = [value(terms, bounds) for bounds in found]
+        assert values[0] == pytest.approx(best)
+        assert values == sorted(values)
+        assert len({*found}) == len(found)
+
+
+@settings(deadline=None)
+@given(terms())
+def test_the_even_cut_has_the_cheapest_dearest_stage(terms):
+    num_stages, size, _ = terms.f.shape
+    parts = range(num_stages)
+    dearest: dict[Bounds, float] = {
+        bounds: max(terms.f[p, bounds[p], bounds[p + 1]] for p in parts)
+        for bounds in all_bounds(size - 1, num_stages)
+    }
+    cut, best = even_cut(terms.f), min(dearest.values())
+    assert (cut is None) == np.isinf(best)
+    if cut is not None:
+        assert dearest[cut] == best
+
+
+def test_equal_blocks_leave_few_cuts_to_look_at(monkeypatch):
+    # 64 blocks on 16 stages have some 10^14 cuts.
+    from vigpipe.planning import cuts
+
+    looked = []
+    unbeaten = cuts._unbeaten
+    monkeypatch.setattr(
+        cuts, "_unbeaten", lambda rows, *rest: (looked.extend(rows), unbeaten(rows, *rest))[1]
+    )
+    upto = np.arange(65.0)
+    sums = np.where(np.triu(np.ones((65, 65), dtype=bool), 1), upto - upto[:, None], np.inf)
+    terms = Terms(*(np.stack([sums * factor] * 16) for factor in (63, 126, 3)))
+    assert best_cuts(terms)[0] == tuple(range(0, 65, 4))
+    assert len(looked) < 1000

@@ -1,0 +1,103 @@
+"""Profiles: written and read back, costs between two sizes, and files that are none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.profiles import make_piece, make_profile
+from vigpipe.errors import InputError
+from vigpipe.planning.profile import check_options, read_profile, write_profile
+
+PROFILE = make_profile(
+    [make_piece("block 0", 1.0, weights=100, activation=7, boundary=3), 2.0],
+    make_piece("stem", weights=10),
+    make_piece("readout", weights=1),
+    slowdown=(1.0, 1.25),
+)
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path):
+    profile = replace(PROFILE, options={"dtype": "float32"}, facts={"threads": 1, "µs": [1.5]})
+    write_profile(profile, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("rows", "value"),
+    [(1, 10.0), (2, 16.0), (3, 20.0), (4, 24.0), (8, 48.0), (0.5, 5.0), (1.5, 13.0)],
+)
+def test_costs_between_and_beyond_the_measured_sizes(rows, value):
+    assert PROFILE.at((10.0, 16.0, 24.0), rows) == pytest.approx(value)
+
+
+def test_the_whole_model_has_the_weights_of_its_pieces():
+    assert PROFILE.parameter_bytes == 111
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file"):
+        read_profile(tmp_path / "none.json")
+    for text in ("{", "[" * 100_000, "\x00"):
+        (tmp_path / "broken.json").write_text(text)
+        with pytest.raises(InputError, match=r"broken\.json: not a JSON file"):
+            read_profile(tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["rows"], [], "rows are"),
+        (["rows"], [2, 1, 4], "rows are"),
+        (["rows"], [1, 2, 4.5], "rows are"),
+        (["rows"], 3, "no profile"),
+        (["blocks"], [], "no blocks"),
+        (["blocks"], None, "no profile"),
+        (["blocks", 0, "forward"], [1.0, 2.0], "block 0: forward has not one value"),
+        (["blocks", 0, "forward"], [1.0, 2.0, -3.0], "block 0: forward holds -3.0"),
+        (["blocks", 0, "backward"], [1.0, 2.0, float("nan")], "block 0: backward holds nan"),
+        (["blocks", 0, "parameter_bytes"], 1.5, "block 0: parameter_bytes is 1.5"),
+        (["blocks", 0, "colour"], "red", "colour"),
+        (["stem"], [], "no profile"),
+        (["slowdown"], [], "slowdown is"),
+        (["slowdown"], [0.1], "slowdown is"),
+        (["bandwidth"], 0, "bandwidth is 0"),
+        (["bandwidth"], float("inf"), "bandwidth is inf"),
+        (["latency_seconds"], "fast", "latency_seconds is 'fast'"),
+        (["base_bytes"], -1, "base_bytes is -1"),
+        (["options"], [], "options is no table"),
+        (["colour"], "red", "'colour' is amiss"),
+    ],
+    ids=str,
+)
+def test_impossible_profiles(tmp_path, path, value, says):
+    write_profile(PROFILE, tmp_path / "profile.json")
+    table = json.loads((tmp_path / "profile.json").read_text())
+    at = table
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    (tmp_path / "profile.json").write_text(json.dumps(table))
+    with pytest.raises(InputError, match=r"profile\.json: no profile") as refused:
+        read_profile(tmp_path / "profile.json")
+    assert says in str(refused.value)
+
+
+def test_a_missing_key_is_named(tmp_path):
+    write_profile(PROFILE, tmp_path / "profile.json")
+    table = json.loads((tmp_path / "profile.json").read_text())
+    del table["rows"]
+    (tmp_path / "profile.json").write_text(json.dumps(table))
+    with pytest.raises(InputError, match="'rows' is amiss"):
+        read_profile(tmp_path / "profile.json")
+
+
+def test_a_profile_serves_its_own_model_and_options_only():
+    profile = replace(PROFILE, options={"dtype": "float32", "image_size": "32"})
+    check_options(profile, "p.json", "made", {"dtype": "float32", "image_size": "32"})
+    with pytest.raises(InputError, match=r"p\.json: is a profile of 'made', but --model is 'vig'"):
+        check_options(profile, "p.json", "vig", {})
+    with pytest.raises(InputError, match=r"measured with dtype = float32.* dtype = bfloat16"):
+        check_options(profile, "p.json", "made", {"dtype": "bfloat16", "image_size": "32"})
+    with pytest.raises(InputError, match="image_size = 32, but this run has image_size = None"):
+        check_options(profile, "p.json", "made", {"dtype": "float32"})

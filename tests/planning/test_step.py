@@ -1,0 +1,95 @@
+"""What a given layout is predicted to cost, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.profiles import make_piece, make_profile
+from vigpipe.data.shards import Cut
+from vigpipe.planning.step import Request, microbatch_rows, predict, stage_costs
+
+REQUEST = Request(2, 2, 16, (4,), (("gpipe", 1),))
+BLOCKS = [
+    make_piece(f"block {i}", 1.0, weights=100 * (i + 1), boundary=10 * (i + 1)) for i in range(4)
+]
+PROFILE = make_profile(
+    BLOCKS,
+    make_piece("stem", 0.5, weights=10),
+    make_piece("readout", 0.25, weights=20),
+    dispatch_seconds=0.125,
+    latency_seconds=0.01,
+    bandwidth=1000.0,
+    update_seconds=1.0,
+    fixed_seconds=0.2,
+    base_bytes=7,
+)
+STAGES = ((0,), (1, 2, 3))
+
+
+def test_costs_of_stages():
+    costs = stage_costs(PROFILE, REQUEST, STAGES, 4)  # two rows a micro-batch
+    assert costs.forward == [[2 * (1 + 0.5)] * 4, [2 * (3 + 0.25)] * 4]
+    assert costs.backward == [[4 * (1 + 0.5)] * 4, [4 * (3 + 0.25)] * 4]
+    assert costs.features == costs.gradients == [pytest.approx(0.01 + 20 / 1000)]
+    assert costs.dispatch == 0.125
+    # Two replicas: two latencies, and each byte once; float64 sums have twice the bytes.
+    assert costs.reduce == pytest.approx([0.02 + 2 * 110 / 1000, 0.02 + 2 * 920 / 1000])
+    assert costs.update == pytest.approx([0.2 + 0.8 * 110 / 1030, 0.2 + 0.8 * 920 / 1030])
+
+
+@pytest.mark.parametrize("sync", ["drain", "ddp"])
+def test_single_precision_sums_halve_the_traffic(sync):
+    costs = stage_costs(PROFILE, replace(REQUEST, sync=sync), STAGES, 4)
+    assert costs.reduce == pytest.approx([0.02 + 0.11, 0.02 + 0.92])
+
+
+def test_a_rank_adds_up_all_its_stages_at_once_and_ddp_each_on_its_own():
+    stages = ((0,), (1,), (2,), (3,))
+    for sync, latencies in (("drain", 1), ("ddp", 2)):
+        costs = stage_costs(PROFILE, replace(REQUEST, sync=sync), stages, 4)
+        first = costs.reduce[0] + costs.reduce[2]
+        assert first == pytest.approx(latencies * 0.02 + (110 + 300) / 1000)
+    assert len(costs.update) == 2
+
+
+@pytest.mark.parametrize(("batch_size", "num_microbatches"), [(16, 4), (17, 4), (21, 5), (6, 3)])
+def test_micro_batches_are_those_of_the_data(batch_size, num_microbatches):
+    request = replace(REQUEST, batch_size=batch_size)
+    cut = Cut(batch_size, num_microbatches, 2, 0)
+    rows = cut.positions(batch_size).view(num_microbatches, -1)
+    found = microbatch_rows(request, num_microbatches)
+    assert list(found) == (rows >= 0).sum(1).tolist()
+    assert max(found) == cut.rows
+
+
+def test_uneven_micro_batches_cost_their_rows_and_move_the_largest():
+    costs = stage_costs(PROFILE, replace(REQUEST, batch_size=10), STAGES, 4)  # 2, 2, 1, 1 rows
+    assert costs.forward[0] == [3.0, 3.0, 1.5, 1.5]
+    assert costs.features == [pytest.approx(0.01 + 20 / 1000)]
+
+
+def test_a_predicted_step_adds_up():
+    proposal = predict(PROFILE, REQUEST, STAGES, "gpipe", 1, 4)
+    over, slow = 0.03, 3 * (2 * 3.25 + 0.125)
+    f = [3.0 + 0.125, 6.5 + 0.125 + over]
+    b = [6.0 + 0.125 + over, 13.0 + 0.125]
+    schedule = 3 * (max(f) + max(b)) + sum(f) + sum(b)
+    # Stage 1 has the longer all-reduce and update, but the last backward of stage 0 comes later.
+    first = costs_after(proposal.costs, 0)
+    assert slow > 0
+    assert costs_after(proposal.costs, 1) < first + b[0]
+    assert proposal.step_seconds == pytest.approx(schedule + first)
+    assert {span.rank for span in proposal.spans} == {0, 1, 2, 3}
+    assert proposal.memory_bytes == (7 + 4 * 110 + 20, 7 + 4 * 920 + 80)
+    assert 0 < proposal.bubble < 1
+
+
+def costs_after(costs, rank):
+    return costs.reduce[rank] + costs.update[rank]
+
+
+def test_costs_may_be_given():
+    proposal = predict(PROFILE, REQUEST, STAGES, "gpipe", 1, 4)
+    free = replace(proposal.costs, reduce=[0.0, 0.0])
+    other = predict(PROFILE, REQUEST, STAGES, "gpipe", 1, 4, free)
+    assert proposal.step_seconds - other.step_seconds == pytest.approx(proposal.costs.reduce[0])

@@ -1,0 +1,1 @@
+"""From measured costs of blocks to a predicted step and the best plan; plain Python, no torch."""

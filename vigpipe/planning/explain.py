@@ -1,0 +1,133 @@
+"""Which stage limits a step, and what would help most: by predicting what might be otherwise."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from vigpipe.choices import Schedule
+from vigpipe.errors import InputError
+from vigpipe.planning.orders import is_legal
+from vigpipe.planning.profile import Profile
+from vigpipe.planning.search import search
+from vigpipe.planning.simulate import StageCosts
+from vigpipe.planning.step import Proposal, Request, predict
+from vigpipe.spans import COMPUTE, by_rank
+
+_WORTH = 0.99  # what leaves more than this share of a step is not worth a word
+
+
+def explain(profile: Profile, request: Request, proposal: Proposal) -> str:
+    """One sentence: the stage that limits the step, and what would make it shorter.
+
+    Args:
+        profile: costs of the pieces.
+        request: what the proposal was wanted for.
+        proposal: of `search` or `predict`.
+    """
+    limit = f"{_limiting(request, proposal)} of every {_seconds(proposal.step_seconds)} step"
+    others = sorted(_alternatives(profile, request, proposal), key=lambda other: other[0])
+    if not others or others[0][0] > _WORTH * proposal.step_seconds:
+        return f"{limit}; nothing that was tried would make it 1 % shorter."
+    step_seconds, what = others[0]
+    change = f"{_seconds(proposal.step_seconds)} -> {_seconds(step_seconds)}"
+    return f"{limit}; most would help {what}: {change}."
+
+
+def _limiting(request: Request, proposal: Proposal) -> str:
+    """The rank that computes longest, by its stages."""
+    busy = {
+        rank: sum(span.seconds for span in spans if span.kind in COMPUTE)
+        for rank, spans in by_rank(proposal.spans).items()
+    }
+    rank = max(busy, key=lambda rank: busy[rank])
+    own = range(rank % request.num_ranks, len(proposal.stages), request.num_ranks)
+    names = [f"{i} ({_blocks(proposal.stages[i])})" for i in own]
+    limits = "limits" if len(names) == 1 else "limit"
+    noun = "Stage" if len(names) == 1 else "Stages"
+    return f"{noun} {' and '.join(names)} {limits}: computing takes {_seconds(busy[rank])}"
+
+
+def _alternatives(
+    profile: Profile, request: Request, proposal: Proposal
+) -> Iterator[tuple[float, str]]:
+    """(step_seconds, what would be otherwise)."""
+    costs, num_microbatches = proposal.costs, proposal.num_microbatches
+    free = [0.0] * len(costs.features)
+    yield (
+        _step(profile, request, proposal, replace(costs, features=free, gradients=free)),
+        ("transfers that take no time"),
+    )
+    if request.num_replicas > 1:
+        without = replace(costs, reduce=[0.0] * len(costs.reduce))
+        yield _step(profile, request, proposal, without), "an all-reduce that takes no time"
+    yield _step(profile, request, proposal, _equal(costs)), "stages of equal cost"
+    chosen = proposal.schedule, proposal.virtual_stages
+    for count, name in ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half")):
+        yield from _searched(
+            profile, request, chosen, count, f"{name} the micro-batches ({count})", proposal
+        )
+    for schedule, virtual_stages in request.schedules:
+        if (schedule, virtual_stages) != chosen:
+            each = f" with {virtual_stages} stages a rank" if virtual_stages > 1 else ""
+            what = f"the schedule {schedule}{each}"
+            other = schedule, virtual_stages
+            yield from _searched(profile, request, other, num_microbatches, what, proposal)
+    for num_ranks, name in ((request.num_ranks + 1, "more"), (request.num_ranks - 1, "fewer")):
+        what = f"one stage {name} ({num_ranks})"
+        resized = replace(request, num_ranks=num_ranks)
+        yield from _searched(profile, resized, chosen, num_microbatches, what, None)
+
+
+def _searched(
+    profile: Profile,
+    request: Request,
+    schedule: tuple[Schedule, int],
+    num_microbatches: int,
+    what: str,
+    same: Proposal | None,
+) -> Iterator[tuple[float, str]]:
+    """The best step of another layout, if there is one: the same cut where it can stay."""
+    name, virtual_stages = schedule
+    degrees = name, request.num_ranks, virtual_stages, num_microbatches
+    if not is_legal(*degrees) or num_microbatches * request.num_replicas > request.batch_size:
+        return
+    if same and virtual_stages == same.virtual_stages:
+        other = predict(profile, request, same.stages, name, virtual_stages, num_microbatches)
+        limit = request.memory_limit_bytes
+        if limit is None or max(other.memory_bytes) <= limit:
+            yield other.step_seconds, what
+        return
+    one = replace(request, microbatches=(num_microbatches,), schedules=(schedule,))
+    try:
+        yield search(profile, one)[0].step_seconds, what
+    except InputError:  # too many stages, or too little memory
+        return
+
+
+def _step(profile: Profile, request: Request, proposal: Proposal, costs: StageCosts) -> float:
+    return predict(
+        profile,
+        request,
+        proposal.stages,
+        proposal.schedule,
+        proposal.virtual_stages,
+        proposal.num_microbatches,
+        costs,
+    ).step_seconds
+
+
+def _equal(costs: StageCosts) -> StageCosts:
+    """The same work, spread evenly."""
+
+    def spread(values: Sequence[Sequence[float]]) -> list[list[float]]:
+        mean = [sum(column) / len(values) for column in zip(*values, strict=True)]
+        return [mean] * len(values)
+
+    return replace(costs, forward=spread(costs.forward), backward=spread(costs.backward))
+
+
+def _blocks(blocks: tuple[int, ...]) -> str:
+    return f"block {blocks[0]}" if len(blocks) == 1 else f"blocks {blocks[0]} to {blocks[-1]}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s"

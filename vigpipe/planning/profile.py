@@ -1,0 +1,190 @@
+"""What the pieces of a model cost on a machine: measured by `vigpipe plan`, kept as a JSON file."""
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vigpipe.errors import InputError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The stem, a block, or the readout with the loss, on one micro-batch.
+
+    Attributes:
+        name: `stem`, `block 3`, `readout`.
+        forward: seconds, by the rows of Profile.rows.
+        backward: likewise; what recomputation costs is in it.
+        activation_bytes: kept from the forward to the backward, likewise.
+        boundary_bytes: of the features it hands to the next piece, and of their gradient, likewise.
+        parameter_bytes: of its weights.
+    """
+
+    name: str
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    activation_bytes: tuple[float, ...]
+    boundary_bytes: tuple[float, ...]
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs of a model on a machine, one rank alone unless said otherwise.
+
+    Attributes:
+        model: its name.
+        options: what else the costs depend on (dtype, image size, graph, ...), as text.
+        rows: samples of a micro-batch, ascending, that the pieces were timed with.
+        stem: images to nodes; of no cost where the model has none.
+        blocks: in the order of the model.
+        readout: nodes to loss.
+        slowdown: how many times longer a micro-batch takes while 1, 2, ... ranks of a host compute
+            at once; begins with 1.
+        dispatch_seconds: of a rank for every forward or backward, beside the pieces.
+        latency_seconds: of a transfer between neighbouring ranks.
+        bandwidth: of such a transfer, bytes a second.
+        update_seconds: of the optimizer step and all else once a step, with the whole model.
+        fixed_seconds: of that, what does not shrink when the model is cut.
+        optimizer_bytes: of gradients and optimizer state, by byte of the weights.
+        base_bytes: of a rank before it has a model.
+        facts: hardware, threads a rank, versions, commit, date.
+    """
+
+    model: str
+    options: Mapping[str, str]
+    rows: tuple[int, ...]
+    stem: Piece
+    blocks: tuple[Piece, ...]
+    readout: Piece
+    slowdown: tuple[float, ...]
+    dispatch_seconds: float
+    latency_seconds: float
+    bandwidth: float
+    update_seconds: float
+    fixed_seconds: float
+    optimizer_bytes: float
+    base_bytes: int
+    facts: Mapping[str, Any]
+
+    def at(self, values: Sequence[float], rows: float) -> float:
+        """A piece's cost at a size between two measured ones, on the line through them.
+
+        Beyond the largest, in proportion to it; below the smallest, that of the smallest in
+        proportion.
+        """
+        if rows <= self.rows[0]:
+            return values[0] * rows / self.rows[0]
+        if rows >= self.rows[-1]:
+            return values[-1] * rows / self.rows[-1]
+        i = bisect_left(self.rows, rows)
+        share = (rows - self.rows[i - 1]) / (self.rows[i] - self.rows[i - 1])
+        return values[i - 1] * (1 - share) + values[i] * share
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of the whole model."""
+        return sum(piece.parameter_bytes for piece in (self.stem, *self.blocks, self.readout))
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a JSON file that `read_profile` reads."""
+    text = json.dumps(asdict(profile), indent=1, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        InputError: the file cannot be read, is no profile, or holds impossible numbers.
+    """
+    hint = "vigpipe plan without --profile makes one"
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--profile {path}: cannot be read ({error.strerror}); {hint}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
+    known = {f.name for f in fields(Profile)}
+    if not isinstance(table, dict) or set(table) != known:
+        wrong = sorted(set(table) ^ known) if isinstance(table, dict) else ["an object"]
+        raise InputError(f"--profile {path}: no profile ({wrong[0]!r} is amiss); {hint}")
+    try:
+        profile = Profile(
+            **{
+                **table,
+                "rows": tuple(table["rows"]),
+                "slowdown": tuple(map(float, table["slowdown"])),
+                "stem": _piece(table["stem"]),
+                "blocks": tuple(map(_piece, table["blocks"])),
+                "readout": _piece(table["readout"]),
+            }
+        )
+        _check(profile)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"--profile {path}: no profile ({error}); {hint}") from error
+    return profile
+
+
+def check_options(profile: Profile, where: str, model: str, options: Mapping[str, str]) -> None:
+    """Raise InputError if the profile is of another model, or of the model with other options."""
+    if profile.model != model:
+        raise InputError(
+            f"{where}: is a profile of {profile.model!r}, but --model is {model!r}; leave "
+            "--profile out to measure this model"
+        )
+    for name in sorted({*profile.options, *options}):
+        was, now = profile.options.get(name), options.get(name)
+        if was != now:
+            raise InputError(
+                f"{where}: was measured with {name} = {was}, but this run has {name} = {now}; "
+                "leave --profile out to measure anew"
+            )
+
+
+def _piece(table: Mapping[str, Any]) -> Piece:
+    own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    piece = Piece(**own)
+    for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
+        for value in getattr(piece, name):
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"{piece.name}: {name} holds {value!r}")
+    if type(piece.parameter_bytes) is not int or piece.parameter_bytes < 0:
+        raise ValueError(f"{piece.name}: parameter_bytes is {piece.parameter_bytes!r}")
+    return piece
+
+
+def _check(profile: Profile) -> None:
+    rows = profile.rows
+    if not rows or any(type(n) is not int or n < 1 for n in rows) or list(rows) != sorted({*rows}):
+        raise ValueError(f"rows are {list(rows)}")
+    if not profile.blocks:
+        raise ValueError("it has no blocks")
+    for piece in (profile.stem, *profile.blocks, profile.readout):
+        for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
+            if len(getattr(piece, name)) != len(rows):
+                raise ValueError(f"{piece.name}: {name} has not one value for each of {rows}")
+    if not profile.slowdown or any(not 0.5 <= value < 1e3 for value in profile.slowdown):
+        raise ValueError(f"slowdown is {list(profile.slowdown)}")
+    for name in (
+        "dispatch_seconds",
+        "latency_seconds",
+        "bandwidth",
+        "update_seconds",
+        "fixed_seconds",
+        "optimizer_bytes",
+        "base_bytes",
+    ):
+        value = getattr(profile, name)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value!r}")
+    if profile.bandwidth == 0:
+        raise ValueError("bandwidth is 0")
+    for name in ("options", "facts"):
+        if not isinstance(getattr(profile, name), dict):
+            raise ValueError(f"{name} is no table")

@@ -1,0 +1,184 @@
+"""The best layout for a profile: cut, schedule and number of micro-batches.
+
+1. For every legal schedule and M, dynamic programming finds the best cuts by a formula (`cuts.py`)
+   that is exact for GPipe on ranks that do not share processors.
+2. The most promising of them are simulated with all there is: the schedule, transfers, shared
+   processors, all-reduce.
+3. From the best, a stage gives a block and another takes one while that helps.
+
+Steps 2 and 3 end when MAX_ACTIONS forwards and backwards have been simulated.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from vigpipe.choices import Schedule
+from vigpipe.errors import InputError
+from vigpipe.planning.candidate import Candidate
+from vigpipe.planning.cuts import Bounds
+from vigpipe.planning.orders import is_legal
+from vigpipe.planning.profile import Profile
+from vigpipe.planning.simulate import num_simulated
+from vigpipe.planning.step import (
+    Proposal,
+    Request,
+    predict,
+    simulated,
+    stage_costs,
+)
+from vigpipe.spans import step_seconds
+
+MAX_ACTIONS = 60_000
+NUM_PROPOSALS = 3
+_NEAR = 1.3  # a layout whose estimate is this many times the best step found is not looked at
+
+
+def search(profile: Profile, request: Request) -> list[Proposal]:
+    """The best layouts, the best first; equally fast ones by memory.
+
+    Raises:
+        InputError: there are more stages than blocks, no number of micro-batches goes with a
+            schedule, or nothing fits the memory limit.
+    """
+    candidates = _candidates(profile, request)
+    for candidate in candidates:
+        candidate.find_cuts()
+    fitting = [candidate for candidate in candidates if candidate.cuts]
+    if not fitting:
+        raise InputError(_what_would_fit(request, candidates))
+    found = _Found(profile, request)
+    fitting.sort(key=lambda candidate: candidate.estimate(candidate.cuts[0]))
+    for candidate in fitting:
+        if len(found.seconds) > 1 and (
+            found.num_actions > MAX_ACTIONS / 2
+            or candidate.estimate(candidate.cuts[0]) > _NEAR * found.best
+        ):
+            break
+        found.look_at(candidate, candidate.cuts[0])
+    for candidate in dict.fromkeys(candidate for candidate, _ in found.ranking()):
+        for bounds in candidate.cuts:
+            if found.look_at(candidate, bounds) <= _NEAR * found.best:
+                found.climb(candidate, bounds)
+            if found.num_actions > MAX_ACTIONS:
+                break
+    ranking = sorted(
+        found.ranking()[: 4 * NUM_PROPOSALS],
+        key=lambda key: (float(f"{found.seconds[key]:.6g}"), max(key[0].bytes_by_rank(key[1]))),
+    )
+    return [
+        predict(
+            profile,
+            request,
+            candidate.stages(bounds),
+            candidate.schedule,
+            candidate.virtual_stages,
+            candidate.num_microbatches,
+        )
+        for candidate, bounds in ranking[:NUM_PROPOSALS]
+    ]
+
+
+class _Found:
+    """Simulated layouts and their steps."""
+
+    def __init__(self, profile: Profile, request: Request) -> None:
+        self.profile, self.request = profile, request
+        self.seconds: dict[tuple[Candidate, Bounds], float] = {}
+        self.num_actions = 0
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest."""
+        return min(self.seconds.values())
+
+    def ranking(self) -> list[tuple[Candidate, Bounds]]:
+        """All, the fastest first."""
+        return sorted(self.seconds, key=lambda key: self.seconds[key])
+
+    def look_at(self, candidate: Candidate, bounds: Bounds) -> float:
+        """Simulate a layout, once."""
+        key = candidate, bounds
+        if key not in self.seconds:
+            profile, request = self.profile, self.request
+            stages, order = candidate.stages(bounds), candidate.order
+            costs = stage_costs(profile, request, stages, candidate.num_microbatches)
+            followed = num_simulated(
+                request.num_ranks, request.num_replicas, profile.slowdown, request.ranks_per_host
+            )
+            self.num_actions += followed * sum(map(len, order))
+            spans = simulated(profile, request, order, costs, candidate.schedule, distinct=True)
+            self.seconds[key] = step_seconds(spans)
+        return self.seconds[key]
+
+    def climb(self, candidate: Candidate, bounds: Bounds) -> None:
+        """Let one stage give a block and another take one while that makes the step shorter."""
+        moved = True
+        while moved:
+            moved = False
+            for other in sorted(_neighbours(bounds), key=candidate.estimate):
+                if self.num_actions > MAX_ACTIONS:
+                    return
+                if candidate.fits(other) and (
+                    self.look_at(candidate, other) < self.seconds[candidate, bounds]
+                ):
+                    bounds, moved = other, True
+                    break
+
+
+def _neighbours(bounds: Bounds) -> Iterator[Bounds]:
+    """Cuts in which one stage has a block less and another one more."""
+    edges = range(1, len(bounds) - 1)
+    for first in edges:
+        for last in range(first, len(bounds) - 1):
+            for step in (-1, 1):
+                moved = [*bounds[:first], *(k + step for k in bounds[first : last + 1])]
+                moved += bounds[last + 1 :]
+                if moved[first - 1] < moved[first] and moved[last] < moved[last + 1]:
+                    yield tuple(moved)
+
+
+def _candidates(profile: Profile, request: Request) -> list[Candidate]:
+    """Every legal schedule and number of micro-batches."""
+    num_blocks, num_ranks = len(profile.blocks), request.num_ranks
+    schedules: list[tuple[Schedule, int]] = [
+        (name, v) for name, v in request.schedules if num_ranks * v <= num_blocks
+    ]
+    if not schedules:
+        fewest = num_ranks * min(v for _, v in request.schedules)
+        raise InputError(
+            f"--stages {num_ranks}: {fewest} stages for the {num_blocks} blocks of {profile.model} "
+            f"(virtual ones counted); a stage needs at least one block, so choose at most "
+            f"{num_blocks}"
+        )
+    most = request.batch_size // request.num_replicas
+    legal = [
+        Candidate(profile, request, schedule, virtual_stages, num_microbatches)
+        for schedule, virtual_stages in schedules
+        for num_microbatches in sorted({*request.microbatches})
+        if num_microbatches <= most
+        and is_legal(schedule, num_ranks, virtual_stages, num_microbatches)
+    ]
+    if not legal:
+        names = ", ".join(dict.fromkeys(name for name, _ in schedules))
+        raise InputError(
+            f"--microbatches {', '.join(map(str, request.microbatches))}: none goes with "
+            f"--stages {num_ranks}, --dp {request.num_replicas}, --batch-size "
+            f"{request.batch_size} and --schedule {names}; choose at most {most} (batch size / "
+            f"replicas), at least {num_ranks} for 1f1b and a multiple of it for interleaved1f1b"
+        )
+    return legal
+
+
+def _what_would_fit(request: Request, candidates: Iterable[Candidate]) -> str:
+    """The message for a memory limit that nothing fits."""
+    leanest = [(max(c.bytes_by_rank(c.leanest_cut)), c) for c in candidates]
+    need, candidate = min(leanest, key=lambda pair: pair[0])
+    rank = candidate.bytes_by_rank(candidate.leanest_cut).index(need)
+    own = range(rank, candidate.num_stages, request.num_ranks)
+    stages = candidate.stages(candidate.leanest_cut)
+    names = " and ".join(f"{i} (blocks {stages[i][0]} to {stages[i][-1]})" for i in own)
+    return (
+        f"--memory-limit: no plan fits {request.memory_limit_bytes:,} bytes a rank; the smallest "
+        f"limit that would is {need:,} bytes, which stage {names} needs with --schedule "
+        f"{candidate.schedule} and --microbatches {candidate.num_microbatches}; raise the limit, "
+        "or choose more stages or a smaller batch"
+    )
