@@ -10,15 +10,20 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCl
 from cyclopts.config import Dict
 
 import vigpipe
-from vigpipe.bench.options import PipelineBench, SyncBench
+from vigpipe.bench.options import CutsBench, EmulateBench, PipelineBench, PredictBench, SyncBench
 from vigpipe.config import TrainConfig, read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
-from vigpipe.options import GraphConfig, PredictConfig
+from vigpipe.options import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
 PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
+EmulateOptions = Annotated[EmulateBench, Parameter(name="*")]
+PredictBenchOptions = Annotated[PredictBench, Parameter(name="*")]
+CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
+PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
+TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
 PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
 
 
@@ -32,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, path = read_config_file(arguments)
         app = _app(arguments)
-        verbs = {"train": options, "check": options}
-        benches = {"pipeline": options, "sync": options}
+        verbs = {"train": options, "check": options, "plan": options, "time": options}
+        benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), _check_whole_numbers)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
@@ -91,6 +96,40 @@ def _app(arguments: list[str]) -> App:
         if compare_steps < 1:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
         return run(config, arguments, partial(work, num_steps=compare_steps))
+
+    @app.command(name="time")
+    def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
+        """Time steps, stages, blocks and their parts, and account for the bubble."""
+        from functools import partial
+
+        from vigpipe.measure import time_steps
+        from vigpipe.start import run
+
+        if not config.timing:
+            raise InputError("--no-timing: is what vigpipe time is for; use vigpipe train")
+        if config.test_batches < 1:
+            raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
+        return run(config, arguments, partial(time_steps, num_test_batches=config.test_batches))
+
+    @app.command
+    def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008
+        """Measure the blocks, and find the cut, micro-batches and schedule of the fastest step."""
+        from vigpipe.propose import start
+
+        return start(config, arguments)
+
+    @app.command
+    def report(*runs: Path, out: Path = Path("report.html")) -> None:
+        """Make one page of runs, with charts to zoom, that opens from disk.
+
+        Args:
+            runs: folders of runs.
+            out: the page.
+        """
+        from vigpipe.report.page import write_report
+
+        write_report(runs, out)
+        print(out)
 
     @app.command
     def graph(*, config: GraphOptions) -> None:
@@ -150,6 +189,33 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.start import run
 
         return run(config, arguments, partial(bench_sync, num_repeats=config.repeats))
+
+    @bench.command
+    def emulate(*, config: EmulateOptions) -> int:
+        """Run many layouts on few cores: ranks sleep for profiled times, the rest is real."""
+        from vigpipe.bench.emulate import start
+
+        return start(config, arguments)
+
+    @bench.command(name="predict")
+    def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008
+        """Compare predicted steps with measured ones, over layouts of one and two ranks."""
+        from functools import partial
+
+        from vigpipe.bench.predict import bench_predict
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(bench_predict, num_repeats=config.repeats))
+
+    @bench.command
+    def cuts(*, config: CutsOptions = CutsBench()) -> int:  # noqa: B008
+        """Try every cut in two stages, and see how good the planner's is."""
+        from functools import partial
+
+        from vigpipe.bench.cuts import bench_cuts
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(bench_cuts, num_repeats=config.repeats))
 
     @bench.command
     def accuracy(*, run: Path, out: Path | None = None) -> None:

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vigpipe.choices import (
     Compat,
@@ -70,7 +70,8 @@ class TrainConfig:
         repeated_augment: times an image appears in a batch, augmented anew; 1 turns it off.
         workers: processes a rank that read and augment images ahead; 0 reads in the rank itself.
         skip_bad_images: leave out images that cannot be read, and count them.
-        stages: ranks of one pipeline, or a plan file from stages/.
+        stages: ranks of one pipeline, or a plan file from stages/, or auto: all the ranks there
+            are, or that this host has room for, cut by measured cost.
         microbatches: micro-batches each replica cuts its share of a batch into.
         dp: data-parallel replicas.
         schedule: order of forwards and backwards.
@@ -99,6 +100,10 @@ class TrainConfig:
         epochs: passes over the training images.
         steps: optimizer steps; wins over epochs.
         evaluate_every: epochs between evaluations; the last epoch ends in one always.
+        timing: time steps, stages, blocks and their parts, and account for the bubble.
+        timing_warmup: steps, and test batches, that are not timed at first.
+        timing_steps: steps, and test batches, that are timed then.
+        trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
         seed: of weights, data order and masks.
         out: output folder; by default runs/<time>.
     """
@@ -132,7 +137,7 @@ class TrainConfig:
     repeated_augment: int | None = None
     workers: int = 0
     skip_bad_images: bool = False
-    stages: int | Path = 1
+    stages: int | Literal["auto"] | Path = 1
     microbatches: int = 1
     dp: int = 1
     schedule: Schedule = "gpipe"
@@ -158,6 +163,10 @@ class TrainConfig:
     epochs: int | None = None
     steps: int | None = None
     evaluate_every: int = 1
+    timing: bool = False
+    timing_warmup: int = 3
+    timing_steps: int = 100
+    trace: bool = False
     seed: int = 0
     out: Path | None = None
 
@@ -261,6 +270,8 @@ def check_numbers(config: TrainConfig) -> None:
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
         "evaluate_every": (1, 1e6),
+        "timing_warmup": (0, 1e6),
+        "timing_steps": (1, 1e6),
         "seed": (0, (1 << 63) - 1),
     }
     for name, (least, most) in bounds.items():

@@ -28,8 +28,12 @@ class Score:
     images: int
 
 
-def evaluate(worker: Worker) -> Score | None:
+def evaluate(worker: Worker, most_images: int | None = None) -> Score | None:
     """Run the test images through the pipeline in evaluation mode.
+
+    Args:
+        worker: this rank's share.
+        most_images: how many of them; None for all.
 
     Returns:
         The score on ranks of the last stage, else None.
@@ -41,15 +45,16 @@ def evaluate(worker: Worker) -> Score | None:
     sums = torch.zeros(4, dtype=torch.float64, device=worker.device)  # loss, top1, top5, images
     batches = replica_batches(
         job.source.test,
-        np.arange(len(job.source.test)),
+        np.arange(len(job.source.test))[:most_images],
         job.cut(worker.replica_index),
         reader=worker.reader,
         with_images=pipeline.has_first,
         with_labels=pipeline.has_last,
         dtype=job.dtype,
     )
-    for batch in batches:
-        logits = pipeline.logits(batch)
+    for number, batch in enumerate(batches, 1):
+        with worker.timed("test", number):
+            logits = pipeline.logits(batch)
         if logits is None:
             continue
         assert batch.labels is not None

@@ -176,6 +176,7 @@ def prepare(
             )
         num_ranks = plan.num_stages // virtual
     else:
+        assert config.stages != "auto", "start.run decides how many"
         plan, num_ranks = None, config.stages
     layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
     plan = plan or even_plan(num_blocks, num_ranks * virtual)

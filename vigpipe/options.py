@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from vigpipe.choices import Device, Dtype, Model, Schedule
+from vigpipe.config import TrainConfig
 
 Format = Literal["text", "json"]
 
@@ -75,3 +76,47 @@ class PredictConfig:
     dtype: Dtype = "float32"
     threads: int | None = None
     timeout: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(TrainConfig):
+    """Options of `vigpipe plan`: those of train, and what a plan is wanted for.
+
+    Attributes:
+        stages: ranks of one pipeline.
+        microbatches: micro-batches of each replica; auto tries all that make sense.
+        schedule: order of forwards and backwards; auto tries all.
+        memory_limit: most memory of a rank, such as 16GB.
+        bandwidth: between neighbouring ranks, such as 10Gb/s; by default what is measured here.
+        latency: of a message between them, such as 20us; likewise.
+        ranks_per_host: hosts are filled in the order of ranks; by default all are on one.
+        profile: what the blocks cost, from an earlier call; by default it is measured.
+        explain: say which stage limits the step and what would help most.
+        out: the plan file; by default stages/<model>-<stages>.toml.
+    """
+
+    model: Model = "vig_ti_224"
+    data: str = "fake"
+    stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    schedule: Schedule | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    memory_limit: str | None = None
+    bandwidth: str | None = None
+    latency: str | None = None
+    ranks_per_host: int | None = None
+    profile: Path | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeConfig(TrainConfig):
+    """Options of `vigpipe time`: those of train; every other step after the warm-up is timed.
+
+    Attributes:
+        test_batches: batches of the evaluation, the warm-up among them.
+    """
+
+    steps: int | None = 23
+    test_batches: int = 8
+    timing: bool = True
+    trace: bool = True

@@ -25,6 +25,7 @@ from vigpipe.data.shards import ReplicaBatch, epoch_order, repeated, replica_bat
 from vigpipe.device import hardware, peak_bytes, synchronize
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
+from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
 from vigpipe.timing.record import RunRecord, provenance
 from vigpipe.worker import Worker, make_worker, train_step
 
@@ -32,7 +33,7 @@ from vigpipe.worker import Worker, make_worker, train_step
 def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
     """Train as one rank; the one that knows the loss writes the run's files to `folder`."""
     started = time.perf_counter()
-    worker = make_worker(job, rank, device)
+    worker = make_worker(job, rank, device, make_recorder(job, rank, device))
     record = RunRecord(folder, as_toml(job.config)) if worker.is_writer else None
     console = Console(quiet=record is None, soft_wrap=True, highlight=False)
     console.print(f"{job.config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
@@ -47,7 +48,8 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
         bar = progress.add_task("", total=job.num_steps)
         for epoch, batch, evaluates in batches(worker):
             lr, step_started = worker.lr, time.perf_counter()
-            loss = train_step(worker, batch)
+            with worker.timed("train", worker.step + 1):
+                loss = train_step(worker, batch)
             synchronize(device)
             seconds = time.perf_counter() - step_started
             if loss is not None and not math.isfinite(loss):
@@ -74,6 +76,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
                     _tell(record, console, epoch, score, average)
 
     worker.reader.close()
+    timing = gather_timing(worker) if worker.recorder is not None else None
     _save(worker, folder / "model.safetensors")
     if worker.ema is not None:
         with worker.averaged():
@@ -87,23 +90,35 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
             "loss": loss,
             "test": asdict(score),
             **_average(average),
-            "steps": worker.step,
-            "skipped_images": job.source.num_bad_images,
-            "layout": {
-                "stages": [list(blocks) for blocks in job.plan.stages],
-                "ranks": job.layout.world_size,
-                "microbatches": job.layout.num_microbatches,
-                "replicas": job.layout.num_replicas,
-                "schedule": job.layout.schedule,
-            },
-            "threads_per_rank": torch.get_num_threads(),
-            "hardware": hardware(device),
-            "peak_bytes": peak_bytes(device),
-            "wall_seconds": time.perf_counter() - started,
-            **provenance(),
+            **facts(worker, started),
+            **({"timing": timing.summary()} if timing is not None else {}),
         }
     )
+    if timing is not None:
+        write_timing(timing, job, folder, device)
+        console.print(describe(timing), markup=False)
     console.print(f"weights and metrics in {folder}")
+
+
+def facts(worker: Worker, started: float) -> dict[str, Any]:
+    """What a run was, for summary.json; `started` is when, by time.perf_counter."""
+    job, layout = worker.job, worker.job.layout
+    return {
+        "steps": worker.step,
+        "skipped_images": job.source.num_bad_images,
+        "layout": {
+            "stages": [list(blocks) for blocks in job.plan.stages],
+            "ranks": layout.world_size,
+            "microbatches": layout.num_microbatches,
+            "replicas": layout.num_replicas,
+            "schedule": layout.schedule,
+        },
+        "threads_per_rank": torch.get_num_threads(),
+        "hardware": hardware(worker.device),
+        "peak_bytes": peak_bytes(worker.device),
+        "wall_seconds": time.perf_counter() - started,
+        **provenance(),
+    }
 
 
 def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from vigpipe.data.shards import ReplicaBatch
 from vigpipe.job import Job
 from vigpipe.loss import Loss
 from vigpipe.model.norm import PooledStatistics
+from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.parallel.mesh import make_mesh
 from vigpipe.parallel.replicate import Replicas
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import Part, cut_parts
+from vigpipe.spans import Kind
+from vigpipe.timing.recorder import Phase, Recorder
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Worker:
         reader: reads images, ahead of time if there are workers.
         mix: mixes samples and smooths labels; None where neither is on.
         ema: timm's moving average of `models`; None where it is off.
+        recorder: of this rank's time; None where nobody asks for it.
         step: optimizer steps done.
     """
 
@@ -62,6 +67,7 @@ class Worker:
     reader: Reader
     mix: Mix | None
     ema: ModelEmaV3 | None
+    recorder: Recorder | None
     step: int = 0
 
     @property
@@ -83,6 +89,20 @@ class Worker:
         """This rank's part of the unsplit model's state dict."""
         return {k: v for model in self.models for k, v in model.state_dict().items()}
 
+    def enter(self, kind: Kind) -> None:
+        """Tell the recorder what begins."""
+        if self.recorder is not None:
+            self.recorder.enter(kind)
+
+    @contextmanager
+    def timed(self, phase: Phase, number: int) -> Iterator[None]:
+        """Let the recorder see a step, or a batch of an evaluation, by its number."""
+        if self.recorder is None:
+            yield
+            return
+        with self.recorder.step(phase, number), listening(self.recorder.region):
+            yield
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the moving average in the place of the weights for a while."""
@@ -103,13 +123,16 @@ class Worker:
             average.copy_(kept)
 
 
-def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
+def make_worker(
+    job: Job, rank: int, device: torch.device, recorder: Recorder | None = None
+) -> Worker:
     """Build a rank's share. With several ranks the process group must exist.
 
     Args:
         job: the run.
         rank: position in the world.
         device: where to compute.
+        recorder: is told what the rank does in the steps that it records.
     """
     layout, config = job.layout, job.config
     stage_group = replica_group = None
@@ -128,8 +151,11 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
 
     holder = nn.ModuleList(models)
     ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
-    replicas = Replicas(parts, replica_group, config.sync)
-    pipeline = Pipeline(parts, replicas.modules, part_indices, layout, device, stage_group, Loss())
+    reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
+    replicas = Replicas(parts, replica_group, config.sync, reducing)
+    pipeline = Pipeline(
+        parts, replicas.modules, part_indices, layout, device, stage_group, Loss(), recorder
+    )
     assert config.opt is not None
     optimizer = create_optimizer_v2(
         _parameter_groups(job, models), opt=config.opt, lr=config.lr, weight_decay=0.0
@@ -149,6 +175,7 @@ def make_worker(job: Job, rank: int, device: torch.device) -> Worker:
         reader=Reader((job.source.train, job.source.test), config.workers),
         mix=_mix(job),
         ema=ema,
+        recorder=recorder,
     )
 
 
@@ -200,7 +227,9 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
     """
     worker.replicas.gradients.clear()
     losses = worker.pipeline.train_step(batch)  # forward and backward of every micro-batch
+    worker.enter("all-reduce")
     worker.replicas.gradients.add_up()
+    worker.enter("other")
     loss = _share_statistics(worker, losses)
 
     if worker.job.config.clip is not None:
@@ -210,7 +239,9 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
             worker.job.config.clip,
             worker.stage_group,
         )
+    worker.enter("optimizer")
     worker.optimizer.step()
+    worker.enter("other")
     if worker.ema is not None:
         worker.ema.update(nn.ModuleList(worker.models))
     worker.step += 1

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vigpipe.choices import Model
 from vigpipe.config import TrainConfig
@@ -17,7 +18,7 @@ class PipelineBench(TrainConfig):
 
     model: Model = "vig_ti_224"
     data: str = "fake"
-    stages: int | Path = 2
+    stages: int | Literal["auto"] | Path = 2
     microbatches: int = 5
     batch_size: int | None = 20
     threads: int | None = 1
@@ -29,3 +30,48 @@ class SyncBench(PipelineBench):
     """The same with two replicas."""
 
     dp: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictBench(PipelineBench):
+    """The options of train: a model, its data and its batch; the layouts are the benchmark's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutsBench(PipelineBench):
+    """The options of train, with a pyramid, whose blocks are unequal."""
+
+    model: Model = "pvig_cifar_ti"
+    batch_size: int | None = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulateBench:
+    """Options of `vigpipe bench emulate`: every combination of stages, micro-batches and replicas.
+
+    Attributes:
+        profile: what the pieces of the model cost, as `vigpipe plan` writes it.
+        stages: S,S,... ranks of one pipeline.
+        microbatches: M,M,... micro-batches each replica cuts its share of a batch into.
+        dp: D,D,... data-parallel replicas.
+        schedule: order of forwards and backwards; those whose ideal step has a closed formula.
+        sync: how gradients are added up after the pipeline has drained, in twice their precision
+            (double) or their own (drain).
+        batch_size: B, samples of one optimizer step over all replicas, a multiple of every M × D;
+            by default every micro-batch has as many as the largest that was profiled.
+        repeats: timed steps of every layout.
+        scale: what profiled times are multiplied by, so that a slow host can stand for a fast
+            cluster.
+        out: output folder; by default runs/<time>.
+    """
+
+    profile: Path
+    stages: str = "1,2,4,8"
+    microbatches: str = "4,8,16"
+    dp: str = "1,2,4"
+    schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    sync: Literal["double", "drain"] = "double"
+    batch_size: int | None = None
+    repeats: int = 5
+    scale: float = 1.0
+    out: Path | None = None

@@ -16,7 +16,7 @@ flips, and soon the runs part company.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -143,9 +143,16 @@ class DDPGradients:
     Args:
         parts: modules to wrap; `modules` are the wrapped ones.
         group: ranks to add up over.
+        reducing: is called when only the sum of the last bucket is still to come.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        group: dist.ProcessGroup,
+        reducing: Callable[[], None] | None,
+    ) -> None:
+        self.reducing = reducing
         self.modules: list[nn.Module] = []
         for part in parts:
             with warnings.catch_warnings():
@@ -159,7 +166,7 @@ class DDPGradients:
                     gradient_as_bucket_view=True,
                 )
             # The loss weighs the replicas already, so a sum and no mean.
-            module.register_comm_hook(group, _sum_bucket)
+            module.register_comm_hook(group, self._sum_bucket)
             self.modules.append(module)
 
     def clear(self) -> None:
@@ -170,14 +177,16 @@ class DDPGradients:
     def add_up(self) -> None:
         """Nothing is left to do when the last backward has ended."""
 
-
-def _sum_bucket(
-    group: dist.ProcessGroup,
-    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
-) -> Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
+    def _sum_bucket(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+    ) -> Future[Tensor]:
+        if self.reducing is not None and bucket.is_last():
+            self.reducing()
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
 
 
 class Replicas:
@@ -187,10 +196,15 @@ class Replicas:
         parts: this rank's parts; `modules` are what the schedule is to run.
         group: the ranks that hold the same parts.
         sync: how gradients are added up.
+        reducing: under ddp, is called when a backward has nothing left to do but to add up.
     """
 
     def __init__(
-        self, parts: Sequence[nn.Module], group: dist.ProcessGroup | None, sync: Sync = "double"
+        self,
+        parts: Sequence[nn.Module],
+        group: dist.ProcessGroup | None,
+        sync: Sync = "double",
+        reducing: Callable[[], None] | None = None,
     ) -> None:
         self.group = group if group is not None and group.size() > 1 else None
         self.modules = list(parts)
@@ -199,7 +213,7 @@ class Replicas:
         if sync == "double":
             self.gradients = DoubleGradients(parameters, self.group)
         elif sync == "ddp" and self.group is not None:
-            self.gradients = DDPGradients(parts, self.group)
+            self.gradients = DDPGradients(parts, self.group, reducing)
             self.modules = self.gradients.modules
         else:
             self.gradients = FlatGradients(parameters, self.group)

@@ -8,11 +8,11 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vigpipe.loss import Loss
 from vigpipe.parallel.mesh import VIRTUAL, Layout
 from vigpipe.parallel.split import Part
+from vigpipe.spans import Kind
 
 if TYPE_CHECKING:
     from vigpipe.data.shards import ReplicaBatch
@@ -35,6 +36,28 @@ _SCHEDULES: dict[str, Any] = {
     "interleaved1f1b": ScheduleInterleaved1F1B,
     "loopedbfs": ScheduleLoopedBFS,
 }
+
+
+class Watcher(Protocol):
+    """Is told what a rank does; `vigpipe.timing.recorder.Recorder` is one."""
+
+    def enter(
+        self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
+    ) -> None:
+        """Something begins; `gap` says what the rank did since it left the last thing."""
+        ...
+
+    def leave(self) -> None:
+        """It ends."""
+        ...
+
+    def resume(self) -> None:
+        """What ended last goes on."""
+        ...
+
+    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """`function(*inputs)`, under a name."""
+        ...
 
 
 class Pipeline:
@@ -48,6 +71,7 @@ class Pipeline:
         device: where the parts are.
         stage_group: the ranks of this pipeline; None where there is one stage.
         loss: of a micro-batch, on the last stage.
+        watcher: is told what the rank does.
     """
 
     def __init__(
@@ -59,16 +83,20 @@ class Pipeline:
         device: torch.device,
         stage_group: ProcessGroup | None,
         loss: Loss,
+        watcher: Watcher | None = None,
     ) -> None:
-        self.parts, self.device, self.loss = parts, device, loss
+        self.parts, self.device, self.loss, self.watcher = parts, device, loss, watcher
         self.has_first = parts[0].model.has_stem
         self.has_last = parts[-1].model.has_readout
         if layout.num_stages == 1:
-            self._schedule = _OneRank(modules, layout.num_microbatches, self.loss)
+            self._schedule = _OneRank(
+                modules, part_indices[-1], layout.num_microbatches, self._loss, watcher
+            )
             return
         num_parts = layout.num_stages * layout.virtual_stages
         stages = [
-            PipelineStage(
+            _Stage(
+                watcher,
                 module,
                 index,
                 num_parts,
@@ -87,7 +115,7 @@ class Pipeline:
         self._schedule = make(
             stages if several else stages[0],
             n_microbatches=layout.num_microbatches,
-            loss_fn=self.loss,
+            loss_fn=self._loss,
             scale_grads=False,  # `Loss` already weighs the micro-batches
         )
 
@@ -112,6 +140,14 @@ class Pipeline:
             part.eval()
         return self._run(self._schedule.eval, batch, [])
 
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.watcher is None:
+            return self.loss(logits, labels)
+        self.watcher.resume()  # the forward of the last stage
+        share = self.watcher.region("loss", self.loss, (logits, labels))
+        self.watcher.leave()
+        return share
+
     def _run(
         self,
         run: Callable[..., Any],
@@ -130,11 +166,70 @@ class Pipeline:
         return run(*images, keys=batch.keys, **options)
 
 
+class _Stage(PipelineStage):
+    """torch's stage, which tells a watcher of what the schedule makes it do."""
+
+    def __init__(self, watcher: Watcher | None, *args: Any, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **options)
+        self._watcher = watcher
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        if self._watcher is None:
+            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        gap = None if self.is_first else "wait input"
+        self._watcher.enter("forward", self.stage_index, fwd_chunk_id, gap)
+        result = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        self._watcher.leave()
+        return result
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        if self._watcher is None or not self.has_backward:  # an evaluation calls it too
+            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
+        gap = None if self.is_last else "wait gradient"
+        self._watcher.enter("backward", self.stage_index, bwd_chunk_id, gap)
+        result = super().backward_one_chunk(bwd_chunk_id, *args, **options)
+        self._watcher.leave()
+        return result
+
+    # A receive is posted before it is waited for, and a send is waited for at the end or before the
+    # next one: so "send" is what a rank does between handing on and its next receive.
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return self._received(super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return self._received(super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return self._sent(super().get_fwd_send_ops(fwd_chunk_id), fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return self._sent(super().get_bwd_send_ops(bwd_chunk_id), bwd_chunk_id)
+
+    def _received(self, operations: list[P2POp]) -> list[P2POp]:
+        if self._watcher is not None and operations:
+            self._watcher.leave()
+        return operations
+
+    def _sent(self, operations: list[P2POp], microbatch: int) -> list[P2POp]:
+        if self._watcher is not None and operations:
+            self._watcher.enter("send", self.stage_index, microbatch, gap="send")
+        return operations
+
+
 class _OneRank:
     """All parts on one rank, a micro-batch forward and backward at a time; torch's calls."""
 
-    def __init__(self, modules: list[nn.Module], num_microbatches: int, loss: Loss) -> None:
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        stage: int,
+        num_microbatches: int,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        watcher: Watcher | None,
+    ) -> None:
         self.modules, self.num_microbatches, self.loss = modules, num_microbatches, loss
+        self.stage, self.watcher = stage, watcher
 
     def step(
         self,
@@ -152,20 +247,28 @@ class _OneRank:
                     for module in self.modules:
                         if isinstance(module, DistributedDataParallel):
                             stack.enter_context(module.no_sync())
-                loss = self.loss(self._forward(x, key), label)
+                loss = self.loss(self._forward(x, key, i), label)
+                if self.watcher is not None:
+                    self.watcher.enter("backward", self.stage, i)
                 loss.backward()
+                if self.watcher is not None:
+                    self.watcher.leave()
             losses.append(loss)
 
     def eval(self, images: Tensor, *, keys: Tensor, target: Tensor, losses: list[Tensor]) -> Tensor:
         rows = zip(self._cut(images), self._cut(keys), strict=True)
-        return torch.cat([self._forward(x, key) for x, key in rows])
+        return torch.cat([self._forward(x, key, i) for i, (x, key) in enumerate(rows)])
 
     def _cut(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(values, self.num_microbatches)
 
-    def _forward(self, x: Tensor, keys: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, keys: Tensor, microbatch: int) -> Tensor:
+        if self.watcher is not None:
+            self.watcher.enter("forward", self.stage, microbatch)
         for module in self.modules:
             x = module(x, keys)
+        if self.watcher is not None:
+            self.watcher.leave()
         return x
 
 

@@ -1,0 +1,197 @@
+"""Write folders of runs like those of vigpipe train, of any layout, in milliseconds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from vigpipe.parallel.mesh import Layout
+from vigpipe.spans import Kind, Span, seconds_by_kind, step_seconds
+from vigpipe.timing.record import RunRecord
+from vigpipe.timing.recorder import Row
+from vigpipe.timing.tables import statistics, step_statistics, write_rows
+
+NUM_STEPS, NUM_WARMUP, NUM_TESTS, NUM_BLOCKS = 30, 10, 3, 4
+FORWARD, BACKWARD, TRANSFER = 0.010, 0.019, 0.001  # seconds of a micro-batch on one stage
+SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation": 0.3, "/ffn": 0.35}
+
+
+def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float) -> list[Span]:
+    """A GPipe step whose last stage takes `slow` times as long, without gaps but on each rank."""
+    spans: list[Span] = []
+    for replica in range(num_replicas):
+        clock = [0.0] * num_stages
+        ready = [[0.0] * num_microbatches for _ in range(num_stages)]
+        passes: list[tuple[Kind, Kind, float, list[int]]] = [
+            ("forward", "wait input", FORWARD, list(range(num_stages))),
+            ("backward", "wait gradient", BACKWARD, list(reversed(range(num_stages)))),
+        ]
+        for kind, wait, seconds, stages in passes:
+            for place, stage in enumerate(stages):
+                rank = replica * num_stages + stage
+                long = seconds * (slow if stage == num_stages - 1 else 1.0)
+                for microbatch in range(num_microbatches):
+                    came = ready[stages[place - 1]][microbatch] + TRANSFER if place else 0.0
+                    if came > clock[stage] + 1e-9:
+                        at = (stage, microbatch)
+                        spans.append(Span(rank, wait, clock[stage], came, *at))
+                        clock[stage] = came
+                    end = clock[stage] + long
+                    spans.append(Span(rank, kind, clock[stage], end, stage, microbatch))
+                    clock[stage] = ready[stage][microbatch] = end
+        end = max(clock)
+        for stage in range(num_stages):
+            rank = replica * num_stages + stage
+            spans.append(Span(rank, "all-reduce", clock[stage], end + 0.004))
+            spans.append(Span(rank, "optimizer", end + 0.004, end + 0.007))
+            spans.append(Span(rank, "other", end + 0.007, end + 0.008))
+    return spans
+
+
+def rows_of(spans: list[Span], phase, step: int, num_stages: int) -> Iterator[Row]:
+    """What timing.csv says of one step."""
+    for rank in sorted({span.rank for span in spans}):
+        own = [span for span in spans if span.rank == rank]
+        replica, stage = divmod(rank, num_stages)
+        yield Row(phase, step, rank, replica, -1, "step", "", 1, step_seconds(own))
+        for kind, seconds in seconds_by_kind(own).items():
+            if seconds and (phase == "train" or kind in ("forward", "wait input")):
+                place = stage if kind not in ("all-reduce", "optimizer", "other") else -1
+                count = sum(span.kind == kind for span in own)
+                yield Row(phase, step, rank, replica, place, kind, "", count, seconds)
+        num_own = NUM_BLOCKS // num_stages or 1
+        for direction in ("forward", "backward") if phase == "train" else ("forward",):
+            seconds = seconds_by_kind(own)[direction] / num_own
+            count = sum(span.kind == direction for span in own)
+            names = [
+                (f"block {stage * num_own + i}{part}", share)
+                for i in range(num_own)
+                for part, share in SHARES.items()
+            ]
+            names += [("stem", 0.05)] * (stage == 0)
+            names += [("readout", 0.04), ("loss", 0.01)] * (stage == num_stages - 1)
+            for name, share in names:
+                seconds_of = share * seconds
+                yield Row(phase, step, rank, replica, stage, name, direction, count, seconds_of)
+
+
+def write_run(
+    folder: Path,
+    *,
+    model: str = "vig_digits",
+    stages: int = 2,
+    replicas: int = 2,
+    microbatches: int = 4,
+    slow: float = 1.2,
+    timed: bool = True,
+    finished: bool = True,
+    predicted: bool = True,
+) -> Path:
+    """Write all files of a run and return its folder.
+
+    Args:
+        folder: made here.
+        model: its name.
+        stages: of a pipeline.
+        replicas: of the model.
+        microbatches: of a replica.
+        slow: how much longer the last stage takes than the others.
+        timed: with the files of --timing.
+        finished: with summary.json.
+        predicted: with a predicted timeline.
+    """
+    folder.mkdir(parents=True)
+    layout = Layout(stages, microbatches, replicas)
+    config = {"model": model, "data": "digits", "batch_size": 100, "stages": stages, "lr": 4e-3}
+    config |= {"dp": replicas, "microbatches": microbatches, "schedule": "gpipe"}
+    record = RunRecord(folder, config)
+    rows: list[Row] = []
+    spans = gpipe(stages, replicas, microbatches, slow)
+    for step in range(1, NUM_STEPS + 1):
+        wobble = 1 + 0.04 * ((step * 7919) % 11) / 11  # the same in every run of the tests
+        now = [s._replace(start=s.start * wobble, end=s.end * wobble) for s in spans]
+        seconds = step_seconds(now)
+        record.add(
+            step=step,
+            epoch=1 + (step - 1) // 15,
+            loss=2.3 * 0.93**step,
+            lr=4e-3,
+            step_seconds=seconds,
+            images_per_second=100 / seconds,
+        )
+        if step > NUM_WARMUP:
+            rows += rows_of(now, "train", step, stages)
+        if step % 15 == 0:
+            ema = {"loss": 1.0, "top1": 0.02 * step, "top5": 0.95}
+            test = {"loss": 2.3 * 0.95**step, "top1": 0.03 * step, "top5": 0.99, "images": 360}
+            record._metrics.write(json.dumps({"epoch": step // 15, **test, "ema": ema}) + "\n")
+    for batch in range(1, NUM_TESTS + 1):
+        forward = [span for span in spans if span.kind in ("forward", "wait input")]
+        rows += rows_of(forward, "test", batch, stages)
+    if timed:
+        write_rows(rows, folder / "timing.csv")
+        expected = gpipe(stages, replicas, microbatches, 1.0) if predicted else []
+        timeline = {"step": 20, "microbatches": microbatches, "clock_error_seconds": 2e-5}
+        timeline |= {"measured": spans, "predicted": expected}
+        (folder / "timeline.json").write_text(json.dumps(timeline))
+    if not finished:
+        record.close()
+        return folder
+    summary = {
+        "model": model,
+        "data": "digits",
+        "loss": 2.3 * 0.93**NUM_STEPS,
+        "test": {"loss": 0.5, "top1": 0.9, "top5": 0.99, "images": 360},
+        "steps": NUM_STEPS,
+        "layout": {
+            "stages": [[stage] for stage in range(stages)],
+            "ranks": layout.world_size,
+            "microbatches": microbatches,
+            "replicas": replicas,
+            "schedule": "gpipe",
+        },
+        "threads_per_rank": 1,
+        "hardware": "A processor, 4 cores",
+        "peak_bytes": 650_000_000,
+        "wall_seconds": 12.5,
+        "versions": {"vigpipe": "0.1.0", "torch": "2.15.0"},
+        "commit": "0123456789abcdef+",
+        "host": "node1",
+        **({"timing": _timing(spans, rows, stages, replicas, microbatches)} if timed else {}),
+    }
+    record.finish(summary)
+    return folder
+
+
+def _timing(spans: list[Span], rows: list[Row], stages: int, replicas: int, microbatches: int):
+    accounting: list[dict[str, object]] = []
+    for rank in range(stages * replicas):
+        own = [span for span in spans if span.rank == rank]
+        kinds = seconds_by_kind(own)
+        names = ("wait input", "wait gradient", "send", "all-reduce", "optimizer", "other")
+        accounting.append(
+            {
+                "rank": rank,
+                "replica": rank // stages,
+                "stages": [rank % stages],
+                "step_seconds": step_seconds(own),
+                "compute": kinds["forward"] + kinds["backward"],
+                **{name: kinds[name] for name in names},
+                "unaccounted": step_seconds(own) - sum(kinds.values()),
+            }
+        )
+    step = step_statistics(rows, "train") or statistics([0.0])
+    return {
+        "warmup_steps": NUM_WARMUP,
+        "step_seconds": vars(step),
+        "overhead": 0.0042,
+        "accounting": accounting,
+        "bubble": {
+            "measured": 0.262,
+            "formula": (stages - 1) / (microbatches + stages - 1),
+            "fill_and_drain": 0.2,
+            "imbalance": 0.041,
+            "variation": 0.013,
+            "transfer": 0.008,
+        },
+        "peak_bytes": [650_000_000 + 1_000_000 * rank for rank in range(stages * replicas)],
+    }

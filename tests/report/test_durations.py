@@ -1,0 +1,95 @@
+"""Which rows the tables have, in which order, and what the charts stack."""
+
+import pytest
+
+from vigpipe.report import durations
+
+SECONDS = {
+    (-1, "step", ""): [1.0, 2.0, 3.0],
+    (-1, "optimizer", ""): [0.1],
+    (1, "wait input", ""): [0.2],
+    (1, "forward", ""): [0.4],
+    (0, "backward", ""): [0.6],
+    (0, "forward", ""): [0.3],
+    (1, "loss", "forward"): [0.01],
+    (1, "readout", "forward"): [0.02],
+    (1, "block 10", "forward"): [0.30],
+    (1, "block 10/grapher", "forward"): [0.20],
+    (0, "block 2", "backward"): [0.5],
+    (0, "block 2", "forward"): [0.10, 0.20],
+    (0, "block 2/ffn", "forward"): [0.05],
+    (0, "block 2/grapher", "forward"): [0.08],
+    (0, "block 2/grapher/knn", "forward"): [0.03],
+    (0, "block 2/grapher/aggregation", "forward"): [0.04],
+    (0, "stem", "forward"): [0.05],
+}
+
+
+def names(rows):
+    return [(place, name) for place, name, _ in rows]
+
+
+def test_stages_follow_the_whole_step_in_the_order_of_a_step():
+    assert names(durations.stage_rows(SECONDS)) == [
+        ("all", "step"),
+        ("all", "optimizer"),
+        ("stage 0", "forward"),
+        ("stage 0", "backward"),
+        ("stage 1", "forward"),
+        ("stage 1", "wait input"),
+    ]
+    step = durations.stage_rows(SECONDS)[0][2]
+    assert (step.mean, step.std, step.min, step.max, step.median, step.count) == (2, 1, 1, 3, 2, 3)
+    assert step.p95 == pytest.approx(2.9)
+
+
+def test_parts_are_pooled_over_the_blocks():
+    rows = durations.part_rows(SECONDS)
+    assert names(rows) == [
+        ("stem", "forward"),
+        ("one block", "forward"),
+        ("one block", "backward"),
+        ("Grapher", "forward"),
+        ("kNN", "forward"),
+        ("aggregation", "forward"),
+        ("FFN", "forward"),
+        ("readout", "forward"),
+        ("loss", "forward"),
+    ]
+    assert rows[1][2].mean == pytest.approx(0.2)
+    assert rows[1][2].count == 3
+
+
+def test_blocks_come_by_number_and_not_by_spelling():
+    assert names(durations.block_rows(SECONDS)) == [
+        ("block 2", "forward"),
+        ("block 2", "backward"),
+        ("block 2, Grapher", "forward"),
+        ("block 2, kNN", "forward"),
+        ("block 2, aggregation", "forward"),
+        ("block 2, FFN", "forward"),
+        ("block 10", "forward"),
+        ("block 10, Grapher", "forward"),
+    ]
+
+
+def test_what_is_stacked_adds_up_to_the_median():
+    stacked = durations.stacked_medians(SECONDS, "forward")
+    total: dict[str, float] = {}
+    for own in stacked.values():
+        for piece, seconds in own.items():
+            total[piece] = total.get(piece, 0.0) + seconds
+    assert total == pytest.approx(
+        {"stem": 0.05, "block 2": 0.15, "block 10": 0.30, "readout": 0.02, "loss": 0.01}
+    )
+    assert stacked["rest of the Grapher"] == pytest.approx({"block 2": 0.01, "block 10": 0.20})
+    assert stacked["whole"] == {"stem": 0.05, "readout": 0.02, "loss": 0.01}
+    assert durations.stacked_medians(SECONDS, "backward") == {"whole": {"block 2": 0.5}}
+
+
+def test_runs_are_compared_by_medians_of_what_they_share():
+    medians = durations.medians(SECONDS)
+    assert medians["step"] == 2.0
+    assert medians["stage 0, backward"] == 0.6
+    assert medians["one block, forward"] == 0.2
+    assert "stage 1, wait input" not in medians

@@ -1,0 +1,69 @@
+"""The tables that hold runs side by side."""
+
+from statistics import median
+
+import pytest
+
+from tests.report.runs import NUM_WARMUP, write_run
+from vigpipe.report.facts import bubble_line, differences, facts, ratios, settled_steps
+from vigpipe.report.read import read_runs
+
+
+def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
+    timed = write_run(tmp_path / "timed")
+    dead = write_run(tmp_path / "dead", timed=False, finished=False, replicas=1, stages=3)
+    table = dict(facts(read_runs([timed, dead])))
+    assert table["state"] == ["finished", "unfinished"]
+    assert table["model"] == ["vig_digits", "vig_digits"]
+    assert table["layout"] == [
+        "2 replicas × 2 stages, 4 micro-batches, gpipe",
+        "1 replica × 3 stages, 4 micro-batches, gpipe",
+    ]
+    assert table["hardware"] == ["A processor, 4 cores", "–"]
+    assert table["final training loss"][0] == f"{2.3 * 0.93**30:.4f}"
+    assert table["test top-1"][0] == "90.00%, moving average 60.00%"
+    assert table["peak memory"] == ["653.00 MB, most of 4 ranks", "–"]
+    assert table["commit"] == ["0123456789abcdef+", "–"]
+    assert table["versions"] == ["vigpipe 0.1.0, torch 2.15.0", "–"]
+
+
+def test_warmup_is_left_out_of_medians(tmp_path):
+    timed, untimed = read_runs(
+        [write_run(tmp_path / "timed"), write_run(tmp_path / "untimed", timed=False)]
+    )
+    assert settled_steps(timed)[0].number == NUM_WARMUP + 1
+    assert settled_steps(untimed)[0].number == 2
+    expected = median(step.seconds for step in timed.steps[NUM_WARMUP:])
+    assert dict(facts([timed]))["step, median"] == [f"{expected:.4f} s"]
+
+
+def test_ratios_are_to_the_first_run(tmp_path):
+    folders = [
+        write_run(tmp_path / "a", replicas=1, slow=1.0),
+        write_run(tmp_path / "b", replicas=1, slow=2.0),
+        write_run(tmp_path / "c", timed=False),
+    ]
+    table = dict(ratios(read_runs(folders)))
+    assert table["stage 0, forward, ms"][1].endswith("(1.00×)")
+    assert table["stage 1, backward, ms"][1].endswith("(2.00×)")
+    assert table["stage 1, backward, ms"][2] == "–"
+    assert table["step, ms"][2].endswith("×)")
+    assert float(table["images/s"][0]) > float(table["images/s"][1].split()[0])
+
+
+def test_only_options_that_differ_are_listed(tmp_path):
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", microbatches=8)]
+    assert differences(read_runs(folders)) == [("microbatches", ["4", "8"])]
+    assert differences(read_runs(folders[:1])) == []
+
+
+@pytest.mark.parametrize(
+    ("measured", "formula", "words"),
+    [
+        (0.25, 0.2, "25.0% of the step; the formula for equal stages says 20.0%"),
+        (0.25, None, "is 25.0% of the step."),
+        (None, 0.2, "could not be measured"),
+    ],
+)
+def test_the_bubble_in_a_sentence(measured, formula, words):
+    assert words in bubble_line(measured, formula)

@@ -1,0 +1,170 @@
+"""The page as text, and as a reader sees it in a real browser that has no network."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.report.browser import need_browser, share_of, visit
+from tests.report.runs import write_run
+from vigpipe.errors import InputError
+from vigpipe.report.page import write_report
+from vigpipe.timing.timeline import COLOURS
+
+HOSTILE = "<script>document.title='broken'</script><img src=http://example.invalid/x.png>"
+CHARTS = ("loss", "accuracy", "throughput", "account-0", "timeline-0", "pieces-train-0")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    need_browser()
+
+
+def shown(text: str) -> str:
+    """The page without its scripts and styles."""
+    return re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+
+
+def test_the_page_holds_every_table(tmp_path):
+    out = tmp_path / "new" / "report.html"
+    write_report([write_run(tmp_path / "run")], out)
+    text = shown(out.read_text(encoding="utf-8"))
+    for words in (
+        "<h1>vigpipe report: run</h1>",
+        "2 replicas × 2 stages, 4 micro-batches, gpipe",
+        "The bubble is 26.2% of the step; the formula for equal stages says 20.0%.",
+        "<th>fill and drain</th><th>imbalance</th><th>variation</th><th>transfer</th>",
+        "<td>26.2%</td><td>20.0%</td><td>20.0%</td><td>4.1%</td><td>1.3%</td><td>0.8%</td>",
+        "Timing itself costs 0.42% of a step.",
+        "clocks agree within 0.020 ms",
+        "<h3>Training steps</h3>",
+        "<h3>Test batches</h3>",
+        '<td class="name">kNN</td><td class="name">forward</td>',
+        '<td class="name">block 3, aggregation</td>',
+    ):
+        assert words in text
+    assert "Comparison" not in text
+    assert "not timed" not in text
+
+
+def test_the_library_stands_in_the_page_once(tmp_path):
+    write_report([write_run(tmp_path / name) for name in "ab"], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("* plotly.js v") == 1
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=(?!\"data:)", shown(text))
+
+
+def test_runs_without_timing_and_without_end_are_shown_with_what_they_have(tmp_path):
+    untimed = write_run(tmp_path / "untimed", timed=False)
+    dead = write_run(tmp_path / "dead", finished=False)
+    write_report([untimed, dead], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "This run was not timed: it has no bubble accounting" in text
+    assert "vigpipe train --timing records them" in text
+    assert "dead has not finished: it ended after step 30" in text
+    assert "This run has no bubble accounting; a run of vigpipe train --timing" in text
+    assert 'id="chart-timeline-1"' in text
+    assert 'id="chart-timeline-0"' not in text
+    assert "<h2>Comparison</h2>" in text
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", timed=False)
+    for out in (tmp_path, run / "config.toml" / "report.html"):
+        with pytest.raises(InputError, match=r"--out .*: cannot be written") as caught:
+            write_report([run], out)
+        assert str(out) in str(caught.value)
+
+
+def test_text_of_files_never_becomes_markup(tmp_path):
+    write_report([write_run(tmp_path / "<b>run", model=HOSTILE)], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "&lt;script&gt;document.title=" in text
+    assert "<script>document" not in text
+    assert "<img" not in shown(text)
+    assert "<b>" not in text.split("* plotly.js v")[0]
+    assert "<b>" not in shown(text)
+
+
+@pytest.mark.browser
+def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
+    runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", timed=False)]
+    write_report(runs, tmp_path / "report.html")
+    (tmp_path / "browser").mkdir()
+    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=5000)
+    assert seen.console == []
+    assert seen.requests == []
+    assert "<title>vigpipe report: timed, b</title>" in seen.dom
+    for name in CHARTS:
+        chart = seen.dom.split(f'id="chart-{name}"')[1].split("</script>")[0]
+        assert '<svg class="main-svg"' in chart
+        assert re.search(r'<g class="trace (bars|scatter)', chart), name
+    assert len(re.findall(r'<g class="point"', seen.dom)) > 100
+    assert seen.dom.count("<table") >= 9
+    assert seen.pixels.shape == (5000, 1200, 3)
+    colours = np.unique(seen.pixels.reshape(-1, 3)[::7], axis=0)
+    assert len(colours) > 100
+    for kind in ("forward", "backward", "wait gradient", "all-reduce", "optimizer"):
+        assert share_of(seen.pixels, COLOURS[kind]) > 0.0003, kind
+    assert share_of(seen.pixels, "#ffffff") > 0.5
+
+
+@pytest.mark.browser
+def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
+    write_report([write_run(tmp_path / "run")], tmp_path / "report.html")
+    (tmp_path / "browser").mkdir()
+    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=3000, dark=True)
+    assert share_of(seen.pixels, "#ffffff") < 0.001
+    assert share_of(seen.pixels, "#16181c") > 0.5
+    assert share_of(seen.pixels, COLOURS["forward"]) > 0.01
+
+
+@pytest.mark.browser
+def test_zooming_makes_room_for_the_numbers_of_micro_batches(browser, tmp_path):
+    write_report(
+        [write_run(tmp_path / "run", stages=8, replicas=1, microbatches=64)],
+        tmp_path / "report.html",
+    )
+    zoom = """<script>addEventListener("load", async () => {
+        const chart = document.getElementById("chart-timeline-0");
+        const count = () => [...chart.querySelectorAll("text.bartext")]
+            .filter(text => text.style.display != "none").length;
+        const before = count();
+        await Plotly.relayout(chart, {"xaxis.range": [100, 150]});
+        const ranges = JSON.stringify([chart.layout.xaxis.range, chart.layout.xaxis2.range]);
+        document.title = `${before} numbers, then ${count() > 0}, ${ranges}`;
+    })</script>"""
+    page = tmp_path / "report.html"
+    page.write_text(page.read_text(encoding="utf-8") + zoom, encoding="utf-8")
+    (tmp_path / "browser").mkdir()
+    seen = visit(page, tmp_path / "browser", height=600)
+    assert "<title>0 numbers, then true, [[100,150],[100,150]]</title>" in seen.dom
+    assert seen.console == []
+
+
+@pytest.mark.browser
+def test_a_page_that_asks_the_network_or_fails_is_caught(browser, tmp_path):
+    # Else the tests above could not fail.
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<!DOCTYPE html><img src='http://example.invalid/x.png'><script>undefined_name()</script>"
+    )
+    (tmp_path / "browser").mkdir()
+    seen = visit(page, tmp_path / "browser", height=400)
+    assert seen.requests == ["http://example.invalid/x.png"]
+    assert any("undefined_name is not defined" in line for line in seen.console)
+    assert share_of(seen.pixels, COLOURS["forward"]) == 0
+
+
+@pytest.mark.browser
+def test_the_page_s_policy_forbids_requests_even_to_what_slipped_in(browser, tmp_path):
+    write_report([write_run(tmp_path / "run", timed=False)], tmp_path / "report.html")
+    page = tmp_path / "report.html"
+    page.write_text(
+        page.read_text(encoding="utf-8") + "<img src='http://example.invalid/x.png'>",
+        encoding="utf-8",
+    )
+    (tmp_path / "browser").mkdir()
+    seen = visit(page, tmp_path / "browser", height=400)
+    assert seen.requests == []
+    assert any("Content Security Policy" in line for line in seen.console)

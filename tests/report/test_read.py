@@ -1,0 +1,116 @@
+"""What is read of a run's folder: finished, unfinished, untimed, and no run at all."""
+
+import json
+
+import pytest
+
+from tests.report.runs import NUM_STEPS, NUM_WARMUP, write_run
+from vigpipe.errors import InputError
+from vigpipe.report.read import read_runs
+
+
+def test_a_finished_run_has_steps_evaluations_and_options(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run")])
+    assert run.name == "run"
+    assert not run.unfinished
+    assert [step.number for step in run.steps] == list(range(1, NUM_STEPS + 1))
+    assert run.steps[0].loss == pytest.approx(2.3 * 0.93)
+    assert run.steps[0].images_per_second == pytest.approx(100 / run.steps[0].seconds)
+    assert [(row.step, row.epoch) for row in run.evaluations] == [(15, 1), (30, 2)]
+    assert run.evaluations[1].top1 == pytest.approx(0.9)
+    assert run.evaluations[1].ema_top1 == pytest.approx(0.6)
+    assert run.options["microbatches"] == 4
+    assert run.timing is not None
+    assert run.timing.warmup_steps == NUM_WARMUP
+
+
+def test_an_untimed_run_has_no_timing(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    assert run.timing is None
+
+
+def test_a_run_that_crashed_is_unfinished_and_tells_why(tmp_path):
+    folder = write_run(tmp_path / "run", finished=False)
+    for rank, kind, message in ((0, "lost peer", "no answer"), (1, "own", "KeyError: 'x'")):
+        record = {"rank": rank, "kind": kind, "message": message}
+        (folder / f"failed-rank{rank}.json").write_text(json.dumps(record))
+    (run,) = read_runs([folder])
+    assert run.unfinished == (
+        "it ended after step 30: there is no summary.json; rank 1: KeyError: 'x'"
+    )
+    assert len(run.steps) == NUM_STEPS
+    assert run.timing is not None  # timing.csv is there
+    assert run.timing.rows
+    assert run.timing.accounts == ()
+
+
+def test_a_torn_last_line_is_left_out_and_told(tmp_path):
+    folder = write_run(tmp_path / "run")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + '{"step": 31, "loss": 0.1, "é'.encode()[:-1])
+    (run,) = read_runs([folder])
+    assert run.steps[-1].number == NUM_STEPS
+    assert run.unfinished == "it ended after step 30: the last line of metrics.jsonl is torn"
+
+
+def test_a_whole_last_line_needs_no_newline(tmp_path):
+    folder = write_run(tmp_path / "run")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().rstrip(b"\n"))
+    (run,) = read_runs([folder])
+    assert len(run.evaluations) == 2
+    assert not run.unfinished
+
+
+def test_a_run_that_never_made_a_step_can_be_shown(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    (run,) = read_runs([tmp_path])
+    assert run.steps == ()
+    assert run.unfinished == "it ended before its first step: there is no summary.json"
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    folders = [write_run(tmp_path / parent / "run", timed=False) for parent in "ab"]
+    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", timed=False)
+    (tmp_path / "empty").mkdir()
+    for folders, message in (
+        ([], "no run was given"),
+        ([tmp_path / "none"], "does not exist"),
+        ([run / "config.toml"], "is a file"),
+        ([tmp_path / "empty"], "no metrics.jsonl"),
+        ([run, run / ".." / "run"], "was given twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_runs(folders)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.jsonl", b"\x89PNG\r\n\x1a\n\xff\xfe\n", "line 1: is no text"),
+        ("metrics.jsonl", b'{"step": 1,\n{}\n', "line 1: is not JSON"),
+        ("metrics.jsonl", b"[]\n", "line 1: must be a JSON object"),
+        ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', 'loss must be a number, is "low"'),
+        ("metrics.jsonl", b'{"step": 1, "loss": NaN}\n', "loss must be a finite number"),
+        ("metrics.jsonl", b'{"step": 1, "loss": 1%s}\n' % (b"0" * 400), "a finite number"),
+        ("metrics.jsonl", b'{"step": -1}\n', "step must be a whole number from 0, is -1"),
+        ("metrics.jsonl", b'{"epoch": 1, "loss": 1}\n', "top1 must be a number, is missing"),
+        ("config.toml", b"model = \n", "config.toml: is not TOML"),
+        ("config.toml", b"\xff\xfe", "config.toml: is no text"),
+        ("summary.json", b"{", "summary.json: is not JSON"),
+        ("summary.json", b"[" * 100_000, "summary.json: is not JSON"),
+        ("summary.json", b"3", "summary.json: must be a JSON object, is 3"),
+        ("failed-rank0.json", b"{}", "failed-rank0.json: kind must be a string"),
+    ],
+)
+def test_a_broken_file_is_named_in_one_sentence(file, content, message, tmp_path):
+    folder = write_run(tmp_path / "run", timed=False, finished=file != "failed-rank0.json")
+    (folder / file).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_runs([folder])
+    assert str(folder / file) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,282 @@
+"""How do step time, bubble and synchronisation grow with S, M and D? Ranks sleep, the rest is real.
+
+The compute of a stage is replaced by sleeping for its profiled time, which needs no core; schedule,
+tensors, transfers and all-reduce are those of a training run. So 32 ranks run on a laptop, and what
+a step takes beyond the profiled times is the cost of running a pipeline at all.
+
+All layouts share one world; a smaller one runs on its first ranks:
+
+    rank           0  1  2  3  4  5  6  7
+    4 stages × 2   a replica   another one
+    2 stages × 1   one         (wait at the barrier)
+"""
+
+import gc
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from vigpipe.bench.emulated import write_page
+from vigpipe.bench.options import EmulateBench
+from vigpipe.bench.overhead import Case, Step, make_case
+from vigpipe.bench.sleeping import SleepingModel, sleep_until
+from vigpipe.data.shards import ReplicaBatch
+from vigpipe.device import peak_bytes
+from vigpipe.errors import DONE, InputError
+from vigpipe.loss import Loss
+from vigpipe.parallel.failure import run_rank
+from vigpipe.parallel.launch import Launch, from_environment, init_process_group
+from vigpipe.parallel.local import preload, start_local
+from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.plan import even_plan
+from vigpipe.parallel.replicate import Replicas, gathered
+from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.split import Part, cut_parts
+from vigpipe.planning.profile import Profile, read_profile
+from vigpipe.timing.record import make_output_folder
+
+IMAGE_SHAPE = (1,)  # the stem sleeps; images cross no boundary
+NUM_SLEEPS = 50  # to see how exact they are
+DEVICE = torch.device("cpu")
+LONGEST_SECONDS = 1e5  # of a step
+PATIENCE_SECONDS = 300.0  # beyond the sleep itself, until a silent peer counts as lost
+
+
+def start(options: EmulateBench, arguments: Sequence[str]) -> int:
+    """Emulate every layout; ranks are started as for training.
+
+    Under srun and torchrun there must be as many ranks as the largest layout has, or more.
+
+    Args:
+        options: what to emulate.
+        arguments: the command line, for ranks that are started here.
+
+    Returns:
+        The exit code.
+    """
+    launch = from_environment(os.environ)
+    if launch.launcher == "alone":
+        preload("vigpipe.bench.emulate")
+    failures = options.out if launch.world_size > 1 else None
+    return run_rank(lambda: _start(options, arguments, launch), launch, failures)
+
+
+def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> int:
+    from vigpipe.cli import main
+
+    profile = read_profile(options.profile)
+    cases = list_cases(options, profile)
+    needed = max(case.layout.world_size for case in cases)
+    if launch.launcher == "alone" and needed > 1:
+        folder = make_output_folder(options.out)
+        given = ["--out", str(folder)] if options.out is None else []
+        return start_local(needed, main, [*arguments, *given], threads=1)
+    if launch.world_size < needed:
+        raise InputError(
+            f"{launch.world_size} ranks were started, but the largest of --stages "
+            f"{options.stages} x --dp {options.dp} needs {needed}; start {needed} ranks or ask for "
+            "smaller layouts"
+        )
+    folder = make_output_folder(options.out) if launch.rank == 0 else Path()
+    torch.set_num_threads(1)
+    longest = max(case.ideal_seconds for case in cases)
+    timeout = PATIENCE_SECONDS + 4 * longest  # one waits for others' warm-up and timed step
+    init_process_group(launch, "gloo", timeout)
+    if launch.rank == 0:
+        sleep = sum(case.ideal_seconds for case in cases) * 2 * options.repeats
+        print(f"{len(cases)} layouts, {launch.world_size} ranks, {sleep:.0f} s of sleep or more")
+        sys.stdout.flush()
+    alone = _late_alone(min(case.shortest_sleep for case in cases)) if launch.rank == 0 else []
+    steps = emulate(cases, options, profile, timeout)
+    if launch.rank == 0:
+        write_page(folder, options, profile, steps, alone)
+    return DONE
+
+
+def list_cases(options: EmulateBench, profile: Profile) -> list[Case]:
+    """Check the options and cross them.
+
+    Raises:
+        InputError: a number is out of its range, a layout does not fit the model or the batch.
+    """
+    for flag, value in (("--repeats", options.repeats), ("--batch-size", options.batch_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{flag} {value}: must be at least 1")
+    if not 0 < options.scale < math.inf:
+        raise InputError(f"--scale {options.scale}: must be a number above 0")
+    cases = []
+    for d in _counts("--dp", options.dp):
+        for s in _counts("--stages", options.stages):
+            for m in _counts("--microbatches", options.microbatches):
+                layout = Layout(s, m, d, options.schedule)
+                batch_size = options.batch_size or profile.rows[-1] * m * d
+                if batch_size % (m * d):
+                    raise InputError(
+                        f"--batch-size {batch_size}: {d} replicas x {m} micro-batches do not share "
+                        f"it evenly; choose a multiple of every M x D, such as {m * d}"
+                    )
+                plan = even_plan(len(profile.blocks), s)
+                rows = batch_size // (m * d)
+                cases.append(make_case(layout, plan, profile, rows, options.scale))
+                if not 0 < cases[-1].ideal_seconds <= LONGEST_SECONDS:
+                    raise InputError(
+                        f"--profile {options.profile}: a step of {layout} would sleep "
+                        f"{cases[-1].ideal_seconds:g} s, expected more than 0 and at most "
+                        f"{LONGEST_SECONDS:g} s; choose another --scale or another profile"
+                    )
+    return cases
+
+
+def _counts(flag: str, text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise InputError(f"{flag} {text}: must be whole numbers above 0, such as 1,2,4")
+    return sorted({int(word) for word in words})
+
+
+def emulate(
+    cases: Sequence[Case], options: EmulateBench, profile: Profile, timeout: float
+) -> list[Step]:
+    """Run every layout once, then all of them again, and so on; every rank of the world calls this.
+
+    A rank holds one layout at a time, so that memory is that of the largest. Before every timed
+    step goes one that is not.
+
+    Args:
+        cases: the layouts.
+        options: sync, scale and repeats.
+        profile: of the pieces.
+        timeout: seconds until a collective among some of the ranks gives up.
+
+    Returns:
+        The timed steps, on rank 0; on others those that they had a share in.
+    """
+    gc.freeze()  # or every collection would copy the pages shared with the forkserver
+    groups = make_groups(cases, timeout)
+    steps: list[Step] = []
+    for repeat in range(options.repeats):
+        for case in cases:
+            if dist.get_rank() < case.layout.world_size:
+                share = _Share(case, options, profile, groups)
+                share.step()
+                steps.append(share.timed_step(repeat))
+                del share
+                gc.collect()  # schedules and stages refer to one another
+            dist.barrier()  # ranks without a share wait here
+    return steps
+
+
+Groups = dict[tuple[int, ...], dist.ProcessGroup]  # by ranks; a single rank needs none
+
+
+def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
+    """Those of every layout that this rank is in; every rank of the world calls this."""
+    wanted: dict[tuple[int, ...], None] = {}  # a set in the same order on all ranks
+    for case in cases:
+        for rank in range(case.layout.world_size):
+            wanted |= dict.fromkeys(map(tuple, _circles(case.layout, rank)))
+    groups: Groups = {}
+    for ranks in wanted:
+        if len(ranks) > 1:
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout))
+            if dist.get_rank() in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                groups[ranks] = group
+    return groups
+
+
+def _circles(layout: Layout, rank: int) -> tuple[range, range, range]:
+    """All ranks of a layout; the pipeline of one of them; those that hold the same stage."""
+    stages, world_size = layout.num_stages, layout.world_size
+    first = layout.replica_index(rank) * stages
+    return (
+        range(world_size),
+        range(first, first + stages),
+        range(layout.stage_index(rank), world_size, stages),
+    )
+
+
+class _Share:
+    """What a rank holds of a layout."""
+
+    def __init__(self, case: Case, options: EmulateBench, profile: Profile, groups: Groups) -> None:
+        self.case, layout, rank = case, case.layout, dist.get_rank()
+        self.everyone, stage_group, replica_group = (
+            groups.get(tuple(ranks)) for ranks in _circles(layout, rank)
+        )
+        part_indices = layout.parts_of(rank)
+        self.models = cut_parts(
+            lambda: SleepingModel(profile, case.rows, options.scale), case.plan, part_indices
+        )
+        parts = [Part(m, case.rows, IMAGE_SHAPE, torch.float32, False) for m in self.models]
+        self.replicas = Replicas(parts, replica_group, options.sync)
+        self.pipeline = Pipeline(
+            parts, self.replicas.modules, part_indices, layout, DEVICE, stage_group, Loss()
+        )
+        num_rows = layout.num_microbatches * case.rows
+        self.batch = ReplicaBatch(
+            num_samples=num_rows * layout.num_replicas,
+            keys=torch.zeros(num_rows, dtype=torch.int64),  # no padding
+            images=torch.zeros(num_rows, *IMAGE_SHAPE) if self.pipeline.has_first else None,
+            labels=torch.zeros(num_rows, dtype=torch.int64) if self.pipeline.has_last else None,
+        )
+        numbers = sum(p.numel() for part in parts for p in part.parameters())
+        self.sync_bytes = numbers * (8 if options.sync == "double" else 4)
+
+    def step(self) -> tuple[float, float]:
+        """A step without optimizer: seconds of the schedule and of adding gradients up."""
+        start = time.perf_counter()
+        self.pipeline.train_step(self.batch)
+        drained = time.perf_counter()
+        self.replicas.gradients.add_up()
+        return drained - start, time.perf_counter() - drained
+
+    def timed_step(self, repeat: int) -> Step:
+        """A step as all its ranks saw it."""
+        for model in self.models:
+            model.late_seconds.clear()
+        self.replicas.gradients.clear()
+        if self.everyone is not None:
+            dist.barrier(self.everyone)
+        cpu_before = time.process_time()
+        schedule_seconds, sync_seconds = self.step()
+        cpu_seconds = time.process_time() - cpu_before
+        late = [seconds for model in self.models for seconds in model.late_seconds]
+        times = schedule_seconds, sync_seconds, cpu_seconds, sum(late), len(late)
+        own = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
+        ranks = gathered(own, self.everyone)
+        schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
+        return Step(
+            case=self.case,
+            repeat=repeat,
+            seconds=float((schedules + syncs).max()),
+            schedule_seconds=float(schedules.max()),
+            sync_seconds=float(syncs.max()),
+            late_seconds=float(lates.sum() / sleeps.sum()),
+            cpu_seconds=float(cpus.sum()),
+            sync_bytes=int(sizes.max()),
+            memory_bytes=int(memories.sum()),
+        )
+
+
+def _late_alone(seconds: float) -> list[float]:
+    """How late sleeps of a length end while the other ranks wait."""
+    return [sleep_until(time.perf_counter() + seconds) for _ in range(NUM_SLEEPS)]
+
+
+def _memory_bytes() -> int:
+    """Resident memory of this rank; a page shared by n processes counts 1/n (Linux)."""
+    try:
+        text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
+    except OSError:
+        return peak_bytes(DEVICE)
+    return 1024 * int(
+        next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]
+    )

@@ -1,0 +1,150 @@
+"""How far off is the predicted step? Layouts of one and two ranks, predicted and then measured."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+
+from vigpipe.bench.measure import Timings, alternate, write_results
+from vigpipe.bench.pipeline import step_of
+from vigpipe.errors import InputError
+from vigpipe.job import Job
+from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.plan import Plan, even_plan
+from vigpipe.planning.profile import Profile, write_profile
+from vigpipe.planning.step import Request, predict
+from vigpipe.profiling import measure
+from vigpipe.worker import make_worker
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout to predict and to measure.
+
+    Attributes:
+        layout: the degrees.
+        plan: the cut.
+    """
+
+    layout: Layout
+    plan: Plan
+
+    def __str__(self) -> str:
+        cut = " + ".join(str(len(blocks)) for blocks in self.plan.stages)
+        replicas = f"{self.layout.num_replicas} × " if self.layout.num_replicas > 1 else ""
+        return f"{replicas}{cut}, M = {self.layout.num_microbatches}, {self.layout.schedule}"
+
+
+def cases(num_blocks: int, batch_size: int) -> list[Case]:
+    """Layouts of at most two ranks: stages, micro-batches, schedules, cuts, replicas."""
+    degrees: list[tuple[int, int, int, Literal["gpipe", "1f1b"], int]] = [
+        (1, 5, 1, "gpipe", 0),  # stages, micro-batches, replicas, schedule, blocks moved
+        (1, 2, 1, "gpipe", 0),
+        (2, 2, 1, "gpipe", 0),
+        (2, 5, 1, "gpipe", 0),
+        (2, 10, 1, "gpipe", 0),
+        (2, 5, 1, "1f1b", 0),
+        (2, 5, 1, "gpipe", 1),
+        (2, 5, 1, "gpipe", -2),
+        (1, 5, 2, "gpipe", 0),
+    ]
+    found: list[Case] = []
+    for num_stages, pieces, num_replicas, schedule, moved in degrees:
+        if pieces * num_replicas > batch_size:
+            continue
+        plan = even_plan(num_blocks, num_stages)
+        middle = len(plan.stages[0]) - moved
+        if num_stages == 2 and 0 < middle < num_blocks:
+            plan = Plan((tuple(range(middle)), tuple(range(middle, num_blocks))))
+        found.append(Case(Layout(num_stages, pieces, num_replicas, schedule), plan))
+    return found
+
+
+def bench_predict(
+    job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int
+) -> None:
+    """Profile the model, predict a step of every layout, and measure it; as one of two ranks."""
+    check_two_ranks(job, "bench predict")
+    num_blocks = sum(len(stage) for stage in job.plan.stages)
+    every = cases(num_blocks, job.batch_size)
+    rows = sorted({job_of(job, case).cut(0).rows for case in every})
+    profile = measure(job, rank, device, rows)
+    timings = measured(job, rank, device, every, num_repeats)
+    if profile is None:
+        return
+    write_profile(profile, folder / "profile.json")
+    lines, errors = compared(profile, job, every, timings)
+    headers = ["layout", "predicted, ms", "measured, ms", "min – max", "error"]
+    table = tabulate(lines, headers=headers, disable_numparse=True)
+    told = (
+        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step: predicted and "
+        f"measured steps differ by {median(errors):.1%} (median over {len(errors)} layouts), at "
+        f"most by {max(errors):.1%}."
+    )
+    print(f"{told}\n\n{table}\n")
+    markdown = tabulate(lines, headers=headers, disable_numparse=True, tablefmt="github")
+    write_results(folder, "Predicted against measured", f"{told}\n\n{markdown}", timings, device)
+
+
+def check_two_ranks(job: Job, name: str) -> None:
+    """Raise InputError unless the layout has two ranks."""
+    if job.layout.world_size != 2 or job.layout.virtual_stages != 1:
+        raise InputError(
+            f"{name}: compares layouts of one and two ranks, got {job.layout}; leave --stages 2 "
+            "and --dp 1 as they are"
+        )
+
+
+def job_of(job: Job, case: Case) -> Job:
+    """The run with another layout."""
+    return replace(job, layout=case.layout, plan=case.plan)
+
+
+def measured(
+    job: Job, rank: int, device: torch.device, every: list[Case], num_repeats: int
+) -> Timings:
+    """Steps of all layouts in turn; where one rank is enough, the other waits."""
+    contenders = {}
+    for case in every:
+        takes_part = rank < case.layout.world_size
+        worker = make_worker(job_of(job, case), rank, device) if takes_part else None
+        contenders[str(case)] = step_of(worker)
+    timings = alternate(contenders, str(every[0]), num_repeats, device)
+    dist.barrier()
+    return timings
+
+
+def compared(
+    profile: Profile, job: Job, every: list[Case], timings: Timings
+) -> tuple[list[tuple[str, ...]], list[float]]:
+    """Lines of a table, and how far every prediction is off, as a share of what was measured."""
+    lines: list[tuple[str, ...]] = []
+    errors: list[float] = []
+    for case in every:
+        layout = case.layout
+        request = Request(layout.num_stages, layout.num_replicas, job.batch_size, ())
+        found = predict(
+            profile,
+            request,
+            case.plan.stages,
+            layout.schedule,
+            layout.virtual_stages,
+            layout.num_microbatches,
+        )
+        seconds = timings.seconds[str(case)]
+        error = found.step_seconds / median(seconds) - 1
+        errors.append(abs(error))
+        lines.append(
+            (
+                str(case),
+                f"{1e3 * found.step_seconds:.1f}",
+                f"{1e3 * median(seconds):.1f}",
+                f"{1e3 * min(seconds):.1f} – {1e3 * max(seconds):.1f}",
+                f"{error:+.1%}",
+            )
+        )
+    return lines, errors

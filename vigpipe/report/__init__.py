@@ -1,0 +1,1 @@
+"""What runs have left, as one HTML page that opens from disk."""

@@ -1,0 +1,281 @@
+"""The page's charts; every one can be read without touching it, and zoomed."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vigpipe.report.markup import escape
+from vigpipe.report.read import Run
+from vigpipe.report.timing_files import PARTS, Account, Timeline
+from vigpipe.spans import COMPUTE, KINDS, Kind, Span
+from vigpipe.timing.timeline import COLOURS
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure, Scatter
+
+PART_COLOURS = {"compute": COLOURS["forward"], "unaccounted": "#0072b2", **COLOURS}
+PIECE_COLOURS = {
+    "kNN": "#d55e00",
+    "aggregation": "#e69f00",
+    "rest of the Grapher": "#f0e442",
+    "FFN": "#56b4e9",
+    "rest of the block": "#dddddd",
+    "whole": "#999999",
+}
+RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+TEXT_COLOUR = "#111111"  # in a box of any of these colours
+MOST_POINTS = 1000  # of a line; more of them would show nothing more
+SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
+ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
+_EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
+_INSIDE = {  # text within a bar, upright
+    "textposition": "inside",
+    "insidetextanchor": "middle",
+    "textangle": 0,
+    "textfont": {"size": 11, "color": TEXT_COLOUR},
+}
+
+
+def loss_chart(runs: Sequence[Run]) -> "Figure":
+    """Training loss a step, and test loss where it was taken."""
+    lines = []
+    for i, run in enumerate(runs):
+        training = [(step.number, step.loss) for step in run.steps]
+        test = [(row.step, row.loss) for row in run.evaluations]
+        lines.append(_line(run, i, "training", training))
+        lines.append(_line(run, i, "test", test, dash="dot"))
+    return _curves(lines, "loss")
+
+
+def accuracy_chart(runs: Sequence[Run]) -> "Figure":
+    """Top-1 and top-5 of the test images."""
+    lines = []
+    for i, run in enumerate(runs):
+        top1 = [(row.step, 100 * row.top1) for row in run.evaluations]
+        top5 = [(row.step, 100 * row.top5) for row in run.evaluations]
+        ema = [(r.step, 100 * r.ema_top1) for r in run.evaluations if r.ema_top1 is not None]
+        lines.append(_line(run, i, "test top-1", top1))
+        lines.append(_line(run, i, "test top-5", top5, dash="dot"))
+        lines.append(_line(run, i, "top-1, moving average", ema, dash="dash"))
+    figure = _curves(lines, "test images, %")
+    figure.update_yaxes(range=[0, 102])
+    return figure
+
+
+def throughput_chart(runs: Sequence[Run]) -> "Figure":
+    """Images a second, step by step."""
+    lines = [
+        _line(run, i, "images/s", [(step.number, step.images_per_second) for step in run.steps])
+        for i, run in enumerate(runs)
+    ]
+    figure = _curves(lines, "images/s")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def account_chart(accounts: Sequence[Account]) -> "Figure":
+    """Where every rank's step went, one bar a rank."""
+    from plotly.graph_objects import Bar, Figure
+
+    bars = []
+    names = [f"rank {account.rank}" for account in accounts]
+    for part in PARTS:
+        values = [1e3 * account.seconds[part] for account in accounts]
+        shares = [100 * a.seconds[part] / a.step_seconds if a.step_seconds else 0 for a in accounts]
+        bars.append(
+            Bar(
+                name=part,
+                orientation="h",
+                y=names,
+                x=values,
+                text=[f"{share:.0f} %" for share in shares],
+                marker={"color": PART_COLOURS[part], "line": _EDGE},
+                hovertemplate=f"%{{y}}, {part}<br>%{{x:.3f}} ms, %{{text}}<extra></extra>",
+                **_INSIDE,
+            )
+        )
+    figure = Figure(bars)
+    figure.update_layout(barmode="relative", xaxis_title="milliseconds a step (means)")
+    figure.update_yaxes(autorange="reversed", fixedrange=True)
+    return _styled(figure, height=130 + ROW_PIXELS * len(accounts))
+
+
+def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
+    """What the pieces of the model take: a panel a direction, a column a piece.
+
+    Args:
+        stacked: by direction what `durations.stacked_medians` returns, seconds.
+    """
+    from plotly.graph_objects import Bar
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=1, cols=len(stacked), subplot_titles=list(stacked), shared_yaxes=True
+    )
+    shown: set[str] = set()
+    for column, parts in enumerate(stacked.values(), 1):
+        for part, colour in PIECE_COLOURS.items():
+            own = parts.get(part, {})
+            if own:
+                bar = Bar(
+                    name=part,
+                    x=[escape(piece.removeprefix("block ")) for piece in own],
+                    y=[1e3 * seconds for seconds in own.values()],
+                    marker={"color": colour, "line": _EDGE},
+                    legendgroup=part,
+                    showlegend=part not in shown,
+                    hovertemplate=f"%{{x}}, {part}: %{{y:.3f}} ms<extra></extra>",
+                )
+                figure.add_trace(bar, row=1, col=column)
+                shown.add(part)
+        pieces = list(dict.fromkeys(piece for own in parts.values() for piece in own))
+        order = [escape(piece.removeprefix("block ")) for piece in pieces]
+        figure.update_xaxes(
+            type="category", categoryorder="array", categoryarray=_in_order(order), col=column
+        )
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title_text="ms a step (medians)", col=1)
+    return _styled(figure, height=340)
+
+
+def timeline_chart(timeline: Timeline) -> "Figure":
+    """Measured above predicted, on one axis of time: one row a rank, one trace a kind.
+
+    Thousands of boxes stay fluent because those of a kind are one trace.
+    """
+    from plotly.subplots import make_subplots
+
+    panels = [timeline.measured, *([timeline.predicted] if timeline.predicted else [])]
+    ranks = [sorted({span.rank for span in spans}) for spans in panels]
+    titles = [f"measured, step {timeline.step}", "predicted"]
+    if len(ranks[-1]) < len(ranks[0]):  # replicas are alike, so one is predicted
+        titles[1] += ", one replica"
+    figure = make_subplots(
+        rows=len(panels),
+        cols=1,
+        shared_xaxes=True,
+        subplot_titles=titles[: len(panels)],
+        row_heights=[max(len(own), 1) for own in ranks],
+        vertical_spacing=0.1 if len(panels) > 1 else 0,
+    )
+    shown: set[Kind] = set()
+    for row, spans in enumerate(panels, 1):
+        begin = min(span.start for span in spans) if spans else 0.0
+        for kind in KINDS:
+            own = [span for span in spans if span.kind == kind]
+            if own:
+                figure.add_trace(_boxes(own, kind, begin, kind not in shown), row=row, col=1)
+                shown.add(kind)
+    figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
+    for row, own in enumerate(ranks, 1):
+        figure.update_yaxes(
+            tickvals=own,
+            ticktext=[f"rank {rank}" for rank in own],
+            range=[max(own, default=0) + 0.5, min(own, default=0) - 0.5],
+            fixedrange=True,
+            showgrid=False,
+            row=row,
+            col=1,
+        )
+    figure.update_xaxes(zeroline=False)
+    figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
+    pixels = max(FEWEST_ROW_PIXELS, min(ROW_PIXELS, 500 // max(len(ranks[0]), 1)))
+    return _styled(figure, height=130 + 40 * len(panels) + pixels * sum(map(len, ranks)))
+
+
+def _boxes(spans: Sequence[Span], kind: Kind, begin: float, in_legend: bool) -> "object":
+    from plotly.graph_objects import Bar
+
+    return Bar(
+        name=kind,
+        orientation="h",
+        y=[span.rank for span in spans],
+        base=[1e3 * (span.start - begin) for span in spans],
+        x=[1e3 * span.seconds for span in spans],
+        width=0.88,  # of a row; plotly would choose it from how far apart a trace's rows are
+        text=[str(span.microbatch) for span in spans] if kind in COMPUTE else None,
+        hovertext=[_tell(span, begin) for span in spans],
+        hovertemplate="%{hovertext}<extra></extra>",
+        marker={"color": COLOURS[kind], "line": _EDGE},
+        legendgroup=kind,
+        showlegend=in_legend,
+        **_INSIDE,
+    )
+
+
+def _tell(span: Span, begin: float) -> str:
+    words = [f"rank {span.rank}: {span.kind}"]
+    words += [f"stage {span.stage}"] * (span.stage >= 0)
+    words += [f"micro-batch {span.microbatch}"] * (span.microbatch >= 0)
+    start, end = 1e3 * (span.start - begin), 1e3 * (span.end - begin)
+    return f"{', '.join(words)}<br>{start:.3f} – {end:.3f} ms, {end - start:.3f} long"
+
+
+def _line(
+    run: Run, index: int, what: str, points: Sequence[tuple[int, float]], dash: str = "solid"
+) -> "Scatter | None":
+    from plotly.graph_objects import Scatter
+
+    if not points:
+        return None
+    xs, ys = _thinned(points)
+    return Scatter(
+        name=escape(run.name),  # one entry a run; the page tells what dots and dashes are
+        legendgroup=str(index),
+        showlegend=dash == "solid",
+        x=xs,
+        y=ys,
+        mode="lines+markers" if len(xs) <= 40 else "lines",
+        line={"color": RUN_COLOURS[index % len(RUN_COLOURS)], "width": 1.6, "dash": dash},
+        marker={"size": 5},
+        hovertemplate=f"{what}, step %{{x:.0f}}: %{{y:.5g}}<extra>%{{fullData.name}}</extra>",
+    )
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    """Means of neighbouring points, so that at most MOST_POINTS are left."""
+    width = -(-len(points) // MOST_POINTS)
+    groups = [np.asarray(points[i : i + width]).mean(0) for i in range(0, len(points), width)]
+    return [float(x) for x, _ in groups], [float(y) for _, y in groups]
+
+
+def _curves(lines: "Sequence[Scatter | None]", title: str) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    figure = Figure([line for line in lines if line is not None])
+    figure.update_xaxes(title_text="step", rangemode="tozero")
+    figure.update_yaxes(title_text=title)
+    return _styled(figure, height=360)
+
+
+def _styled(figure: "Figure", height: int) -> "Figure":
+    """Room and background of every chart; the page's style sheet colours text and grid."""
+    figure.update_layout(
+        template="none",
+        height=height,
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
+        margin={"l": 70, "r": 45, "t": 60, "b": 50},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
+        modebar={
+            "orientation": "v",  # beside the chart: above it stands the legend
+            "bgcolor": "rgba(0, 0, 0, 0)",
+            "color": "#8d8d8d",
+            "activecolor": "#0072b2",
+        },
+        font={"family": "system-ui, sans-serif", "size": 13},
+        showlegend=True,
+        uniformtext={"minsize": SMALLEST_TEXT, "mode": "hide"},
+    )
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _in_order(pieces: Sequence[str]) -> list[str]:
+    """Blocks by number between the stem and the rest."""
+    blocks = sorted((piece for piece in pieces if piece.isdigit()), key=int)
+    first = [piece for piece in pieces if piece == "stem"]
+    last = [piece for piece in pieces if not piece.isdigit() and piece != "stem"]
+    return [*first, *blocks, *last]

@@ -1,0 +1,145 @@
+"""Runs side by side: what they are, what they reached, and by how much they differ."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from vigpipe.report import durations
+from vigpipe.report.fields import Fields
+from vigpipe.report.markup import NOTHING, share, size
+from vigpipe.report.read import Run, Step
+from vigpipe.timing.tables import slowest
+
+Line = tuple[str, list[str]]  # a name, and a cell for every run
+_NOT_COMPARED = ("out",)
+
+
+def settled_steps(run: Run) -> tuple[Step, ...]:
+    """Steps after the warm-up of a timed run; of another one all but the first, if it has more."""
+    if run.timing is not None and run.timing.warmup_steps is not None:
+        rest = run.steps[run.timing.warmup_steps :]
+    else:
+        rest = run.steps[1:]
+    return rest or run.steps
+
+
+def facts(runs: Sequence[Run]) -> list[Line]:
+    """The table of runs, a line for every fact."""
+    lines: list[tuple[str, Callable[[Run], str]]] = [
+        ("state", lambda run: "unfinished" if run.unfinished else "finished"),
+        ("model", lambda run: _option(run, "model")),
+        ("data", lambda run: _text(run, "data", _option(run, "data"))),
+        ("layout", _layout),
+        ("batch", lambda run: _option(run, "batch_size")),
+        ("hardware", lambda run: _text(run, "hardware")),
+        ("threads a rank", lambda run: _whole(run.summary, "threads_per_rank")),
+        ("steps", lambda run: str(run.steps[-1].number) if run.steps else "0"),
+        ("final training loss", lambda run: f"{run.steps[-1].loss:.4f}" if run.steps else NOTHING),
+        ("test top-1", _top1),
+        ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
+        ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
+        ("peak memory", _peak),
+        ("commit", lambda run: _text(run, "commit")),
+        ("host", lambda run: _text(run, "host")),
+        ("versions", _versions),
+    ]
+    return [(name, [tell(run) for run in runs]) for name, tell in lines]
+
+
+def differences(runs: Sequence[Run]) -> list[Line]:
+    """Options that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.options if name not in _NOT_COMPARED)
+    lines = [(name, [_option(run, name) for run in runs]) for name in names]
+    return [(name, cells) for name, cells in lines if len(set(cells)) > 1]
+
+
+def ratios(runs: Sequence[Run]) -> list[Line]:
+    """Medians, and behind them their ratio to the first run's."""
+    known = [_medians(run) for run in runs]
+    names = dict.fromkeys(name for values in known for name in values)
+    lines: list[Line] = []
+    for name in names:
+        values = [own.get(name) for own in known]
+        first, form = values[0], "{:,.1f}" if name.startswith("images/s") else "{:,.3f}"
+        cells = [NOTHING if value is None else form.format(value) for value in values]
+        for i, value in enumerate(values[1:], 1):
+            if first and value is not None:
+                cells[i] += f" ({value / first:.2f}×)"
+        lines.append((name, cells))
+    return lines
+
+
+def _medians(run: Run) -> dict[str, float]:
+    steps = settled_steps(run)
+    values = {}
+    if steps:
+        values["images/s"] = median(step.images_per_second for step in steps)
+        values["step, ms"] = 1e3 * median(step.seconds for step in steps)
+    if run.timing is not None:
+        timed = durations.medians(slowest(run.timing.rows, "train"))
+        values |= {f"{name}, ms": 1e3 * v for name, v in timed.items() if name != "step"}
+    return values
+
+
+def _option(run: Run, name: str) -> str:
+    return str(run.options[name]) if name in run.options else NOTHING
+
+
+def _text(run: Run, name: str, otherwise: str = NOTHING) -> str:
+    return run.summary.text(name) if name in run.summary else otherwise
+
+
+def _whole(fields: Fields, name: str) -> str:
+    return str(fields.whole(name)) if name in fields else NOTHING
+
+
+def _layout(run: Run) -> str:
+    if "layout" in run.summary:
+        layout = run.summary.object("layout")
+        replicas, stages = layout.whole("replicas"), len(layout.items("stages"))
+        microbatches, schedule = layout.whole("microbatches"), layout.text("schedule")
+    else:
+        names = ("dp", "stages", "microbatches", "schedule")
+        replicas, stages, microbatches, schedule = (_option(run, name) for name in names)
+    plural = "" if str(replicas) == "1" else "s"
+    return f"{replicas} replica{plural} × {stages} stages, {microbatches} micro-batches, {schedule}"
+
+
+def _top1(run: Run) -> str:
+    if not run.evaluations:
+        return NOTHING
+    last = run.evaluations[-1]
+    average = "" if last.ema_top1 is None else f", moving average {last.ema_top1:.2%}"
+    return f"{last.top1:.2%}{average}"
+
+
+def _settled(run: Run, name: str, form: str) -> str:
+    steps = settled_steps(run)
+    return form.format(median(getattr(step, name) for step in steps)) if steps else NOTHING
+
+
+def _peak(run: Run) -> str:
+    if run.timing is not None and run.timing.peak_bytes:
+        peaks = run.timing.peak_bytes
+        return f"{size(max(peaks))}, most of {len(peaks)} ranks"
+    if "peak_bytes" in run.summary:
+        return f"{size(run.summary.number('peak_bytes'))}, of the last rank"
+    return NOTHING
+
+
+def _versions(run: Run) -> str:
+    if "versions" not in run.summary:
+        return NOTHING
+    versions = run.summary.object("versions")
+    return ", ".join(f"{name} {versions.text(name)}" for name in versions.names())
+
+
+def bubble_line(measured: float | None, formula: float | None) -> str:
+    """The measured bubble beside the formula, in a sentence."""
+    if measured is None:
+        return "The bubble could not be measured."
+    if formula is None:
+        return f"The bubble is {share(measured)} of the step."
+    return (
+        f"The bubble is {share(measured)} of the step; the formula for equal stages says "
+        f"{share(formula)}."
+    )

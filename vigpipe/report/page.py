@@ -1,0 +1,231 @@
+"""One HTML page from runs: it holds everything it shows, and opens from disk without a network."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import vigpipe
+from vigpipe.errors import InputError
+from vigpipe.report import charts, durations
+from vigpipe.report.facts import Line, bubble_line, differences, facts, ratios
+from vigpipe.report.markup import (
+    escape,
+    folded,
+    milliseconds,
+    paragraph,
+    share,
+    size,
+    statistics_table,
+    table,
+)
+from vigpipe.report.read import Run, read_runs
+from vigpipe.report.style import HEAD
+from vigpipe.report.timing_files import PARTS, PHASES, REASONS, Bubble, Timing
+from vigpipe.timing.tables import slowest
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+PHASE_NAMES = {"train": "Training steps", "test": "Test batches"}
+DIRECTIONS = ("forward", "backward")
+BUTTONS = ("zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage")
+_HOW_TO_ZOOM = (
+    "Drag over a chart to zoom, double-click to come back; a name in the legend hides it."
+)
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Write the page of some runs.
+
+    Args:
+        runs: folders that vigpipe train wrote, at least one; the first is what others are compared
+            with.
+        out: the HTML file.
+
+    Raises:
+        InputError: a folder is no run or has a broken file, or the page cannot be written.
+    """
+    read = read_runs(runs)
+    text = page(read)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--out {out}: cannot be written ({error.strerror}); choose another file"
+        ) from error
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page as HTML."""
+    from plotly.offline import get_plotlyjs
+
+    names = ", ".join(run.name for run in runs)
+    title = f"vigpipe report: {names if len(runs) <= 3 else f'{len(runs)} runs'}"
+    body = "\n".join([*_overview(runs), *_courses(runs), *_timings(runs)])
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<title>{escape(title)}</title>\n{HEAD}\n'
+        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
+        f"{body}\n<footer>vigpipe {escape(vigpipe.__version__)}. {_HOW_TO_ZOOM}</footer>\n"
+        "</main>\n</body>\n</html>\n"
+    )
+
+
+def _overview(runs: Sequence[Run]) -> Iterator[str]:
+    yield "<h2>Runs</h2>"
+    for run in runs:
+        if run.unfinished:
+            yield paragraph(f"{run.name} has not finished: {run.unfinished}.", "warning")
+    yield _by_run(runs, facts(runs))
+    yield paragraph(
+        "Medians are over the steps after the warm-up of a timed run, and over all but the first "
+        "of another one.",
+        "note",
+    )
+    if len(runs) > 1:
+        yield "<h2>Comparison</h2>"
+        yield paragraph(f"Medians of training, and their ratio to those of {runs[0].name}.")
+        yield _by_run(runs, ratios(runs))
+        differ = differences(runs)
+        yield "<h3>Options that differ</h3>" if differ else paragraph("All options are the same.")
+        if differ:
+            yield _by_run(runs, differ)
+
+
+def _by_run(runs: Sequence[Run], lines: Sequence[Line]) -> str:
+    rows = [[name, *cells] for name, cells in lines]
+    return table(["", *(run.name for run in runs)], rows, style="runs")
+
+
+def _courses(runs: Sequence[Run]) -> Iterator[str]:
+    if any(run.steps for run in runs):
+        yield "<h2>Loss</h2>"
+        yield paragraph("Of the training batches; dotted: of the test images.")
+        yield _chart(charts.loss_chart(runs), "loss")
+    if any(run.evaluations for run in runs):
+        yield "<h2>Accuracy</h2>"
+        yield paragraph(
+            "Top-1 of the test images; dotted: top-5; dashed: top-1 of the weights' moving average."
+        )
+        yield _chart(charts.accuracy_chart(runs), "accuracy")
+    if any(run.steps for run in runs):
+        yield "<h2>Throughput</h2>"
+        yield paragraph("Images a second, evaluations not counted.")
+        yield _chart(charts.throughput_chart(runs), "throughput")
+
+
+def _timings(runs: Sequence[Run]) -> Iterator[str]:
+    for index, run in enumerate(runs):
+        yield f"<h2>Time of {escape(run.name)}</h2>"
+        if run.timing is None:
+            yield paragraph(
+                "This run was not timed: it has no bubble accounting, no timeline and no tables of "
+                "stages, blocks and readout. vigpipe train --timing records them.",
+                "note",
+            )
+            continue
+        missing = _missing(run.timing)
+        if missing:
+            yield paragraph(
+                f"This run has no {', no '.join(missing)}; a run of vigpipe train --timing that "
+                "comes to its end has.",
+                "note",
+            )
+        yield from _bubble(run.timing, index)
+        yield from _timeline(run.timing, index)
+        yield from _durations(run.timing, index)
+
+
+def _missing(timing: Timing) -> list[str]:
+    parts = {
+        "bubble accounting": timing.accounts,
+        "timeline": timing.timeline,
+        "table of stages, blocks and readout": timing.rows,
+    }
+    return [name for name, part in parts.items() if not part]
+
+
+def _bubble(timing: Timing, index: int) -> Iterator[str]:
+    if timing.bubble is None and not timing.accounts:
+        return
+    yield "<h3>Bubble</h3>"
+    if timing.bubble is not None:
+        yield paragraph(bubble_line(timing.bubble.measured, timing.bubble.formula))
+        yield _shares(timing.bubble)
+    elif len(timing.accounts) == 1:
+        yield paragraph("A run of one stage has no bubble.")
+    if timing.accounts:
+        yield _chart(charts.account_chart(timing.accounts), f"account-{index}")
+        peaks = timing.peak_bytes
+        rows = [
+            [
+                f"rank {account.rank}",
+                str(account.replica),
+                ", ".join(map(str, account.stages)),
+                milliseconds(account.step_seconds),
+                *(milliseconds(account.seconds[part]) for part in PARTS),
+                size(peaks[account.rank]) if account.rank < len(peaks) else "",
+            ]
+            for account in timing.accounts
+        ]
+        head = ["ms a step, mean", "replica", "stages", "step", *PARTS, "peak memory"]
+        yield table(head, rows)
+    if timing.overhead is not None:
+        yield paragraph(f"Timing itself costs {timing.overhead:.2%} of a step.", "note")
+
+
+def _shares(bubble: Bubble) -> str:
+    reasons = [bubble.reasons[reason] for reason in REASONS]
+    head = ["share of the step", "measured", "formula", *(r.replace("_", " ") for r in REASONS)]
+    return table(head, [["bubble", *map(share, (bubble.measured, bubble.formula, *reasons))]])
+
+
+def _timeline(timing: Timing, index: int) -> Iterator[str]:
+    timeline = timing.timeline
+    if timeline is None:
+        return
+    yield "<h3>Timeline</h3>"
+    said = (
+        f"Step {timeline.step}, {timeline.microbatches} micro-batches, whose numbers stand in the "
+        f"boxes; the ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms."
+    )
+    if not timeline.predicted:
+        said += " There is no prediction of this run."
+    yield paragraph(said)
+    yield _chart(charts.timeline_chart(timeline), f"timeline-{index}")
+
+
+def _durations(timing: Timing, index: int) -> Iterator[str]:
+    warmup = f" after {timing.warmup_steps} of warm-up" if timing.warmup_steps is not None else ""
+    for phase in PHASES:
+        seconds = slowest(timing.rows, phase)
+        if not seconds:
+            continue
+        yield f"<h3>{PHASE_NAMES[phase]}</h3>"
+        yield paragraph(
+            f"Milliseconds a step{warmup}, all its micro-batches together, on the rank that took "
+            "longest.",
+        )
+        stacked = {way: durations.stacked_medians(seconds, way) for way in DIRECTIONS}
+        stacked = {way: parts for way, parts in stacked.items() if parts}
+        if stacked:
+            yield _chart(charts.piece_chart(stacked), f"pieces-{phase}-{index}")
+        yield "<h4>Steps and stages</h4>"
+        yield statistics_table(durations.stage_rows(seconds))
+        if stacked:
+            yield "<h4>Stem, blocks, readout</h4>"
+            yield statistics_table(durations.part_rows(seconds))
+            yield folded("Block by block", statistics_table(durations.block_rows(seconds)))
+
+
+def _chart(figure: "Figure", name: str) -> str:
+    from plotly.io import to_html
+
+    return to_html(
+        figure,
+        full_html=False,
+        include_plotlyjs=False,  # it stands once, in the head
+        div_id=f"chart-{name}",
+        default_height="auto",
+        config={"responsive": True, "displaylogo": False, "modeBarButtons": [list(BUTTONS)]},
+    )

@@ -1,0 +1,124 @@
+"""Clocks: what time it is for a rank's work, and how far the ranks' clocks are apart."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+NUM_EXCHANGES = 20
+
+
+class Clock(Protocol):
+    """Stamps cost little and are turned into seconds later, once the device has done its work."""
+
+    stamp: Callable[[], Any]
+
+    def begin(self) -> None:
+        """Before the first stamp of a step, when the device is idle."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until the device has reached the last stamp of a step."""
+        ...
+
+    def seconds(self, stamp: Any) -> float:  # noqa: ANN401
+        """When it was, on this host's `time.perf_counter`; the device must have reached it."""
+        ...
+
+
+class HostClock:
+    """A CPU works while it is called."""
+
+    def __init__(self) -> None:
+        self.stamp = time.perf_counter
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def finish(self) -> None:
+        """Nothing to do."""
+
+    def seconds(self, stamp: float) -> float:
+        """See Clock."""
+        return stamp
+
+
+class CudaClock:
+    """Events on the current stream: when the GPU gets there, without waiting for it.
+
+    An event's time is told relative to another one, in float32 milliseconds, so that every step has
+    a first event of its own; the device is idle then, and the host knows the time.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+        self.stamp = self._stamp
+
+    def begin(self) -> None:
+        """See Clock; events of the steps before are used again."""
+        self._used = 0
+        self._first_seconds = time.perf_counter()
+        self._first = self._stamp()
+
+    def finish(self) -> None:
+        """See Clock."""
+        torch.cuda.synchronize()
+
+    def _stamp(self) -> torch.cuda.Event:
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        event = self._events[self._used]
+        self._used += 1
+        event.record()
+        return event
+
+    def seconds(self, stamp: torch.cuda.Event) -> float:
+        """See Clock."""
+        return self._first_seconds + self._first.elapsed_time(stamp) / 1e3
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def clock_offsets() -> list[tuple[float, float]]:
+    """How far every rank's `time.perf_counter` is ahead of rank 0's; all ranks call this together.
+
+    Rank 0 asks each rank for the time and takes it to be that of the middle of the fastest of
+    NUM_EXCHANGES exchanges: Cristian 1989, "Probabilistic clock synchronization", section 3.
+
+    Returns:
+        By rank, the offset and the bound of its error, half of that exchange; both in seconds.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [(0.0, 0.0)]
+    # Clocks are read on hosts, so the question must not go through a GPU.
+    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # and not the mark of a rank outside it
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    offsets = torch.zeros(world_size, 2, dtype=torch.float64)
+    box = torch.zeros(1, dtype=torch.float64)
+    for other in range(1, world_size):
+        if rank == other:
+            for _ in range(NUM_EXCHANGES):
+                dist.recv(box, 0, group=group)
+                box[0] = time.perf_counter()
+                dist.send(box, 0, group=group)
+        elif rank == 0:
+            answers: list[tuple[float, float]] = []
+            for _ in range(NUM_EXCHANGES):
+                asked = time.perf_counter()
+                dist.send(box, other, group=group)
+                dist.recv(box, other, group=group)
+                answered = time.perf_counter()
+                answers.append(((answered - asked) / 2, float(box) - (asked + answered) / 2))
+            error, offset = min(answers)
+            offsets[other] = torch.tensor([offset, error])
+    dist.broadcast(offsets, 0, group=group)
+    if group is not dist.group.WORLD:
+        dist.destroy_process_group(group)
+    return [(offset, error) for offset, error in offsets.tolist()]

@@ -1,0 +1,293 @@
+"""Record what a rank does in a step: a row of spans without gaps, and regions of the model in them.
+
+    spans     [wait input][forward 0        ][send][wait input][forward 1        ] ...
+    regions               [block 4  ][block 5]                 [block 4  ][block 5]
+                           [grapher][ffn]
+
+A stamp ends one span and begins the next, so the spans of a step add up to it. What the model does
+in a backward is seen through hooks on its tensors: a region's backward begins when the gradient of
+its result is there, and ends when that of its inputs is.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from vigpipe.spans import Kind, Span
+from vigpipe.timing.clock import Clock
+
+Phase = Literal["train", "test"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+NUM_CLOSE_STEPS = 3  # the last ones of a phase, whose regions are kept one by one, for a trace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One name's total in one step of one rank: a row of timing.csv.
+
+    Attributes:
+        phase: training, or evaluation, where a step is a batch.
+        step: number of the step, or of the batch.
+        rank: position in the world.
+        replica: its replica.
+        stage: number in the plan; -1 where it is about no single one.
+        name: `step`, `between steps`, a kind of span, or a region of the model.
+        direction: forward, backward, recompute (a forward that is repeated in the backward), or
+            nothing.
+        count: how often it occurred.
+        seconds: in all.
+    """
+
+    phase: Phase
+    step: int
+    rank: int
+    replica: int
+    stage: int
+    name: str
+    direction: str
+    count: int
+    seconds: float
+
+
+class Event(NamedTuple):
+    """One run of a region of the model.
+
+    Attributes:
+        name: the path of the region.
+        direction: forward, backward or recompute.
+        stage: number in the plan.
+        microbatch: of the replica's.
+        start: seconds, on this host's clock.
+        end: likewise.
+    """
+
+    name: str
+    direction: str
+    stage: int
+    microbatch: int
+    start: float
+    end: float
+
+
+class Step(NamedTuple):
+    """A recorded step.
+
+    Attributes:
+        phase: see Row.
+        step: likewise.
+        spans: without gaps, on this host's clock.
+        events: the regions of the model; of the last NUM_CLOSE_STEPS only.
+    """
+
+    phase: Phase
+    step: int
+    spans: list[Span]
+    events: list[Event]
+
+
+class Recorder:
+    """One rank's record; `enter`, `leave`, `resume` and `region` do nothing outside a step.
+
+    Args:
+        clock: of this rank's device.
+        rank: position in the world.
+        replica: its replica.
+        num_warmup: steps of either phase that are left out before the first one recorded.
+        num_steps: of either phase that are recorded then.
+
+    Attributes:
+        rows: since they were taken last.
+        steps: of every phase.
+        num_stamps: in the last step; what timing costs is in proportion to it.
+    """
+
+    def __init__(
+        self, clock: Clock, rank: int, replica: int, num_warmup: int, num_steps: int
+    ) -> None:
+        self.clock, self.rank, self.replica = clock, rank, replica
+        self.num_warmup, self.num_steps = num_warmup, num_steps
+        self._num_seen: dict[Phase, int] = {"train": 0, "test": 0}
+        self.rows: list[Row] = []
+        self.steps: dict[Phase, list[Step]] = {"train": [], "test": []}
+        self.num_stamps = 0
+        self._phase: Phase | None = None
+        self._step = 0
+        self._last: tuple[int, float] | None = None  # the step before, and when it ended
+        self._spans: list[tuple[Kind, int, int, Any, Any]] = []
+        self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
+        self._path: list[str] = []
+        self._events: list[tuple[str, str, int, int, Any, Any]] = []
+        self._begun: dict[tuple[str, int, int], Any] = {}  # regions whose backward has begun
+
+    # ---- a step ------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, phase: Phase, number: int) -> Iterator[None]:
+        """Record what happens inside, if it is one of the steps to be recorded.
+
+        Args:
+            phase: training or evaluation.
+            number: of the step, or of the batch.
+        """
+        self._num_seen[phase] += 1
+        if not 0 < self._num_seen[phase] - self.num_warmup <= self.num_steps:
+            yield
+            return
+        start = time.perf_counter()
+        self._begin(phase, number)
+        yield
+        self.clock.finish()
+        self._end(time.perf_counter() - start)
+
+    def _begin(self, phase: Phase, step: int) -> None:
+        self._phase, self._step = phase, step
+        self._spans, self._events, self._begun = [], [], {}
+        self.clock.begin()
+        self._open = ("other", -1, -1, self.clock.stamp())
+
+    def _end(self, seconds: float) -> None:
+        assert self._phase is not None
+        self.enter("other")
+        step, phase = self._step, self._phase
+        self._phase = None
+        at = self.clock.seconds
+        spans = [
+            Span(self.rank, kind, at(start), at(end), stage, microbatch)
+            for kind, stage, microbatch, start, end in self._spans
+        ]
+        events = [Event(*event[:4], at(event[4]), at(event[5])) for event in self._events]
+        steps = self.steps[phase]
+        steps.append(Step(phase, step, spans, events))
+        if len(steps) > NUM_CLOSE_STEPS:
+            steps[-1 - NUM_CLOSE_STEPS] = steps[-1 - NUM_CLOSE_STEPS]._replace(events=[])
+        self.num_stamps = len(self._spans) + 2 * len(events)
+        self._add_rows(phase, step, spans, events, seconds)
+
+    def _add_rows(
+        self, phase: Phase, step: int, spans: list[Span], events: list[Event], seconds: float
+    ) -> None:
+        totals: dict[tuple[int, str, str], list[float]] = {}
+
+        def add(stage: int, name: str, direction: str, seconds: float) -> None:
+            total = totals.setdefault((stage, name, direction), [0, 0.0])
+            total[0] += 1
+            total[1] += seconds
+
+        add(-1, "step", "", seconds)
+        if self._last is not None and step == self._last[0] + 1:
+            add(-1, "between steps", "", spans[0].start - self._last[1])
+        self._last = (step, spans[-1].end)
+        for span in spans:
+            add(span.stage, span.kind, "", span.seconds)
+        for event in events:
+            add(event.stage, event.name, event.direction, event.end - event.start)
+        self.rows += [
+            Row(phase, step, self.rank, self.replica, stage, name, direction, int(count), total)
+            for (stage, name, direction), (count, total) in totals.items()
+        ]
+
+    def take_rows(self) -> list[Row]:
+        """The rows since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    # ---- spans -------------------------------------------------------------------------------
+
+    def enter(
+        self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
+    ) -> None:
+        """End what went on, and begin something else.
+
+        Args:
+            kind: what begins.
+            stage: number in the plan.
+            microbatch: of the replica's.
+            gap: what the rank did since it left the last thing, or since it began to send.
+        """
+        if self._phase is None:
+            return
+        now = self.clock.stamp()
+        before, its_stage, its_microbatch, start = self._open
+        if gap is not None and before in (None, "send"):
+            before = gap
+            if gap in ("wait input", "wait gradient"):
+                its_stage, its_microbatch = stage, microbatch
+        self._spans.append((before or "other", its_stage, its_microbatch, start, now))
+        self._open = (kind, stage, microbatch, now)
+        if kind == "forward":
+            self._path.clear()
+
+    def leave(self) -> None:
+        """End what went on; what the time until the next thing was spent on, that one tells."""
+        if self._phase is None:
+            return
+        now = self.clock.stamp()
+        self._close_backward(now)
+        self._spans.append((self._open[0] or "other", *self._open[1:], now))
+        self._open = (None, -1, -1, now)
+
+    def resume(self) -> None:
+        """Go on with what was left last, as if there had been no gap."""
+        if self._phase is None or self._open[0] is not None:
+            return
+        kind, stage, microbatch, start, _ = self._spans.pop()
+        self._open = (kind, stage, microbatch, start)
+
+    # ---- regions -----------------------------------------------------------------------------
+
+    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """Run a region of the model: a Listener of vigpipe.model.regions."""
+        if self._phase is None:
+            return function(*inputs)
+        kind, stage, microbatch, _ = self._open
+        path = f"{self._path[-1]}/{name}" if self._path else name
+        is_repeated = kind == "backward"
+        # An alias's gradient is complete when the region has given its last share of it.
+        aliases = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs]
+        start = self.clock.stamp()
+        self._path.append(path)
+        result = function(*aliases)
+        self._path.pop()
+        direction = "recompute" if is_repeated else "forward"
+        self._events.append((path, direction, stage, microbatch, start, self.clock.stamp()))
+        if not is_repeated:
+            self._watch_backward(path, stage, microbatch, aliases, result)
+        return result
+
+    def _watch_backward(
+        self,
+        path: str,
+        stage: int,
+        microbatch: int,
+        aliases: list[Any],
+        result: Any,  # noqa: ANN401
+    ) -> None:
+        outputs = result if isinstance(result, tuple) else (result,)
+        last = next((y for y in outputs if isinstance(y, Tensor) and y.requires_grad), None)
+        if last is None:
+            return
+        key = (path, stage, microbatch)
+
+        def begin(gradient: Tensor) -> None:
+            if self._phase is not None:
+                self._begun.setdefault(key, self.clock.stamp())
+
+        def end(gradient: Tensor) -> None:
+            start = self._begun.pop(key, None)
+            if start is not None:
+                self._events.append((path, "backward", *key[1:], start, self.clock.stamp()))
+
+        last.register_hook(begin)
+        given = next((x for x in aliases if isinstance(x, Tensor) and x.requires_grad), None)
+        if given is not None:
+            given.register_hook(end)
+
+    def _close_backward(self, now: Any) -> None:  # noqa: ANN401
+        """Regions without an input that carries a gradient end when the stage's backward does."""
+        for (path, stage, microbatch), start in self._begun.items():
+            self._events.append((path, "backward", stage, microbatch, start, now))
+        self._begun.clear()

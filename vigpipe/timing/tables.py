@@ -1,0 +1,184 @@
+"""From the rows of timing.csv to tables: what a step, a stage, a block and its parts take."""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from tabulate import tabulate
+
+from vigpipe.spans import COMPUTE, KINDS
+from vigpipe.timing.recorder import PHASES, Phase, Row
+
+Key = tuple[int, str, str]  # stage, name, direction
+
+_SPANS = ("step", "between steps", *KINDS)
+_DIRECTIONS = ("", "forward", "recompute", "backward")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the seconds that something took, a step at a time.
+
+    Attributes:
+        mean: seconds.
+        std: of the sample; 0 of a single value.
+        min: the least.
+        max: the most.
+        median: half are below.
+        p95: 95 of 100 are below.
+        count: steps.
+    """
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    median: float
+    p95: float
+    count: int
+
+
+def statistics(seconds: Sequence[float]) -> Statistics:
+    """Of at least one value."""
+    values = np.asarray(seconds, dtype=float)
+    return Statistics(
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+        min=float(values.min()),
+        max=float(values.max()),
+        median=float(np.median(values)),
+        p95=float(np.quantile(values, 0.95)),
+        count=len(values),
+    )
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write timing.csv."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in fields(Row)])
+        writer.writerows([*astuple(row)[:-1], f"{row.seconds:.9f}"] for row in rows)
+
+
+def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
+    """Seconds of every name, step by step: of the replica, or the rank, that took longest."""
+    most: dict[Key, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row.phase == phase:
+            steps = most[row.stage, row.name, row.direction]
+            steps[row.step] = max(row.seconds, steps.get(row.step, 0.0))
+    return {key: [steps[step] for step in sorted(steps)] for key, steps in most.items()}
+
+
+def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
+    """Of whole steps, each as long as its slowest rank; None if there is none."""
+    steps = slowest(rows, phase).get((-1, "step", ""))
+    return statistics(steps) if steps else None
+
+
+def tables(rows: Sequence[Row], fmt: str = "simple") -> str:
+    """Everything that was timed, training and test phases apart, for people to read."""
+    parts: list[str] = []
+    for phase, title in zip(PHASES, ("Training steps", "Test batches"), strict=True):
+        seconds = slowest(rows, phase)
+        if not seconds:
+            continue
+        stages, regions = _split(seconds)
+        heading = "### " if fmt == "github" else ""
+        parts += [
+            f"{heading}{title}, milliseconds a step, of the slowest rank",
+            _table(stages, seconds, fmt),
+            f"{heading}{title}, the parts of the model, milliseconds a step (all micro-batches)",
+            _table(regions, seconds, fmt),
+        ]
+    return "\n\n".join(parts)
+
+
+def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
+    """The study's tables: seconds of a mini-batch on every stage, of a block and of the readout.
+
+    J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024), tables 1 to 9: mean, standard
+    deviation, least and most, training and test apart.
+    """
+    lines: list[tuple[str, ...]] = []
+    for phase in PHASES:
+        seconds = slowest(rows, phase)
+        blocks = [
+            values
+            for (_, name, direction), values in seconds.items()
+            if re.fullmatch(r"block \d+", name) and direction == "forward"
+        ]
+        named = {
+            "mini-batch": seconds.get((-1, "step", "")),
+            **{
+                f"stage {stage}, computing": _added(seconds, stage)
+                for stage in sorted({stage for stage, name, _ in seconds if name == "forward"})
+            },
+            "one block, forward": [value for values in blocks for value in values],
+            "readout, forward": next(
+                (v for (_, n, d), v in seconds.items() if (n, d) == ("readout", "forward")), None
+            ),
+        }
+        for name, values in named.items():
+            if values:
+                s = statistics(values)
+                numbers = (s.mean, s.std, s.min, s.max)
+                lines.append((phase, name, *(f"{x:.4f}" for x in numbers), str(s.count)))
+    headers = ["phase", "seconds of", "mean", "std", "min", "max", "count"]
+    return tabulate(lines, headers=headers, tablefmt=fmt, disable_numparse=True)
+
+
+def _added(seconds: Mapping[Key, list[float]], stage: int) -> list[float]:
+    """A stage's forwards and backwards of every step."""
+    own = [seconds[key] for kind in COMPUTE if (key := (stage, kind, "")) in seconds]
+    return [sum(values) for values in zip(*own, strict=True)]
+
+
+def _split(seconds: Mapping[Key, list[float]]) -> tuple[list[Key], list[Key]]:
+    """Keys of steps and spans, and those of the model's regions, in the order of a step."""
+    spans = [key for key in seconds if key[1] in _SPANS]
+    regions = [key for key in seconds if key[1] not in _SPANS]
+    return (
+        sorted(spans, key=lambda key: (key[0], _SPANS.index(key[1]))),
+        sorted(regions, key=lambda key: (_place(key[1]), _DIRECTIONS.index(key[2]))),
+    )
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """Where a region comes in a forward: the stem, the blocks by number, the readout, the loss."""
+    block = re.match(r"block (\d+)", name)
+    first = name.split("/")[0]
+    order = ("stem", "block", "readout", "loss")
+    place = order.index("block" if block else first) if block or first in order else len(order)
+    return place, int(block[1]) if block else 0, name
+
+
+def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]], fmt: str) -> str:
+    lines = []
+    for stage, name, direction in keys:
+        s = statistics(seconds[stage, name, direction])
+        numbers = (s.mean, s.std, s.min, s.max, s.median, s.p95)
+        depth = "  " * name.count("/") if fmt != "github" else ""
+        lines.append(
+            (
+                "" if stage < 0 else str(stage),
+                depth + (name if fmt == "github" else name.split("/")[-1]),
+                direction,
+                *(f"{1e3 * x:.3f}" for x in numbers),
+                str(s.count),
+            )
+        )
+    headers = ["stage", "", "", "mean", "std", "min", "max", "median", "p95", "steps"]
+    align = ("right", "left", "left", *["right"] * 7)
+    return tabulate(
+        lines,
+        headers=headers,
+        tablefmt=fmt,
+        disable_numparse=True,
+        colalign=align,
+        preserve_whitespace=True,
+    )

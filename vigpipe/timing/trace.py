@@ -1,0 +1,78 @@
+"""A trace of all ranks for chrome://tracing and ui.perfetto.dev.
+
+Format: Google's "Trace Event Format", complete events ("ph": "X") in microseconds. A process of the
+trace is a replica, a thread a rank; the regions of the model nest inside the spans by their times.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vigpipe.timing.recorder import Step
+
+
+def write_trace(
+    steps: Mapping[int, Sequence[Step]],
+    replica_of: Mapping[int, int],
+    clock_error_seconds: float,
+    path: Path,
+) -> None:
+    """Write trace.json.
+
+    Args:
+        steps: recorded steps by rank, on one clock.
+        replica_of: replica of every rank.
+        clock_error_seconds: how far two ranks' times may be apart though they were the same.
+        path: the file.
+    """
+    begin = min(step.spans[0].start for own in steps.values() for step in own)
+    events: list[dict[str, Any]] = []
+    for rank, own in steps.items():
+        place = {"pid": replica_of[rank], "tid": rank}
+        events += [
+            {
+                "ph": "M",
+                "name": "process_name",
+                **place,
+                "args": {"name": f"replica {place['pid']}"},
+            },
+            {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}},
+        ]
+        for step in own:
+            for span in step.spans:
+                events.append(
+                    {
+                        "ph": "X",
+                        "cat": "span",
+                        "name": _label(span.kind, span.microbatch),
+                        **place,
+                        **_times(span.start - begin, span.seconds),
+                        "args": {"step": step.step, "phase": step.phase, "stage": span.stage},
+                    }
+                )
+            for event in step.events:
+                events.append(
+                    {
+                        "ph": "X",
+                        "cat": event.direction,
+                        "name": event.name,
+                        **place,
+                        **_times(event.start - begin, event.end - event.start),
+                        "args": {"step": step.step, "microbatch": event.microbatch},
+                    }
+                )
+    trace = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clock_error_microseconds": 1e6 * clock_error_seconds},
+    }
+    path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+
+
+def _label(kind: str, microbatch: int) -> str:
+    return kind if microbatch < 0 else f"{kind} {microbatch}"
+
+
+def _times(start: float, seconds: float) -> dict[str, float]:
+    return {"ts": round(1e6 * start, 3), "dur": round(1e6 * seconds, 3)}
