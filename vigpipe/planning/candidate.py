@@ -75,6 +75,8 @@ class Candidate:
                 factor = 1 if slower is None else np.array(slower)[:, None, None]
                 terms = (np.where(fit, term * factor, np.inf) for term in self.terms)
                 self.cuts += [c for c in best_cuts(Terms(*terms)) if self.fits(c)][:NUM_CUTS]
+            if self.virtual_stages > 1 and self.cuts and self.fits(self.counted_cut):
+                self.cuts.append(self.counted_cut)  # the formula is far from these schedules
             if self.cuts:
                 self.cuts = list(dict.fromkeys(self.cuts))
                 return
@@ -161,6 +163,12 @@ class Candidate:
         ]
         needs = [profile.base_bytes + weights + n * kept + working for n in in_flight]
         return np.where(self._is_stage, needs, np.inf)
+
+    @property
+    def counted_cut(self) -> Bounds:
+        """As many blocks in every stage, as far as the count allows."""
+        num_blocks = len(self.profile.blocks)
+        return tuple(i * num_blocks // self.num_stages for i in range(self.num_stages + 1))
 
     @cached_property
     def leanest_cut(self) -> Bounds:
