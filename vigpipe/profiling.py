@@ -273,6 +273,10 @@ def _activation_bytes(worker: Worker, batch: ReplicaBatch) -> dict[str, int]:
         nonlocal depth
         if depth:
             return function(*inputs)
+        if worker.models[0].recompute and name.startswith("block"):
+            features = inputs[0]
+            kept[name] = features.numel() * features.element_size()
+            return function(*inputs)
         depth += 1
         with _counting(kept, "readout" if name == "loss" else name, seen):
             result = function(*inputs)
