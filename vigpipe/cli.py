@@ -14,6 +14,7 @@ from vigpipe.bench.options import CutsBench, EmulateBench, PipelineBench, Predic
 from vigpipe.config import TrainConfig, read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
 from vigpipe.options import GraphConfig, PlanConfig, PredictConfig, TimeConfig
+from vigpipe.study.options import StudyConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
 PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
@@ -23,6 +24,7 @@ CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
+StudyOptions = Annotated[StudyConfig, Parameter(name="*")]
 TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
 PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
 
@@ -110,6 +112,13 @@ def _app(arguments: list[str]) -> App:
         if config.test_batches < 1:
             raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
         return run(config, arguments, partial(time_steps, num_test_batches=config.test_batches))
+
+    @app.command
+    def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008
+        """Run the study's experiment again, beside its published figures and two baselines."""
+        from vigpipe.study.runs import start
+
+        return start(config, arguments)
 
     @app.command
     def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008

@@ -1,0 +1,236 @@
+"""`vigpipe study`: what it refuses, what it starts, and one small experiment from end to end."""
+
+import csv
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.world import ROOT, run_command
+from vigpipe.errors import InputError
+from vigpipe.parallel.mesh import Layout
+from vigpipe.study.check import Machine, check_numbers, check_with_torch, find_machine
+from vigpipe.study.configs import parse_configs
+from vigpipe.study.options import StudyConfig
+from vigpipe.study.runs import command_line, run_options, start
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of two classes of noise, 8 training and 6 test images."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 4), ("test", 3)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def small(pictures, tmp_path):
+    return StudyConfig(
+        images=8,
+        batch=2,
+        data=str(pictures),
+        configs="sequential,2x2",
+        rounds=1,
+        warmup=1,
+        test_batches=3,
+        out=tmp_path / "results",
+        keep_runs=tmp_path / "runs",
+    )
+
+
+# ---- refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"images": 0}, "--images 0: must be at least 1"),
+        ({"rounds": 0}, "--rounds 0: must be at least 1"),
+        ({"threads": 0}, "--threads 0: must be at least 1"),
+        ({"warmup": -1}, "--warmup -1: must be at least 0"),
+        ({"images": 7}, "--images 7: must be a whole number of batches of 2; choose 6"),
+        ({"images": 2}, "--images 2: makes 1 steps of --batch 2, .* choose at least 4"),
+        ({"test_batches": 1}, "--test-batches 1: the first 1 .* choose at least 2"),
+        ({"configs": "2x5"}, "--configs 2x5: cuts a batch into 5 micro-batches, but --batch has 2"),
+        ({"configs": "2x2x2"}, "--configs 2x2x2: cuts a batch into 4 micro-batches"),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_refused(small, options, expected):
+    config = replace(small, **options)
+    with pytest.raises(InputError, match=expected):
+        check_numbers(config, parse_configs(config.configs))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"data": "nowhere"}, "nowhere: no such data"),
+        ({"data": "cifar10", "data_dir": Path("nowhere")}, "nowhere"),
+        ({"images": 10}, "--images 10: needs 10 images, but .* has 8 of them"),
+        ({"test_batches": 4}, "--test-batches 4: needs 8 images, but .* has 6 of them"),
+        ({"configs": "9x2"}, "--configs 9x2: 9 stages for the 8 blocks"),
+        ({"profile": Path("nowhere.json")}, "--profile nowhere.json: cannot be read"),
+    ],
+)
+def test_images_and_model_are_looked_at_before_the_first_run(small, options, expected):
+    config = replace(small, **options)
+    with pytest.raises(InputError, match=expected):
+        check_with_torch(config, parse_configs(config.configs))
+
+
+def test_the_images_and_blocks_are_told(small):
+    assert check_with_torch(small, parse_configs(small.configs)) == (small.data, 8)
+
+
+def test_an_error_of_the_other_process_is_ours(small):
+    with pytest.raises(InputError, match="no such data"):
+        start(replace(small, data="nowhere"), [])
+
+
+def test_results_are_not_overwritten(small):
+    small.out.mkdir()
+    (small.out / "rows.csv").touch()
+    with pytest.raises(InputError, match="holds results already"):
+        start(small, [])
+
+
+# ---- where ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_slurm(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_without_slurm_the_ranks_are_on_this_host(small, no_slurm):
+    assert find_machine(small) == Machine(False, len(os.sched_getaffinity(0)))
+    with pytest.raises(InputError, match="--launcher srun: this is no batch script"):
+        find_machine(replace(small, launcher="srun"))
+
+
+def test_in_a_batch_script_every_run_is_a_step(small, no_slurm):
+    no_slurm.setenv("SLURM_JOB_ID", "7")
+    no_slurm.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x2),2")
+    assert find_machine(small) == Machine(True, 10)
+    assert find_machine(replace(small, launcher="local")).has_slurm is False
+
+
+def test_in_a_step_of_slurm_it_starts_the_ranks_itself(small, no_slurm):
+    no_slurm.setenv("SLURM_JOB_ID", "7")
+    no_slurm.setenv("SLURM_STEP_ID", "0")
+    assert find_machine(small).has_slurm is False
+
+
+def test_it_is_no_rank_itself(small, no_slurm):
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 4),
+                        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", 29500),
+                        ("TORCHELASTIC_RUN_ID", "x")):  # fmt: skip
+        no_slurm.setenv(name, str(value))
+    with pytest.raises(InputError, match="call it once"):
+        find_machine(small)
+
+
+def test_srun_has_a_task_for_every_rank_and_cores_for_its_threads(small):
+    config = replace(small, threads=3)
+    options = run_options(config, Layout(2, 5, 2))
+    words = command_line(config, Layout(2, 5, 2), Machine(True, 12), "time", options)
+    assert words[:7] == ["srun", "--ntasks=4", "--cpus-per-task=3", "--kill-on-bad-exit=1",
+                         sys.executable, "-m", "vigpipe"]  # fmt: skip
+    pairs = dict(zip(words[8::2], words[9::2], strict=True))
+    assert pairs["--stages"] == "2"
+    assert pairs["--microbatches"] == "5"
+    assert pairs["--dp"] == "2"
+    assert pairs["--threads"] == "3"
+    assert pairs["--steps"] == "4"
+    local = command_line(config, Layout(2, 5, 2), Machine(False, 12), "time", options)
+    assert local == words[4:]
+
+
+def test_this_process_stays_small():
+    # Symptom: the peak of a run on one stage was that of the process that started it. Linux counts
+    # what a process held before exec.
+    code = "import sys, vigpipe.study.runs; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert run_command([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- the runs ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_ends_the_experiment_with_its_code(small, monkeypatch, capsys):
+    monkeypatch.setattr("vigpipe.study.runs.check_with_torch", _fine)
+    monkeypatch.setattr("vigpipe.study.runs.run_child", lambda words: 76)
+    assert start(small, []) == 76
+    assert "ended with exit code 76" in capsys.readouterr().out
+    assert list(small.keep_runs.iterdir()) == []
+    assert not (small.out / "rows.csv").exists()
+
+
+def _fine(config, layouts):
+    return "pictures", 8
+
+
+@pytest.mark.multiprocess
+def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
+    options = ["--images", "8", "--batch", "2", "--configs", "sequential,2x2", "--rounds", "1"]
+    options += ["--warmup", "1", "--test-batches", "3", "--data", small.data]
+    options += ["--out", str(small.out), "--keep-runs", str(small.keep_runs)]
+    done = run_command([sys.executable, "-m", "vigpipe", "study", *options])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "round 1 of 1, 2x2: " in done.stdout
+    assert {path.name for path in small.out.iterdir()} == {
+        "README.md", "loss.png", "profile.json", "rows.csv"}  # fmt: skip
+    page = (small.out / "README.md").read_text(encoding="utf-8")
+    assert "`vigpipe study --images 8 --batch 2 " in page
+    assert "| 2x2 " in page
+    rows = list(csv.DictReader((small.out / "rows.csv").read_text().splitlines()))
+    steps = [row for row in rows if row["config"] == "2x2" and row["phase"] == "train"]
+    assert [row["step"] for row in steps] == ["1", "2", "3", "4"]
+    assert [bool(row["step_seconds"]) for row in steps] == [False, True, False, True]
+    assert {path.name for path in small.keep_runs.iterdir()} == {
+        "profile.json", "round-1-2x2", "round-1-sequential"}  # fmt: skip
+
+    # What was kept is not done again, but made a page of; other options are refused.
+    monkeypatch.setattr("vigpipe.study.runs.check_with_torch", _fine)
+    shutil.rmtree(small.out)
+    assert start(small, ["study"]) == 0
+    assert capsys.readouterr().out.count(": kept") == 2
+    assert (small.out / "rows.csv").read_text().splitlines()[1:]
+    shutil.rmtree(small.out)
+    for options, expected in (
+        ({"seed": 1}, "round-1-sequential was run with seed = 0, but now it is 1"),
+        ({"test_batches": 2}, "round-1-sequential was run with test_batches = 3, but now it is 2"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            start(replace(small, **options), [])
+    (small.keep_runs / "round-1-sequential" / "summary.json").unlink()
+    with pytest.raises(InputError, match="round-1-sequential: holds no finished run"):
+        start(small, [])
+
+
+def test_the_batch_script_passes_on_what_it_is_given(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "2"}
+    script = ["bash", str(ROOT / "slurm" / "study.sbatch")]
+    done = run_command([*script, "--batch=10", "--images", "40", "--seed", "1"], env)
+    assert done.returncode == 0
+    assert done.stdout == (
+        "-m vigpipe study --test-batches 10 --rounds 1 --threads 2 --keep-runs runs/study "
+        "--batch=10 --images 40 --seed 1\n"
+    )
+    assert "--images 50000 --batch 1000" in run_command(script, env).stdout
