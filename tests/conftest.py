@@ -1,7 +1,40 @@
-"""Settings of every test."""
+"""Settings of every test, and which tests stay together when `-n 2` runs them on two workers."""
+
+from functools import cache
 
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.world import ROOT
+
+# Files with tests of one of these go to one worker. Ranks: two worlds at once would be more
+# processes than cores, and two Slurms would race for ports. timm's own tests: one run of them
+# answers for all.
+TOGETHER = ("multiprocess", "timm")
+
+
+class Scheduling(LoadScopeScheduling):
+    """Start with the groups, the one with most tests first, and deal out the rest test by test.
+
+    xdist's own groups do nothing, and say nothing, with pytest 9.2 (pytest-xdist's issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid.partition("::")[0]) or nodeid
+
+
+@cache
+def group(file: str) -> str | None:
+    """Which of TOGETHER a file has tests of; this process knows their names, not their marks."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return next((name for name in TOGETHER if f"pytest.mark.{name}" in text), None)
+
+
+@pytest.hookimpl(optionalhook=True)  # there is none with -p no:xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ PYRAMID = VigShape(
     blocks=(3, 3), channels=(16, 24), k=(9, 9), most_dilation=2, reductions=(2, 1),
     relative=True, stem=(2, 1), stem_stride=2, img_size=(32, 24),
 )  # fmt: skip
+POLICIES = "knn,lookahead,reuse,window,pattern,grid"
 CHOICES = {
     "knn": {},
-    "policies": {"graph": "knn,lookahead,reuse,window,pattern,grid"},
+    "policies": {"graph": POLICIES, "norm": "group", "compat": "reference"},
     "aggregators": {"aggregator": "max,edge,sage,gin,maxmean,max", "norm": "layer"},
-    "group norm": {"graph": "knn,reuse,reuse", "norm": "group", "compat": "reference"},
 }
 # Logits are of the order of 1. Another order of the same float32 sums moves them by some 1e-6.
 # Where two nodes are equally near up to such rounding, the other one may be chosen: that moves one
@@ -86,6 +86,7 @@ def test_compiled_in_one_graph(choice):
     assert_same(torch.compile(model, fullgraph=True, backend="aot_eager"), model, 4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["vig_cifar_ti", "pvig_cifar_ti"])
 def test_presets_compile_in_one_graph(name):
     model = variant(name)

@@ -413,13 +413,18 @@ def test_a_file_in_the_published_layout_as_pretrained_weights(name, tmp_path):
         assert tuned(x).shape == (2, 4)
         assert torch.equal(tuned.forward_features(x), published.forward_features(x))
 
-    # Grey images: timm sums the first layer's weights over colours.
-    grey = timm.create_model(
+    # Grey images: timm sums the first layer's weights over colours. The logits may differ, and did
+    # with torch 2.11 on some CPUs: sums of weights round, and of two nodes that are equally near
+    # the other one was chosen.
+    grey: Any = timm.create_model(
         name, pretrained=True, in_chans=1, pretrained_cfg_overlay={"file": str(file)}
     ).eval()
     with torch.no_grad():
-        expected = published(x[:, :1].expand(-1, 3, -1, -1))
-        torch.testing.assert_close(grey(x[:, :1]), expected, rtol=1e-4, atol=1e-4)
+        expected = published.stem(x[:, :1].expand(-1, 3, -1, -1))
+        torch.testing.assert_close(grey.stem(x[:, :1]), expected, rtol=1e-4, atol=1e-4)
+    found = grey.state_dict()
+    changed = [key for key in found if not torch.equal(found[key], published.state_dict()[key])]
+    assert changed == ["stem.convs.0.weight"]
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path):

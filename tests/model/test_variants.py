@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from tests.timm_plugin import LARGE
 from vigpipe.model.noise import sample_keys
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.parallel.plan import even_plan
@@ -12,7 +13,9 @@ from vigpipe.parallel.plan import even_plan
 pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.entries.FewNodesWarning")
 
 
-@pytest.mark.parametrize("name", VIG_SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.heavy] * (n in LARGE)) for n in VIG_SHAPES]
+)
 def test_two_and_four_stages_equal_the_whole_bit_for_bit(name):
     """Forward in training mode and backward to the images, on images that are small for it."""
     torch.manual_seed(0)
