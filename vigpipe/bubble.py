@@ -36,8 +36,8 @@ class Account:
 
     @property
     def waiting(self) -> float:
-        """For input and for gradients."""
-        return sum(self.kinds[kind] for kind in WAITING)
+        """For input, for gradients, and for what is sent to leave."""
+        return sum(self.kinds[kind] for kind in (*WAITING, "send"))
 
     @property
     def unaccounted(self) -> float:
@@ -63,7 +63,7 @@ class Bubble:
     """The share of a step in which ranks wait for each other, mean over the ranks, and its reasons.
 
     Attributes:
-        measured: waiting for input and for gradients.
+        measured: waiting for input, for gradients, and for what is sent to leave.
         formula: (S - 1) / (V M + S - 1), of equal stages without transfers.
         fill_and_drain: what equal stages with the mean of the measured times would wait.
         imbalance: what they wait more because stages differ.
@@ -113,7 +113,7 @@ def explain_bubble(
         steps: recorded closely, by rank: those from which the reasons are taken.
         layout: the degrees.
     """
-    if layout.num_stages == 1 or not all(steps.get(account.rank) for account in accounts):
+    if layout.num_stages == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None
     step = fmean(account.step_seconds for account in accounts)
     chains = [

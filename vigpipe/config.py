@@ -281,6 +281,13 @@ def check_numbers(config: TrainConfig) -> None:
                 f"{flag(name)} {value}: must be a number from {_plain(least)} to {_plain(most)}"
             )
 
+    timed = config.timing or config.trace
+    if timed and config.steps is not None and config.steps <= config.timing_warmup:
+        raise InputError(
+            f"--steps {config.steps}: no step is left to be timed after --timing-warmup "
+            f"{config.timing_warmup}; take more steps or a shorter warm-up"
+        )
+
 
 def _plain(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
@@ -293,8 +300,9 @@ def flag(name: str) -> str:
 
 def as_toml(config: TrainConfig) -> dict[str, Any]:
     """The options as a TOML table that `--config` reads back: `None` left out, paths as text."""
+    known = {f.name for f in fields(TrainConfig)} - {"config"}  # not what a verb adds to them
     table = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
-    return {k: v for k, v in table.items() if v is not None and k != "config"}
+    return {k: v for k, v in table.items() if v is not None and k in known}
 
 
 def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:

@@ -37,8 +37,9 @@ def time_steps(
     seconds: dict[bool, list[float]] = {True: [], False: []}
     loss = None
     for number, (epoch, batch, _) in enumerate(batches(worker)):
-        is_timed = number < recorder.num_warmup or number % 2 == 0
-        start = time.perf_counter()
+        since = number - recorder.num_warmup
+        is_timed = since < 0 or since % 2 == 0
+        lr, start = worker.lr, time.perf_counter()
         if is_timed:
             with worker.timed("train", worker.step + 1):
                 loss = train_step(worker, batch)
@@ -46,14 +47,14 @@ def time_steps(
             loss = train_step(worker, batch)
         synchronize(device)
         taken = time.perf_counter() - start
-        if number >= recorder.num_warmup:
+        if 0 <= since < 2 * recorder.num_steps:
             seconds[is_timed].append(taken)
         if record is not None and loss is not None:
             record.add(
                 step=worker.step,
                 epoch=epoch,
                 loss=loss,
-                lr=worker.lr,
+                lr=lr,
                 step_seconds=taken,
                 images_per_second=batch.num_samples / taken,
             )
@@ -62,7 +63,11 @@ def time_steps(
     timing = gather_timing(worker)
     if record is None or timing is None or score is None:
         return
-    untimed, timed = median(seconds[False]), median(seconds[True])
+    medians = {
+        name: median(seconds[is_timed])
+        for name, is_timed in (("timed", True), ("untimed", False))
+        if seconds[is_timed]  # a single step after the warm-up is timed
+    }
     record.finish(
         {
             "model": job.config.model,
@@ -70,12 +75,17 @@ def time_steps(
             "loss": loss,
             "test": asdict(score),
             **facts(worker, started),
-            "timing": {**timing.summary(), "median_seconds": {"timed": timed, "untimed": untimed}},
+            "timing": {**timing.summary(), "median_seconds": medians},
         }
     )
     write_timing(timing, job, folder, device)
     print(
-        f"{job.config.model} on {job.source.name}: {job.layout}, {device}\n\n{describe(timing)}\n\n"
-        f"Every other step ran untimed: {1e3 * untimed:.3f} ms (median), timed {1e3 * timed:.3f} "
-        f"ms: {timed / untimed - 1:+.2%}.\n{folder}"
+        f"{job.config.model} on {job.source.name}: {job.layout}, {device}\n\n{describe(timing)}\n"
     )
+    if len(medians) == 2:
+        timed, untimed = medians["timed"], medians["untimed"]
+        print(
+            f"Every other step ran untimed: {1e3 * untimed:.3f} ms (median), timed "
+            f"{1e3 * timed:.3f} ms: {timed / untimed - 1:+.2%}."
+        )
+    print(folder)

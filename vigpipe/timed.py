@@ -225,7 +225,9 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")
     parts: list[str] = []
-    if train is not None:
+    if train is None:
+        parts.append(f"No step was timed: the run ended in the warm-up of {timing.num_warmup}.")
+    else:
         parts.append(
             f"{train.count} steps after a warm-up of {timing.num_warmup}: median "
             f"{1e3 * train.median:.3f} ms, {1e3 * train.min:.3f} to {1e3 * train.max:.3f} ms; a "
@@ -277,6 +279,6 @@ def bubble_sentence(bubble: Bubble) -> str:
     }
     told = "; ".join(f"{name} {share:+.1%}" for name, share in reasons.items())
     return (
-        f"Ranks wait {bubble.measured:.1%} of a step; (S - 1) / (M + S - 1) gives "
+        f"Ranks wait {bubble.measured:.1%} of a step; (S - 1) / (V M + S - 1) gives "
         f"{bubble.formula:.1%} of the schedule. Of a step: {told}."
     )

@@ -211,4 +211,5 @@ def _progress(console: Console) -> Progress:
 if __name__ == "__main__":
     from vigpipe.cli import main
 
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.argv.insert(1, "train")  # for the records too, which tell the command
+    sys.exit(main())

@@ -10,9 +10,11 @@ its result is there, and ends when that of its inputs is.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -89,6 +91,9 @@ class Step(NamedTuple):
     events: list[Event]
 
 
+_Place = tuple[str, int, int]  # a region's path, stage and micro-batch
+
+
 class Recorder:
     """One rank's record; `enter`, `leave`, `resume` and `region` do nothing outside a step.
 
@@ -102,7 +107,7 @@ class Recorder:
     Attributes:
         rows: since they were taken last.
         steps: of every phase.
-        num_stamps: in the last step; what timing costs is in proportion to it.
+        num_stamps: in the last training step; what timing costs is in proportion to it.
     """
 
     def __init__(
@@ -116,12 +121,13 @@ class Recorder:
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
-        self._last: tuple[int, float] | None = None  # the step before, and when it ended
+        self._last: tuple[Phase, int, float] | None = None  # the step before, and when it ended
         self._spans: list[tuple[Kind, int, int, Any, Any]] = []
         self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
         self._path: list[str] = []
         self._events: list[tuple[str, str, int, int, Any, Any]] = []
-        self._begun: dict[tuple[str, int, int], Any] = {}  # regions whose backward has begun
+        self._begun: dict[_Place, Any] = {}  # regions whose backward has begun
+        self._watched: tuple[Any, list[_Place]] = (None, [])  # the last result, whose it is
 
     # ---- a step ------------------------------------------------------------------------------
 
@@ -131,21 +137,20 @@ class Recorder:
 
         Args:
             phase: training or evaluation.
-            number: of the step, or of the batch.
+            number: of the step; batches are counted here, on from one evaluation to the next.
         """
         self._num_seen[phase] += 1
         if not 0 < self._num_seen[phase] - self.num_warmup <= self.num_steps:
             yield
             return
         start = time.perf_counter()
-        self._begin(phase, number)
+        self._begin(phase, number if phase == "train" else self._num_seen[phase])
         yield
         self.clock.finish()
         self._end(time.perf_counter() - start)
 
     def _begin(self, phase: Phase, step: int) -> None:
         self._phase, self._step = phase, step
-        self._spans, self._events, self._begun = [], [], {}
         self.clock.begin()
         self._open = ("other", -1, -1, self.clock.stamp())
 
@@ -160,11 +165,13 @@ class Recorder:
             for kind, stage, microbatch, start, end in self._spans
         ]
         events = [Event(*event[:4], at(event[4]), at(event[5])) for event in self._events]
+        self._spans, self._events, self._begun = [], [], {}
         steps = self.steps[phase]
         steps.append(Step(phase, step, spans, events))
         if len(steps) > NUM_CLOSE_STEPS:
             steps[-1 - NUM_CLOSE_STEPS] = steps[-1 - NUM_CLOSE_STEPS]._replace(events=[])
-        self.num_stamps = len(self._spans) + 2 * len(events)
+        if phase == "train":
+            self.num_stamps = len(spans) + 2 * len(events)
         self._add_rows(phase, step, spans, events, seconds)
 
     def _add_rows(
@@ -178,9 +185,9 @@ class Recorder:
             total[1] += seconds
 
         add(-1, "step", "", seconds)
-        if self._last is not None and step == self._last[0] + 1:
-            add(-1, "between steps", "", spans[0].start - self._last[1])
-        self._last = (step, spans[-1].end)
+        if self._last is not None and self._last[:2] == (phase, step - 1):
+            add(-1, "between steps", "", spans[0].start - self._last[2])
+        self._last = (phase, step, spans[-1].end)
         for span in spans:
             add(span.stage, span.kind, "", span.seconds)
         for event in events:
@@ -211,6 +218,8 @@ class Recorder:
         if self._phase is None:
             return
         now = self.clock.stamp()
+        if kind == "all-reduce":  # DDP's: the backward it is a part of has nothing else to do
+            self._close_backward(now)
         before, its_stage, its_microbatch, start = self._open
         if gap is not None and before in (None, "send"):
             before = gap
@@ -246,48 +255,58 @@ class Recorder:
         kind, stage, microbatch, _ = self._open
         path = f"{self._path[-1]}/{name}" if self._path else name
         is_repeated = kind == "backward"
-        # An alias's gradient is complete when the region has given its last share of it.
-        aliases = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs]
+        aliases = inputs if is_repeated else tuple(map(_alias, inputs))
         start = self.clock.stamp()
         self._path.append(path)
-        result = function(*aliases)
-        self._path.pop()
-        direction = "recompute" if is_repeated else "forward"
-        self._events.append((path, direction, stage, microbatch, start, self.clock.stamp()))
+        try:
+            result = function(*aliases)
+        finally:  # a repetition is left by an exception once it has all that the backward needs
+            self._path.pop()
+            direction = "recompute" if is_repeated else "forward"
+            self._events.append((path, direction, stage, microbatch, start, self.clock.stamp()))
         if not is_repeated:
-            self._watch_backward(path, stage, microbatch, aliases, result)
+            self._watch_backward((path, stage, microbatch), aliases, result)
         return result
 
-    def _watch_backward(
-        self,
-        path: str,
-        stage: int,
-        microbatch: int,
-        aliases: list[Any],
-        result: Any,  # noqa: ANN401
-    ) -> None:
+    def _watch_backward(self, place: _Place, aliases: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
         outputs = result if isinstance(result, tuple) else (result,)
         last = next((y for y in outputs if isinstance(y, Tensor) and y.requires_grad), None)
         if last is None:
             return
-        key = (path, stage, microbatch)
-
-        def begin(gradient: Tensor) -> None:
-            if self._phase is not None:
-                self._begun.setdefault(key, self.clock.stamp())
-
-        def end(gradient: Tensor) -> None:
-            start = self._begun.pop(key, None)
-            if start is not None:
-                self._events.append((path, "backward", *key[1:], start, self.clock.stamp()))
-
-        last.register_hook(begin)
+        watched, places = self._watched
+        if watched is not None and watched() is last:  # that of a region inside: they begin as one
+            places.append(place)
+        else:
+            places = [place]
+            self._watched = (weakref.ref(last), places)
+            last.register_hook(partial(self._begin_backward, places))
         given = next((x for x in aliases if isinstance(x, Tensor) and x.requires_grad), None)
         if given is not None:
-            given.register_hook(end)
+            given.register_hook(partial(self._end_backward, place))
+
+    def _begin_backward(self, places: list[_Place], gradient: Tensor) -> None:
+        if self._phase is not None:
+            now = self.clock.stamp()
+            for place in places:
+                self._begun.setdefault(place, now)
+
+    def _end_backward(self, place: _Place, gradient: Tensor) -> None:
+        start = self._begun.pop(place, None)
+        if start is not None:
+            path, stage, microbatch = place
+            self._events.append((path, "backward", stage, microbatch, start, self.clock.stamp()))
 
     def _close_backward(self, now: Any) -> None:  # noqa: ANN401
         """Regions without an input that carries a gradient end when the stage's backward does."""
         for (path, stage, microbatch), start in self._begun.items():
             self._events.append((path, "backward", stage, microbatch, start, now))
         self._begun.clear()
+
+
+def _alias(x: Any) -> Any:  # noqa: ANN401
+    """`x` as a tensor of its own, whose gradient is complete when the region has given its share.
+
+    Not `view_as`, which gives dimensions of size 1 other strides, forward and backward, and layers
+    choose by strides the order in which they sum.
+    """
+    return x.expand_as(x) if isinstance(x, Tensor) and x.requires_grad else x

@@ -85,16 +85,14 @@ def tables(rows: Sequence[Row], fmt: str = "simple") -> str:
     parts: list[str] = []
     for phase, title in zip(PHASES, ("Training steps", "Test batches"), strict=True):
         seconds = slowest(rows, phase)
-        if not seconds:
-            continue
-        stages, regions = _split(seconds)
         heading = "### " if fmt == "github" else ""
-        parts += [
-            f"{heading}{title}, milliseconds a step, of the slowest rank",
-            _table(stages, seconds, fmt),
-            f"{heading}{title}, the parts of the model, milliseconds a step (all micro-batches)",
-            _table(regions, seconds, fmt),
-        ]
+        units = (
+            "milliseconds a step, of the slowest rank",
+            "the parts of the model, milliseconds a step (all micro-batches)",
+        )
+        for keys, unit in zip(_split(seconds), units, strict=True):
+            if keys:
+                parts += [f"{heading}{title}, {unit}", _table(keys, seconds, fmt)]
     return "\n\n".join(parts)
 
 
@@ -162,7 +160,7 @@ def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]], fmt: str) ->
     for stage, name, direction in keys:
         s = statistics(seconds[stage, name, direction])
         numbers = (s.mean, s.std, s.min, s.max, s.median, s.p95)
-        depth = "  " * name.count("/") if fmt != "github" else ""
+        depth = "· " * name.count("/") if fmt != "github" else ""  # tabulate strips blanks
         lines.append(
             (
                 "" if stage < 0 else str(stage),
@@ -174,11 +172,4 @@ def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]], fmt: str) ->
         )
     headers = ["stage", "", "", "mean", "std", "min", "max", "median", "p95", "steps"]
     align = ("right", "left", "left", *["right"] * 7)
-    return tabulate(
-        lines,
-        headers=headers,
-        tablefmt=fmt,
-        disable_numparse=True,
-        colalign=align,
-        preserve_whitespace=True,
-    )
+    return tabulate(lines, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=align)

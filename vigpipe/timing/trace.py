@@ -40,28 +40,29 @@ def write_trace(
             {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}},
         ]
         for step in own:
-            for span in step.spans:
-                events.append(
-                    {
-                        "ph": "X",
-                        "cat": "span",
-                        "name": _label(span.kind, span.microbatch),
-                        **place,
-                        **_times(span.start - begin, span.seconds),
-                        "args": {"step": step.step, "phase": step.phase, "stage": span.stage},
-                    }
-                )
-            for event in step.events:
-                events.append(
-                    {
-                        "ph": "X",
-                        "cat": event.direction,
-                        "name": event.name,
-                        **place,
-                        **_times(event.start - begin, event.end - event.start),
-                        "args": {"step": step.step, "microbatch": event.microbatch},
-                    }
-                )
+            events += [
+                {
+                    "ph": "X",
+                    "cat": "span",
+                    "name": _label(span.kind, span.microbatch),
+                    **place,
+                    **_times(span.start - begin, span.end - begin),
+                    "args": {"step": step.step, "phase": step.phase, "stage": span.stage},
+                }
+                for span in step.spans
+            ]
+            events += [
+                {
+                    "ph": "X",
+                    "cat": event.direction,
+                    "name": event.name,
+                    **place,
+                    **_times(event.start - begin, event.end - begin),
+                    "args": {"step": step.step, "microbatch": event.microbatch},
+                }
+                # Of those that begin together the outermost comes first, as viewers expect.
+                for event in sorted(step.events, key=lambda event: (event.start, -event.end))
+            ]
     trace = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -74,5 +75,7 @@ def _label(kind: str, microbatch: int) -> str:
     return kind if microbatch < 0 else f"{kind} {microbatch}"
 
 
-def _times(start: float, seconds: float) -> dict[str, float]:
-    return {"ts": round(1e6 * start, 3), "dur": round(1e6 * seconds, 3)}
+def _times(start: float, end: float) -> dict[str, float]:
+    """In microseconds; ends that were the same still are."""
+    begins, ends = round(1e6 * start, 3), round(1e6 * end, 3)
+    return {"ts": begins, "dur": round(ends - begins, 3)}

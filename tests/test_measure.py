@@ -1,0 +1,185 @@
+"""`vigpipe time`, and `train --timing --trace`: the files they leave and what they print."""
+
+import csv
+import json
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.world import run_command
+from vigpipe.cli import main
+
+FILES = {
+    "config.toml",
+    "metrics.jsonl",
+    "summary.json",
+    "timing.csv",
+    "timing.md",
+    "timeline.json",
+    "timeline.png",
+    "timeline.svg",
+    "trace.json",
+}
+SMALL = ["--data", "fake", "--image-size", "8", "--batch-size", "8", "--threads", "1"]
+SHORT = ["--timing-warmup", "1", "--steps", "6"]
+KEYS = {
+    "warmup_steps",
+    "step_seconds",
+    "overhead",
+    "clock_error_seconds",
+    "accounting",
+    "bubble",
+    "peak_bytes",
+}
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "timing.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_written(folder: Path, num_ranks: int, num_timed: int) -> dict:
+    """All files are whole; returns the summary."""
+    summary = json.loads((folder / "summary.json").read_text())
+    timing = summary["timing"]
+    assert timing.keys() >= KEYS
+    step = timing["step_seconds"]
+    assert step.keys() == {"mean", "std", "min", "max", "median", "p95", "count"}
+    assert step["count"] == num_timed
+    assert 0 < step["min"] <= step["median"] <= step["p95"] <= step["max"]
+    assert 0 < timing["overhead"] < 1
+    assert timing["warmup_steps"] == 1
+    assert len(timing["accounting"]) == len(timing["peak_bytes"]) == num_ranks
+    for own in timing["accounting"]:
+        assert abs(own["unaccounted"]) < max(0.02 * own["step_seconds"], 2e-3)
+    assert (timing["bubble"] is None) == (num_ranks == 1)
+
+    found = rows(folder)
+    assert {row["phase"] for row in found} == {"train", "test"}
+    assert {int(row["rank"]) for row in found} == set(range(num_ranks))
+    assert len({row["step"] for row in found if row["phase"] == "train"}) == num_timed
+    names = {(row["name"], row["direction"]) for row in found}
+    for part in ("stem", "block 0", "block 3/grapher/aggregation", "block 3/ffn", "readout"):
+        assert {(part, "forward"), (part, "backward")} <= names
+    assert {("block 0/grapher/knn", "forward"), ("loss", "backward"), ("optimizer", "")} <= names
+    assert ("block 0/grapher/knn", "backward") not in names
+
+    trace = json.loads((folder / "trace.json").read_text())
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in complete} == set(range(num_ranks))
+    assert min(event["ts"] for event in complete) == 0
+    assert all(event["dur"] >= 0 for event in complete)
+    assert {"span", "forward", "backward"} == {event["cat"] for event in complete}
+    timeline = json.loads((folder / "timeline.json").read_text())
+    assert {span[0] for span in timeline["measured"]} == set(range(num_ranks))
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(folder / "timeline.svg").getroot().tag.endswith("svg")
+    markdown = (folder / "timing.md").read_text()
+    assert ("## The bubble" in markdown) == (num_ranks > 1)
+    assert "mini-batch" in markdown
+    return summary
+
+
+def test_time_in_one_process(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = ["time", *SMALL, *SHORT, "--microbatches", "2", "--test-batches", "3"]
+    assert main([*arguments, "--out", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == FILES
+    summary = assert_written(folder, num_ranks=1, num_timed=3)  # steps 2, 4 and 6 of 6
+    assert {int(row["step"]) for row in rows(folder) if row["phase"] == "train"} == {2, 4, 6}
+    assert {int(row["step"]) for row in rows(folder) if row["phase"] == "test"} == {2, 3}
+    assert summary["timing"]["median_seconds"].keys() == {"timed", "untimed"}
+    assert summary["test"]["images"] == 3 * 8
+    printed = capsys.readouterr().out
+    assert printed.startswith("vig_digits on fake: 1 replica × 1 stage, 2 micro-batches, gpipe")
+    for words in ("3 steps after a warm-up of 1: median", "Every other step ran untimed: "):
+        assert words in printed
+    assert printed.splitlines()[-1] == str(folder)
+
+    # Its configuration is read back by every verb, what time adds to train's options left out.
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert "test_batches" not in config
+    again = ["train", "--config", str(folder / "config.toml"), "--steps", "2"]
+    assert main([*again, "--no-timing", "--no-trace", "--out", str(tmp_path / "again")]) == 0
+    assert "timing" not in json.loads((tmp_path / "again" / "summary.json").read_text())
+
+
+def test_a_single_step_after_the_warm_up_is_timed(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = ["time", *SMALL, "--timing-warmup", "2", "--steps", "3", "--test-batches", "1"]
+    assert main([*arguments, "--no-trace", "--out", str(folder)]) == 0
+    timing = json.loads((folder / "summary.json").read_text())["timing"]
+    assert timing["step_seconds"]["count"] == 1
+    assert timing["median_seconds"].keys() == {"timed"}
+    assert "Every other step" not in capsys.readouterr().out
+    assert not (folder / "trace.json").exists()
+
+
+def test_no_more_steps_are_timed_than_asked_for(tmp_path):
+    folder = tmp_path / "run"
+    arguments = ["time", *SMALL, *SHORT, "--timing-steps", "1", "--test-batches", "1"]
+    assert main([*arguments, "--out", str(folder)]) == 0
+    assert {row["step"] for row in rows(folder)} == {"2"}
+
+
+def test_train_with_timing_and_trace(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = ["train", *SMALL, "--timing-warmup", "1", "--steps", "3", "--timing", "--trace"]
+    assert main([*arguments, "--out", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == FILES | {"model.safetensors"}
+    assert_written(folder, num_ranks=1, num_timed=2)
+    assert "Where a step goes" in capsys.readouterr().out
+    between = [row for row in rows(folder) if row["name"] == "between steps"]
+    assert ("train", "3") in {(row["phase"], row["step"]) for row in between}
+
+
+@pytest.mark.multiprocess
+def test_time_two_stages(tmp_path):
+    folder = tmp_path / "run"
+    layout = ["--stages", "2", "--microbatches", "2", "--schedule", "1f1b"]
+    ended = run_command(
+        [
+            *(sys.executable, "-m", "vigpipe", "time"),
+            *(*SMALL, *SHORT, *layout, "--test-batches", "2", "--out", str(folder)),
+        ]
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {path.name for path in folder.iterdir()} == FILES
+    bubble = assert_written(folder, num_ranks=2, num_timed=3)["timing"]["bubble"]
+    assert bubble["formula"] == pytest.approx(1 / 3)
+    assert "(S - 1) / (V M + S - 1) gives 33.3%" in ended.stdout
+    assert "- command: `vigpipe time --data fake" in (folder / "timing.md").read_text()
+
+
+@pytest.mark.multiprocess
+def test_train_as_a_module_tells_its_command(tmp_path):
+    folder = tmp_path / "run"
+    arguments = [*SMALL, "--timing", "--timing-warmup", "1", "--steps", "2", "--out", str(folder)]
+    ended = run_command([sys.executable, "-m", "vigpipe.train", *arguments])
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "- command: `vigpipe train --data fake" in (folder / "timing.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["time", "--no-timing"], "--no-timing: is what vigpipe time is for"),
+        (["time", "--test-batches", "0"], "--test-batches 0: must be at least 1"),
+        (["time", "--timing-steps", "0"], "--timing-steps 0: must be a number from 1"),
+        (["time", "--timing-warmup", "-1"], "--timing-warmup -1: must be a number from 0"),
+        (["time", "--timing-steps", "2.5"], "--timing-steps 2.5: must be a whole number"),
+        (["time", "--steps", "3"], "no step is left to be timed after --timing-warmup 3; take"),
+        (["train", "--trace", "--steps", "2"], "no step is left to be timed after --timing-warmup"),
+        (["train", "--timing", "--timing-steps", "many"], "--timing-steps"),
+        (["time", "--stages", "9"], "9"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments, words, tmp_path, capsys):
+    assert main([*arguments, *SMALL, "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "run").exists()

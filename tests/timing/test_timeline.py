@@ -1,0 +1,82 @@
+"""The picture of a step."""
+
+from typing import get_args
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vigpipe.spans import Kind, Span
+from vigpipe.timing.timeline import COLOURS, draw_timeline
+
+SPANS = [
+    Span(0, "forward", 5.0, 6.0, 0, 0),
+    Span(0, "send", 6.0, 6.5, 0, 0),
+    Span(0, "wait gradient", 6.5, 8.0, 0, 0),
+    Span(0, "backward", 8.0, 10.0, 0, 0),
+    Span(0, "all-reduce", 10.0, 11.0),
+    Span(1, "other", 5.0, 5.5),
+    Span(1, "wait input", 5.5, 6.5, 1, 0),
+    Span(1, "forward", 6.5, 7.0, 1, 0),
+    Span(1, "backward", 7.0, 8.0, 1, 37),
+    Span(1, "optimizer", 8.0, 11.0),
+]
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour.removeprefix("#")))
+
+
+def text_of(path) -> str:
+    """All text of an SVG: matplotlib draws letters as shapes and keeps the text in comments."""
+    builder = ElementTree.TreeBuilder(insert_comments=True)
+    root = ElementTree.parse(path, ElementTree.XMLParser(target=builder)).getroot()
+    return " ".join(node.text.strip() for node in root.iter() if node.text)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("timeline")
+    paths = [folder / "timeline.png", folder / "timeline.svg"]
+    draw_timeline({"measured": SPANS, "predicted": SPANS[:4]}, paths)
+    return paths
+
+
+def test_every_kind_has_a_colour_of_its_own():
+    assert list(COLOURS) == list(get_args(Kind))
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_the_png_shows_every_kind_in_proportion_to_its_time(pictures):
+    pixels = np.asarray(Image.open(pictures[0]).convert("RGB")).reshape(-1, 3)
+    areas = {kind: int((pixels == rgb(COLOURS[kind])).all(1).sum()) for kind in COLOURS}
+    assert min(areas.values()) > 500
+    # Kinds that are drawn once, without a number in them, and whose keys are equally large.
+    assert areas["optimizer"] > 2 * areas["all-reduce"] > 2 * areas["other"]
+
+
+def test_the_svg_is_xml_with_titles_ranks_keys_and_microbatches(pictures):
+    text = text_of(pictures[1])
+    for word in ("measured: 6000 ms", "predicted: 5000 ms", "rank 0", "rank 1", "37", *COLOURS):
+        assert word in text, word
+
+
+def test_a_box_too_narrow_for_its_number_has_none(tmp_path):
+    spans = [Span(0, "forward", 0.0, 1.0, 0, 11), Span(0, "backward", 1.0, 1.01, 0, 22)]
+    draw_timeline({"some": spans}, [tmp_path / "some.svg"])
+    text = text_of(tmp_path / "some.svg")
+    assert "11" in text.split()
+    assert "22" not in text.split()
+
+
+def test_short_steps_are_told_in_milliseconds(tmp_path):
+    draw_timeline({"some": [Span(0, "forward", 3.0, 3.025, 0, 0)]}, [tmp_path / "some.svg"])
+    assert "some: 25 ms" in text_of(tmp_path / "some.svg")
+
+
+def test_only_kinds_that_occur_are_explained(tmp_path):
+    draw_timeline({"some": SPANS[:1]}, [tmp_path / "some.svg"])
+    text = text_of(tmp_path / "some.svg")
+    assert "forward" in text
+    assert "optimizer" not in text
