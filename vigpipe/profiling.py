@@ -27,6 +27,7 @@ from vigpipe.worker import Worker, make_worker, train_step
 
 NUM_WARMUP = 2
 _LEAST_STEPS, _MOST_STEPS, _SECONDS = 4, 30, 3.0  # of every size of a micro-batch
+_MOST_SECONDS = 20.0  # after which a single step must do
 _NUM_PIECES = 2  # micro-batches of a step that is timed
 _NUM_ROUNDS = 3  # alone and side by side, in turn
 _NUM_EXCHANGES = 20
@@ -156,10 +157,13 @@ def _timed(worker: Worker, batch: ReplicaBatch, device: torch.device) -> list[Ro
         with worker.timed("train", number):
             train_step(worker, batch)
         synchronize(device)
+        passed = time.perf_counter() - began
         if number == NUM_WARMUP - 1:
             began = time.perf_counter()
-        elif number >= NUM_WARMUP + _LEAST_STEPS and time.perf_counter() - began > _SECONDS:
-            break
+        elif number >= NUM_WARMUP:
+            has_enough = number >= NUM_WARMUP + _LEAST_STEPS
+            if passed > (_SECONDS if has_enough else _MOST_SECONDS):
+                break
     return worker.recorder.take_rows()
 
 

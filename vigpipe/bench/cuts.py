@@ -36,9 +36,9 @@ def bench_cuts(job: Job, rank: int, device: torch.device, folder: Path, num_repe
     told = (
         f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, "
         f"{pieces} micro-batches, {job.layout.schedule}: the planner puts {planned} of "
-        f"{num_blocks} blocks into the first stage, {seconds[planned] / seconds[best] - 1:.1%} slower than the "
-        f"best of all {len(seconds)} cuts ({best}); equal numbers of blocks ({even}) are "
-        f"{seconds[even] / seconds[best] - 1:.1%} slower."
+        f"{num_blocks} blocks into the first stage, {seconds[planned] / seconds[best] - 1:.1%} "
+        f"slower than the best of all {len(seconds)} cuts ({best}); equal numbers of blocks "
+        f"({even}) are {seconds[even] / seconds[best] - 1:.1%} slower."
     )
     print(f"{told}\n\n{timings.table()}\n")
     write_results(folder, "Every cut against the planner's", told, timings, device)
