@@ -50,14 +50,7 @@ def time_steps(
         if 0 <= since < 2 * recorder.num_steps:
             seconds[is_timed].append(taken)
         if record is not None and loss is not None:
-            record.add(
-                step=worker.step,
-                epoch=epoch,
-                loss=loss,
-                lr=lr,
-                step_seconds=taken,
-                images_per_second=batch.num_samples / taken,
-            )
+            record.add_step(worker.step, epoch, loss, lr, taken, batch.num_samples)
     score = evaluate(worker, num_test_batches * job.batch_size)
     worker.reader.close()
     timing = gather_timing(worker)

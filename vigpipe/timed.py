@@ -1,10 +1,9 @@
 """The timing of a run: gathered from all ranks, written to its folder, told to the user."""
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from vigpipe.bubble import (
     mean_times,
     predicted_spans,
 )
-from vigpipe.device import hardware, peak_bytes
+from vigpipe.device import peak_bytes
 from vigpipe.job import Job
+from vigpipe.origin import origin
 from vigpipe.parallel.mesh import Layout
 from vigpipe.spans import Span
 from vigpipe.timing.clock import clock_offsets, make_clock
 from vigpipe.timing.cost import stamp_seconds
-from vigpipe.timing.record import provenance
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
 from vigpipe.timing.tables import step_statistics, study_table, tables, write_rows
 from vigpipe.timing.timeline import draw_timeline
@@ -56,14 +55,14 @@ class Timing:
     overhead: float
     peak_bytes: list[int]
 
-    @property
+    @cached_property
     def accounts(self) -> list[Account]:
         """Where every rank's time goes."""
         return account(self.rows, self.layout)
 
-    @property
+    @cached_property
     def bubble(self) -> Bubble | None:
-        """Why ranks wait."""
+        """Why ranks wait; every step is simulated for it, so only once."""
         return explain_bubble(self.accounts, self.steps["train"], self.layout)
 
     @property
@@ -207,17 +206,6 @@ def _since_begin(spans: Sequence[Span]) -> list[Sequence[object]]:
         (s.rank, s.kind, round(s.start - begin, 9), round(s.end - begin, 9), s.stage, s.microbatch)
         for s in spans
     ]
-
-
-def origin(device: torch.device) -> str:
-    """Command, commit, hardware and versions, as lines of Markdown."""
-    facts = provenance()
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return (
-        f"- command: `{shlex.join(['vigpipe', *sys.argv[1:]])}`\n- commit: {facts['commit']}\n"
-        f"- hardware: {hardware(device)}; {torch.get_num_threads()} thread(s) a rank\n"
-        f"- versions: {versions}\n"
-    )
 
 
 def describe(timing: Timing, fmt: str = "simple") -> str:

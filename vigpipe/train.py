@@ -58,14 +58,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
                     "with --clip 1"
                 )
             if record is not None and loss is not None:
-                record.add(
-                    step=worker.step,
-                    epoch=epoch,
-                    loss=loss,
-                    lr=lr,
-                    step_seconds=seconds,
-                    images_per_second=batch.num_samples / seconds,
-                )
+                record.add_step(worker.step, epoch, loss, lr, seconds, batch.num_samples)
                 progress.update(bar, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
             if evaluates:
                 score = evaluate(worker)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import shlex
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from tabulate import tabulate
 from vigpipe.config import parse_image_size
 from vigpipe.data import Source, open_source
 from vigpipe.errors import InputError
+from vigpipe.origin import this_command, told
 from vigpipe.timing.record import make_output_folder
 
 NUM_NEIGHBOURS = 10
@@ -53,17 +52,17 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         tablefmt="github",
         disable_numparse=True,
     )
-    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     (folder / "README.md").write_text(
         f"# {summary['model']} on {summary['data']}\n\n{table}\n\n![curve](curve.png)\n\n"
         f"{summary['test']['images']} test images, {len(source.train)} training images, "
         f"{summary['steps']} steps in {summary['wall_seconds'] / 60:.1f} minutes, evaluations "
         f"included.\n\n- run: `python -m vigpipe.train --config config.toml`\n- this page: `"
-        f"{shlex.join(['vigpipe', *sys.argv[1:]])}`\n- commit: {summary['commit']}\n- hardware: "
+        f"{this_command()}`\n- commit: {summary['commit']}\n- hardware: "
         f"{summary['hardware']}; {summary['threads_per_rank']} thread(s) a rank, "
-        f"{summary['layout']['ranks']} rank(s)\n- versions: {versions}\n- the baselines see the "
-        f"same images, not augmented: {NUM_NEIGHBOURS} nearest neighbours, and logistic regression "
-        f"on standardised pixels (C = {INVERSE_REGULARISATION}), both scikit-learn's\n",
+        f"{summary['layout']['ranks']} rank(s)\n- versions: {told(summary['versions'])}\n"
+        f"- the baselines see the same images, not augmented: {NUM_NEIGHBOURS} nearest neighbours, "
+        f"and logistic regression on standardised pixels (C = {INVERSE_REGULARISATION}), both "
+        "scikit-learn's\n",
         encoding="utf-8",
     )
     (folder / "config.toml").write_text(

@@ -2,8 +2,6 @@
 
 import csv
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
@@ -13,9 +11,8 @@ from tabulate import tabulate
 
 from vigpipe.bench.options import EmulateBench
 from vigpipe.bench.overhead import Measured, Overhead, Step, by_case, fit_overhead, fitted
-from vigpipe.device import hardware
+from vigpipe.origin import origin
 from vigpipe.planning.profile import Profile, write_profile
-from vigpipe.timing.record import provenance
 
 COLUMNS = (
     "seconds",
@@ -62,14 +59,11 @@ def write_page(
     draw(folder / "overhead.png", measured)
     write_profile(profile, folder / "profile.json")
     _write_rows(folder / "rows.csv", steps)
-    facts = provenance()
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     measured_on = "; ".join(f"{name} {value}" for name, value in profile.facts.items())
     (folder / "README.md").write_text(
         f"# An emulated cluster\n\n{text('github')}\n\n![step against ideal](overhead.png)\n\n"
-        f"- command: `{shlex.join(['vigpipe', *sys.argv[1:]])}`\n- commit: {facts['commit']}\n"
-        f"- hardware: {hardware(torch.device('cpu'))}; ranks of one thread\n"
-        f"- versions: {versions}\n- profile: profile.json, measured on {measured_on or 'unknown'}\n"
+        f"{origin(torch.device('cpu'), 'ranks of one thread')}"
+        f"- profile: profile.json, measured on {measured_on or 'unknown'}\n"
         "- the clock covers the schedule and adding gradients up, not the optimizer; a step lasts "
         f"as long as its slowest rank; {options.repeats} rounds over all layouts, one step for "
         "warm-up before each timed one\n",

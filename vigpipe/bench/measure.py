@@ -1,9 +1,7 @@
 """Time contenders in turn, in one run, and write down what makes the figures believable."""
 
 import csv
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.device import hardware, synchronize
-from vigpipe.timing.record import provenance
+from vigpipe.device import synchronize
+from vigpipe.origin import origin
 
 NUM_WARMUP = 2
 
@@ -83,13 +81,9 @@ def write_results(
     folder: Path, title: str, question: str, timings: Timings, device: torch.device
 ) -> None:
     """Write README.md and rows.csv of a benchmark to its folder."""
-    facts = provenance()
-    command = shlex.join(["vigpipe", *sys.argv[1:]])
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     (folder / "README.md").write_text(
         f"# {title}\n\n{question}\n\n{timings.table('github')}\n\n"
-        f"- command: `{command}`\n- commit: {facts['commit']}\n- hardware: {hardware(device)}; "
-        f"{torch.get_num_threads()} thread(s) a rank\n- versions: {versions}\n"
+        f"{origin(device)}"
         f"- warm-up: {NUM_WARMUP} rounds; the contenders alternate; a step lasts as long as its "
         "slowest rank; ratios are taken repeat by repeat; reading images is not timed\n",
         encoding="utf-8",

@@ -10,6 +10,7 @@ import numpy as np
 from vigpipe.parallel.mesh import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.planning.profile import Profile
+from vigpipe.planning.step import pieces_of
 
 SHORT_OF_CORES = 0.5  # share of the cores at work from which a row is marked
 
@@ -71,16 +72,8 @@ def make_case(layout: Layout, plan: Plan, profile: Profile, rows: int, scale: fl
 
     def cost(values: Callable[..., Sequence[float]]) -> tuple[float, ...]:
         return tuple(
-            scale
-            * sum(
-                profile.at(values(piece), rows)
-                for piece in [
-                    *[profile.stem] * plan.is_first(i),
-                    *(profile.blocks[block] for block in blocks),
-                    *[profile.readout] * plan.is_last(i),
-                ]
-            )
-            for i, blocks in enumerate(plan.stages)
+            scale * sum(profile.at(values(piece), rows) for piece in pieces_of(profile, blocks))
+            for blocks in plan.stages
         )
 
     givers = [profile.blocks[blocks[-1]] for blocks in plan.stages[:-1]]

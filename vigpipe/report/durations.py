@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from vigpipe.spans import COMPUTE, KINDS
-from vigpipe.timing.tables import Key, Statistics, statistics
+from vigpipe.spans import COMPUTE
+from vigpipe.timing.tables import DIRECTIONS, OF_RANKS, Key, Statistics, statistics
 
 Seconds = Mapping[Key, list[float]]  # as vigpipe.timing.tables.slowest returns them
 Rows = list[tuple[str, str, Statistics]]  # name, direction, numbers
@@ -23,16 +23,14 @@ PARTS_OF_BLOCK = {
     "/ffn": "FFN",
 }
 COMPARED = ("step", *COMPUTE, "all-reduce", "optimizer")
-_DIRECTIONS = ("forward", "recompute", "backward", "")
-_OF_RANKS = ("step", "between steps", *KINDS)
 _BLOCK = re.compile(r"block (\d+)(/.*)?")
 _BEFORE, _AFTER = -1, 1 << 30  # all blocks
 
 
 def stage_rows(seconds: Seconds) -> Rows:
     """The whole step and what is about no single stage, then every stage."""
-    keys = [key for key in seconds if key[1] in _OF_RANKS]
-    keys.sort(key=lambda key: (key[0], _OF_RANKS.index(key[1])))
+    keys = [key for key in seconds if key[1] in OF_RANKS]
+    keys.sort(key=lambda key: (key[0], OF_RANKS.index(key[1])))
     named = [("all" if key[0] < 0 else f"stage {key[0]}", key[1], key) for key in keys]
     return [(place, name, statistics(seconds[key])) for place, name, key in named]
 
@@ -102,9 +100,9 @@ def _part(block: "re.Match[str] | None") -> str:
     return PARTS_OF_BLOCK.get(block[2] or "", (block[2] or "").strip("/"))
 
 
-def _regions(seconds: Seconds, directions: Iterable[str] = _DIRECTIONS) -> list[Key]:
+def _regions(seconds: Seconds, directions: Iterable[str] = DIRECTIONS) -> list[Key]:
     """What is about the model and not about ranks, in the order in which an image meets it."""
-    keys = [key for key in seconds if key[1] not in _OF_RANKS and key[2] in directions]
+    keys = [key for key in seconds if key[1] not in OF_RANKS and key[2] in directions]
     return sorted(keys, key=_place)
 
 
@@ -115,4 +113,4 @@ def _place(key: Key) -> tuple[int, int, str, int]:
     parts = list(PARTS_OF_BLOCK)
     rest = (block[2] or "") if block else ""
     part = parts.index(rest) if rest in parts else len(parts)
-    return index, part, key[1], _DIRECTIONS.index(key[2])
+    return index, part, key[1], DIRECTIONS.index(key[2])

@@ -9,9 +9,9 @@ from vigpipe.errors import InputError
 from vigpipe.report.fields import Fields, parse_object, read_text
 from vigpipe.spans import KINDS, Kind, Span
 from vigpipe.timing.recorder import PHASES, Phase, Row
+from vigpipe.timing.tables import DIRECTIONS
 
 COLUMNS = ",".join(field.name for field in fields(Row))
-DIRECTIONS = ("", "forward", "recompute", "backward")
 PARTS = (
     "compute",
     "wait input",

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
+from vigpipe.origin import told
 from vigpipe.study.claims import two_paragraphs
 from vigpipe.study.configs import BATCH
 from vigpipe.study.outcome import Outcome
@@ -107,10 +108,7 @@ def _section(title: str, table: str, about: str) -> tuple[str, str, str]:
 
 def _origin(outcome: Outcome, arguments: Sequence[str], run_command: str) -> str:
     facts = [run.facts for runs in outcome.runs.values() for run in runs]
-    versions = _distinct(
-        ", ".join(f"{name} {version}" for name, version in (fact["versions"] or {}).items())
-        for fact in facts
-    )
+    versions = _distinct(told(fact["versions"] or {}) for fact in facts)
     spreads = {
         name: max(medians) / min(medians) - 1
         for name, runs in outcome.runs.items()

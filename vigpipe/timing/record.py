@@ -101,6 +101,19 @@ class RunRecord:
         """Append one row to metrics.jsonl; it is on disk when this returns."""
         self._metrics.write(json.dumps(row) + "\n")
 
+    def add_step(
+        self, step: int, epoch: int, loss: float, lr: float, seconds: float, num_samples: int
+    ) -> None:
+        """Append the row of an optimizer step; `num_samples` are those of all replicas."""
+        self.add(
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            lr=lr,
+            step_seconds=seconds,
+            images_per_second=num_samples / seconds,
+        )
+
     def close(self) -> None:
         """After the last row, or when the run fails."""
         self._metrics.close()

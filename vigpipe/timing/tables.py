@@ -15,8 +15,8 @@ from vigpipe.timing.recorder import PHASES, Phase, Row
 
 Key = tuple[int, str, str]  # stage, name, direction
 
-_SPANS = ("step", "between steps", *KINDS)
-_DIRECTIONS = ("", "forward", "recompute", "backward")
+OF_RANKS = ("step", "between steps", *KINDS)  # names that are about no part of the model
+DIRECTIONS = ("", "forward", "recompute", "backward")
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ def _added(seconds: Mapping[Key, list[float]], stage: int) -> list[float]:
 
 def _split(seconds: Mapping[Key, list[float]]) -> tuple[list[Key], list[Key]]:
     """Keys of steps and spans, and those of the model's regions, in the order of a step."""
-    spans = [key for key in seconds if key[1] in _SPANS]
-    regions = [key for key in seconds if key[1] not in _SPANS]
+    spans = [key for key in seconds if key[1] in OF_RANKS]
+    regions = [key for key in seconds if key[1] not in OF_RANKS]
     return (
-        sorted(spans, key=lambda key: (key[0], _SPANS.index(key[1]))),
-        sorted(regions, key=lambda key: (_place(key[1]), _DIRECTIONS.index(key[2]))),
+        sorted(spans, key=lambda key: (key[0], OF_RANKS.index(key[1]))),
+        sorted(regions, key=lambda key: (_place(key[1]), DIRECTIONS.index(key[2]))),
     )
 
 
