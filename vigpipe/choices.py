@@ -37,6 +37,7 @@ LrSchedule = Literal["cosine", "constant"]
 Recipe = Literal["imagenet", "cifar"]
 RandomCrop = Literal["box", "shift"]
 Compat = Literal["reference"]
+Impl = Literal["fused", "plain"]
 Recompute = Literal["never", "except-last", "always"]
 
 AGGREGATORS: tuple[str, ...] = get_args(Aggregator)

@@ -140,6 +140,13 @@ def _app(arguments: list[str]) -> App:
         write_report(runs, out)
         print(out)
 
+    @app.command(name="doctor")
+    def doctor_() -> None:
+        """Tell what this machine offers, which operators serve here, and why."""
+        from vigpipe.doctor import doctor
+
+        print(doctor())
+
     @app.command
     def graph(*, config: GraphOptions) -> None:
         """Draw which patches of an image a node is connected to."""

@@ -11,6 +11,7 @@ from vigpipe.choices import (
     Compat,
     Device,
     Dtype,
+    Impl,
     LrSchedule,
     Model,
     Norm,
@@ -46,6 +47,8 @@ class TrainConfig:
             its k times dilation nearest.
         stem_stride: pixels of a node's side, where it is not the model's own.
         compat: reference keeps the quirks of the published code, for its weights.
+        impl: fused operators where there are any (vigpipe doctor says which), or plain torch
+            everywhere; for the same weights and, up to rounding, the same numbers.
         norm: normalisation layer; the result of layer and group does not depend on the
             micro-batches.
         drop_path: drop-path rate of the last block, rising linearly from 0 in the first.
@@ -117,6 +120,7 @@ class TrainConfig:
     stochastic_dilation: float = 0.0
     stem_stride: int | None = None
     compat: Compat | None = None
+    impl: Impl = "fused"
     norm: Norm = "batch"
     drop_path: float | None = None
     dropout: float = 0.0

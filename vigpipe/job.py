@@ -222,4 +222,5 @@ def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
         stochastic_dilation=config.stochastic_dilation,
         stem_stride=config.stem_stride,
         compat=config.compat,
+        impl=config.impl,
     )

@@ -127,11 +127,14 @@ def claim_device(
     import torch
 
     from vigpipe.device import choose_device, keep_freed_memory
+    from vigpipe.ops.compiler import be_silent
     from vigpipe.parallel.launch import threads_per_rank
 
     job.layout.check_world(launch.world_size)
     device = choose_device(options.device, launch.local_rank, launch.local_world_size)
     torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
+    if launch.rank > 0:
+        be_silent()
     keep_freed_memory()
     return device
 

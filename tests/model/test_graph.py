@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.reference import distances, knn_by_loops
 from vigpipe.errors import InputError
-from vigpipe.model.graph import check_finite, check_neighbours, fitting, knn_graph, nearest
+from vigpipe.model.graph import check_finite, check_neighbours, fitting, knn_graph
+from vigpipe.ops.plain import nearest
 
 many = settings(deadline=None, max_examples=50)
 

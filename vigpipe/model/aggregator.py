@@ -1,21 +1,20 @@
 """Graph convolutions: what a node makes of itself and its neighbours, C channels to 2C.
 
 Each is called with nodes x (B, N, C), a graph (B, N, K) and the nodes y (B, M, C) that its indices
-mean. Names and shapes of the parameters are those of the authors' code, four groups in every layer.
+mean, None for x itself. Names and shapes of the parameters are those of the authors' code, four
+groups in every layer.
 """
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.aggregate import max_relative, mean_relative, neighbour_sum, neighbours
-from vigpipe.model.norm import make_norm
-from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.aggregate import neighbour_sum, neighbours, relative
+from vigpipe.model.layer import Layer
 
 
-def _layer(in_channels: int, out_channels: int, norm: Norm) -> nn.Sequential:
-    pointwise = Pointwise(in_channels, out_channels, groups=4)
-    return nn.Sequential(pointwise, make_norm(norm, out_channels), nn.GELU())
+def _layer(in_channels: int, out_channels: int, norm: Norm) -> Layer:
+    return Layer(in_channels, out_channels, norm, groups=4, gelu=True)
 
 
 class MaxRelativeConv(nn.Module):
@@ -25,13 +24,15 @@ class MaxRelativeConv(nn.Module):
     expect.
     """
 
+    fused = True
+
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
         """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
-        return self.nn(torch.stack((x, max_relative(x, graph, y)), dim=-1).flatten(2))
+        return self.nn(relative(x, graph, y, "max", fused=self.fused))
 
 
 class MaxMeanConv(nn.Module):
@@ -40,14 +41,15 @@ class MaxMeanConv(nn.Module):
     Interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
     """
 
+    fused = True
+
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
         self.nn = _layer(3 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
         """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
-        largest, mean = max_relative(x, graph, y), mean_relative(x, graph, y)
-        return self.nn(torch.stack((x, largest, mean), dim=-1).flatten(2))
+        return self.nn(relative(x, graph, y, "max_mean", fused=self.fused))
 
 
 class EdgeConv(nn.Module):
@@ -57,9 +59,9 @@ class EdgeConv(nn.Module):
         super().__init__()
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
         """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
-        others = neighbours(y, graph)  # (B, N, K, C)
+        others = neighbours(x if y is None else y, graph)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
 
@@ -75,22 +77,28 @@ class SageConv(nn.Module):
         self.nn1 = _layer(channels, channels, norm)
         self.nn2 = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
         """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
-        return self.nn2(torch.cat((x, self.nn1(neighbours(y, graph)).max(2).values), dim=-1))
+        return self.nn2(
+            torch.cat((x, self.nn1(neighbours(x if y is None else y, graph)).max(2).values), dim=-1)
+        )
 
 
 class GinConv(nn.Module):
     """nn((1 + eps) x_i + sum_j y_j): Xu et al. 2019, GIN, arXiv:1810.00826."""
+
+    fused = True
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
         self.nn = _layer(channels, 2 * channels, norm)
         self.eps = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
         """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
-        return self.nn((1 + self.eps) * x + neighbour_sum(y, graph))
+        return self.nn(
+            (1 + self.eps) * x + neighbour_sum(x if y is None else y, graph, fused=self.fused)
+        )
 
 
 AGGREGATORS: dict[str, type[nn.Module]] = {

@@ -3,9 +3,8 @@
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
+from vigpipe.model.layer import Layer
 from vigpipe.model.noise import KeyedDropout
-from vigpipe.model.norm import make_norm
-from vigpipe.model.pointwise import Pointwise
 
 
 class FFN(nn.Module):
@@ -21,11 +20,10 @@ class FFN(nn.Module):
     def __init__(self, channels: int, norm: Norm, drop_path: float, stream: int) -> None:
         super().__init__()
         hidden = 4 * channels
-        self.fc1 = nn.Sequential(Pointwise(channels, hidden), make_norm(norm, hidden))
-        self.act = nn.GELU()
-        self.fc2 = nn.Sequential(Pointwise(hidden, channels), make_norm(norm, channels))
+        self.fc1 = Layer(channels, hidden, norm, gelu=True)
+        self.fc2 = Layer(hidden, channels, norm)
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return x + self.drop_path(self.fc2(self.act(self.fc1(x))), keys)
+        return self.fc2(self.fc1(x), x, self.drop_path.strength(x, keys))

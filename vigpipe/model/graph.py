@@ -1,10 +1,9 @@
 """The graph of nearest neighbours in feature space."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
+from vigpipe import ops
 from vigpipe.errors import InputError
 
 
@@ -46,6 +45,7 @@ def knn_graph(
     candidates: Tensor | None = None,
     bias: Tensor | None = None,
     ranks: Tensor | None = None,
+    fused: bool = True,
 ) -> Tensor:
     """Index the k nearest neighbours of every node, nearest first.
 
@@ -67,6 +67,7 @@ def knn_graph(
         bias: added to the squared distances, broadcast to (B, N, M).
         ranks: (B, K) int64, ranks to keep of the k * dilation nearest in place of every
             dilation-th, for each image.
+        fused: take the fused operator where there is one.
 
     Returns:
         (B, N, K) int64.
@@ -76,66 +77,7 @@ def knn_graph(
     """
     others = x if candidates is None else candidates
     check_neighbours(k, dilation, others.shape[1], loop)
-    # The meta device knows no autocast.
-    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-        x, is_finite = _unit_length(x)
-        others, is_finite = (x, is_finite) if candidates is None else _unit_length(others)
-        # -|x_i - x_j|^2 up to |x_i|^2, which is the same for all candidates j of node i.
-        squares = others.square().sum(-1).masked_fill(~is_finite, torch.inf)  # (B, M)
-        nearness = torch.baddbmm(
-            -squares.unsqueeze(1), x, others.transpose(1, 2), alpha=2.0
-        )  # (B, N, M)
-        if bias is not None:
-            nearness = nearness - bias
-        if not loop:
-            nearness.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
-        chosen = nearest(nearness, k * dilation)
     if ranks is None:
-        return chosen[..., ::dilation]
+        return ops.knn(x, candidates, bias, k, dilation, loop, fused=fused)
+    chosen = ops.knn(x, candidates, bias, k * dilation, 1, loop, fused=fused)
     return chosen.gather(2, ranks.unsqueeze(1).expand(-1, chosen.shape[1], -1))
-
-
-def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of unit length, 0 in place of vectors without a finite length, and which have one.
-
-    (B, N, C) -> (B, N, C), (B, N).
-    """
-    x = x if x.dtype == torch.float64 else x.float()
-    norm = x.norm(dim=-1, keepdim=True)
-    is_finite = norm.isfinite()
-    x = (x / norm.clamp(min=1e-12)).masked_fill(~is_finite, 0)
-    return x, is_finite.squeeze(-1)
-
-
-def nearest(nearness: Tensor, num: int) -> Tensor:
-    """Indices of the largest numbers of every row, largest first, equal ones by index.
-
-    topk gives equal numbers in any order. On the CPU, rows in which that may show are rare and
-    sorted once more; elsewhere looking for them would hold up the device, and the index goes into
-    the key: the bits of a float32, as an integer of the same order, above the negated index.
-
-    Args:
-        nearness: (B, N, M) float32 or float64, no NaN.
-        num: at most M.
-
-    Returns:
-        (B, N, num) int64.
-    """
-    if torch.onnx.is_in_onnx_export():  # ONNX defines its TopK so: of equals, the lower index first
-        return nearness.topk(num, dim=-1).indices
-    if nearness.device.type == "cpu" and not torch.compiler.is_compiling():
-        num_candidates = nearness.shape[-1]
-        values, indices = nearness.topk(min(num + 1, num_candidates), dim=-1)
-        has_tie = (values[..., 1:] == values[..., :-1]).any(-1)  # (B, N)
-        indices = indices[..., :num]
-        if has_tie.any():
-            rows = nearness[has_tie].sort(dim=-1, descending=True, stable=True).indices
-            indices[has_tie] = rows[..., :num]
-        return indices
-    if nearness.dtype != torch.float32:
-        return nearness.sort(dim=-1, descending=True, stable=True).indices[..., :num]
-    bits = (nearness + 0.0).view(torch.int32)  # + 0.0 makes one of the two zeros
-    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
-    last = nearness.shape[-1] - 1
-    key = order | torch.arange(last, -1, -1, device=nearness.device)
-    return last - (key.topk(num, dim=-1).values & 0xFFFFFFFF)

@@ -11,10 +11,9 @@ from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.entries import GraphRule
 from vigpipe.model.graph import check_finite, fitting, knn_graph
+from vigpipe.model.layer import Layer
 from vigpipe.model.noise import KeyedDropout, uniform
-from vigpipe.model.norm import make_norm
 from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
-from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.position import Grid
 from vigpipe.model.recompute import remembered
 from vigpipe.model.regions import region
@@ -38,6 +37,8 @@ class BlockGraph(NamedTuple):
 class DynamicGraphConv(nn.Module):
     """A graph, by its rule, and the convolution over it; `gconv` is the published name."""
 
+    fused = True
+
     def __init__(self, channels: int, rule: GraphRule, aggregator: str, norm: Norm) -> None:
         super().__init__()
         self.rule = rule
@@ -59,7 +60,7 @@ class DynamicGraphConv(nn.Module):
         """
         grid = (x.shape[1], x.shape[2])
         nodes = x.flatten(1, 2)
-        others = nodes
+        others = None  # the nodes themselves
         if self.rule.reduction > 1:
             pooled = F.avg_pool2d(
                 x.movedim(-1, 1), self.rule.reduction, self.rule.reduction, ceil_mode=True
@@ -76,22 +77,26 @@ class DynamicGraphConv(nn.Module):
         return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
 
     def build(
-        self, nodes: Tensor, others: Tensor, grid: Grid, keys: Tensor | None, bias: Tensor | None
+        self,
+        nodes: Tensor,
+        others: Tensor | None,
+        grid: Grid,
+        keys: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         """Make the graph: (B, N, K)."""
         rule = self.rule
         if rule.policy in ("grid", "pattern"):
             make = grid_graph if rule.policy == "grid" else pattern_graph
             return make(*grid, nodes.device).expand(nodes.shape[0], -1, -1)
-        nodes, others = nodes.detach(), others.detach()
+        nodes, others = nodes.detach(), None if others is None else others.detach()
         if rule.policy == "window":
             size = min(WINDOW, grid[0]) * min(WINDOW, grid[1])
             k, dilation = fitting(rule.k, rule.dilation, size)
-            return region("knn", window_graph, nodes, grid, k, dilation, rule.shift)
-        k, dilation = fitting(rule.k, rule.dilation, others.shape[1])
-        candidates = None if rule.reduction == 1 else others
+            return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
+        k, dilation = fitting(rule.k, rule.dilation, (nodes if others is None else others).shape[1])
         ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
-        return region("knn", knn_graph, nodes, k, dilation, True, candidates, bias, ranks)
+        return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
     def _ranks(self, k: int, dilation: int, keys: Tensor | None) -> Tensor | None:
         if not self.training or self.rule.stochastic == 0.0 or dilation == 1:
@@ -138,9 +143,9 @@ class Grapher(nn.Module):
         by_raster: bool = False,
     ) -> None:
         super().__init__()
-        self.fc1 = nn.Sequential(Pointwise(channels, channels), make_norm(norm, channels))
+        self.fc1 = Layer(channels, channels, norm)
         self.graph_conv = DynamicGraphConv(channels, rule, aggregator, norm)
-        self.fc2 = nn.Sequential(Pointwise(2 * channels, channels), make_norm(norm, channels))
+        self.fc2 = Layer(2 * channels, channels, norm)
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
         self.channels, self.grid, self.by_raster = channels, grid, by_raster
         self.detect_anomaly = ""  # name of the block in the error, if NaN and Inf are looked for
@@ -161,7 +166,7 @@ class Grapher(nn.Module):
         if self.detect_anomaly:
             check_finite(y.flatten(1, 2), self.detect_anomaly)
         y, graph, following = self.graph_conv(y, keys, given, self._bias(grid))
-        x = x + self.drop_path(self.fc2(y), keys)
+        x = self.fc2(y, x, self.drop_path.strength(x, keys))
         candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
         return x, BlockGraph(graph, grid, candidates), following
 

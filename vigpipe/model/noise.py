@@ -82,14 +82,24 @@ class KeyedDropout(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, ...) -> (B, ...); the kept numbers are divided by 1 - rate."""
-        if not self.training or self.rate == 0.0:
+        strength = self.strength(x, keys)
+        if strength is None:
             return x
+        return x * strength.view((len(x), *[1] * (x.dim() - 1)) if self.whole_sample else x.shape)
+
+    def strength(self, x: Tensor, keys: Tensor | None) -> Tensor | None:
+        """What `forward` multiplies by: (B, numbers of a sample), or (B,) with `whole_sample`.
+
+        None for 1: in evaluation mode, or at rate 0.
+        """
+        if not self.training or self.rate == 0.0:
+            return None
         if keys is None:
             raise ValueError("dropout in training mode needs the samples' keys: model(x, keys)")
         num = 1 if self.whole_sample else x[0].numel()
         kept = uniform(keys.to(x.device), self.stream, num) >= self.rate
-        shape = (len(x), *[1] * (x.dim() - 1)) if self.whole_sample else x.shape
-        return x * (kept.to(x.dtype) / (1.0 - self.rate)).view(shape)
+        kept = kept.squeeze(1) if self.whole_sample else kept
+        return kept.to(x.dtype) / (1.0 - self.rate)
 
     def extra_repr(self) -> str:
         """Rate and stream."""

@@ -6,10 +6,13 @@ Every layer takes (B, ..., C) and keeps the parameter names of its torch.nn name
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vigpipe import ops
 from vigpipe.choices import NORMS, Norm
 from vigpipe.model.recompute import recomputing
+from vigpipe.ops.plain import finished
 
 
 class BatchNorm(nn.Module):
@@ -25,6 +28,7 @@ class BatchNorm(nn.Module):
     its bias.
     """
 
+    fused = True
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -39,34 +43,42 @@ class BatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
         self.pending: list[Tensor] | None = None  # (3, C) of each micro-batch
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ..., C) -> (B, ..., C)."""
-        rows = x.reshape(-1, x.shape[-1])
-        if self.training:
-            # Momentum 1 turns "running" statistics into this micro-batch's own mean and unbiased
-            # variance.
-            mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-            momentum = 1.0
-        else:
-            mean, variance, momentum = self.running_mean, self.running_var, 0.0
-        y = torch.batch_norm(
-            rows,
-            self.weight,
-            self.bias,
-            mean,
-            variance,
-            self.training,
-            momentum,
-            self.eps,
-            torch.backends.cudnn.enabled,
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        strength: Tensor | None = None,
+        gelu: bool = False,
+    ) -> Tensor:
+        """(B, ..., C) -> (B, ..., C); GELU and residual: see `vigpipe.ops.norm`."""
+        if not self.training:
+            rows = x.reshape(-1, x.shape[-1])
+            kept = self.running_mean, self.running_var
+            y = F.batch_norm(rows, *kept, self.weight, self.bias, eps=self.eps)
+            return finished(y.view(x.shape), residual, strength, gelu)
+        y, mean, variance = ops.norm(
+            x, self.weight, self.bias, residual, strength, self.eps, gelu, fused=self.fused
         )
-        if self.training and not recomputing():
-            moments = _moments(len(rows), mean, variance)
-            if self.pending is None:
-                self.update(*moments)
-            else:
-                self.pending.append(moments)
-        return y.view(x.shape)
+        self.count(x.numel() // x.shape[-1], mean, variance)
+        return y
+
+    @torch.no_grad()
+    def count(self, num_rows: int, mean: Tensor, variance: Tensor) -> None:
+        """Let a micro-batch move the running statistics, now or at the end of the step.
+
+        Args:
+            num_rows: samples times nodes.
+            mean: (C,).
+            variance: (C,), the mean squared deviation.
+        """
+        if recomputing():
+            return
+        mean, variance = mean.double(), variance.double()
+        moments = torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows))
+        if self.pending is None:
+            self.update(*moments)
+        else:
+            self.pending.append(moments)
 
     @torch.no_grad()
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
@@ -85,14 +97,6 @@ class BatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Channels, eps and momentum."""
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
-
-
-def _moments(count: int, mean: Tensor, unbiased: Tensor) -> Tensor:
-    """Count, mean and sum of squared deviations per channel: (3, C) float64."""
-    if count == 1:  # the unbiased variance of one row is 0/0
-        unbiased = torch.zeros_like(unbiased)
-    mean, unbiased = mean.double(), unbiased.double()
-    return torch.stack((torch.full_like(mean, count), mean, unbiased * (count - 1)))
 
 
 class GroupNorm(nn.GroupNorm):

@@ -99,7 +99,9 @@ def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return starts, torch.arange(length, device=device) // size
 
 
-def window_graph(x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift: bool) -> Tensor:
+def window_graph(
+    x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift: bool, fused: bool = True
+) -> Tensor:
     """The kNN graph of every window by itself: (B, N, C) -> (B, N, K), indices of the whole image.
 
     Args:
@@ -108,11 +110,12 @@ def window_graph(x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift:
         k: neighbours per node.
         dilation: as in knn_graph.
         shift: move the windows by half of one.
+        fused: take the fused operator where there is one.
     """
     members, places = windows(*grid, shift, x.device)
     num_windows, size = members.shape
     inside = x[:, members].flatten(0, 1)  # (B * T, S, C)
-    local = knn_graph(inside, k, dilation).unflatten(0, (-1, num_windows))
+    local = knn_graph(inside, k, dilation, fused=fused).unflatten(0, (-1, num_windows))
     chosen = members.expand(x.shape[0], -1, -1).gather(2, local.flatten(2)).unflatten(2, (size, -1))
     return chosen.flatten(1, 2)[:, places]
 

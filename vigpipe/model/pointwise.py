@@ -25,13 +25,16 @@ class Pointwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ..., C_in) -> (B, ..., C_out)."""
-        weight = self.weight.flatten(1)
+        return self.apply_weight(x, self.weight.flatten(1), self.bias)
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The same with (C_out, C_in / groups) and (C_out,) in the place of its own parameters."""
         if self.groups == 1:
-            return F.linear(x, weight, self.bias)
+            return F.linear(x, weight, bias)
         rows = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (G, rows, C_in / G)
         weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
         y = torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
-        return y + self.bias
+        return y + bias
 
     def extra_repr(self) -> str:
         """Channels and groups."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from vigpipe.choices import Impl
 from vigpipe.model.noise import fresh_keys
 from vigpipe.model.recompute import run_and_forget
 from vigpipe.model.regions import region
@@ -56,6 +57,12 @@ class StagedModel(nn.Module):
     def set_detect_anomaly(self, enable: bool) -> None:
         """Raise FloatingPointError where a kNN graph would be made of NaN or infinite features."""
         raise NotImplementedError
+
+    def set_impl(self, impl: Impl) -> None:
+        """Take the fused operators where there are any, or the plain ones everywhere."""
+        for module in self.modules():
+            if hasattr(type(module), "fused"):
+                module.fused = impl == "fused"  # pyright: ignore[reportArgumentType]
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that are not decayed, beside biases and norms."""

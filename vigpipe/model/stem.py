@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.norm import make_norm
+from vigpipe.model.norm import BatchNorm, make_norm
+from vigpipe.ops.plain import finished
 
 
 class ConvStem(nn.Module):
@@ -29,15 +30,22 @@ class ConvStem(nn.Module):
         layers: list[nn.Module] = []
         for (before, after), stride in zip(pairwise((in_channels, *widths)), strides, strict=True):
             layers += [conv3x3(before, after, stride), make_norm(norm, after), nn.GELU()]
-        self.convs = nn.Sequential(*layers[:-1])  # no GELU after the last
+        self.convs = nn.Sequential(*layers[:-1])  # their names are published: GELUs count
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C_in, H, W) -> (B, H', W', C), one node a pixel of the last map."""
         x = images.contiguous(memory_format=torch.channels_last)
-        for layer in self.convs:
+        for i in range(0, len(self.convs), 3):
+            conv, norm = self.convs[i : i + 2]
+            has_gelu = i + 2 < len(self.convs)  # not after the last
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
-            x = layer(x) if isinstance(layer, nn.Conv2d) else layer(x.movedim(1, -1)).movedim(-1, 1)
-        return x.movedim(1, -1).contiguous()  # free under channels-last strides
+            y = conv(x).movedim(1, -1).contiguous()
+            if isinstance(norm, BatchNorm):
+                y = norm(y, gelu=has_gelu)
+            else:
+                y = finished(norm(y), None, None, has_gelu)
+            x = y.movedim(-1, 1)
+        return x.movedim(1, -1).contiguous()  # free too
 
 
 class Downsample(nn.Module):

@@ -5,18 +5,22 @@ grid. Widths, order of layers, parameter names and the absence of a non-linearit
 convolution are the study's.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vigpipe import ops
 from vigpipe.choices import Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
+from vigpipe.model.folded import folded
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.noise import KeyedDropout
-from vigpipe.model.norm import make_norm
+from vigpipe.model.norm import BatchNorm, make_norm
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import remembered
 from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
+from vigpipe.ops.plain import finished
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
@@ -54,7 +58,17 @@ class GraphConv(nn.Module):
 
 
 class StudyGrapher(nn.Module):
-    """Widen, convolve over the graph, GELU, narrow, residual."""
+    """Widen, convolve over the graph, GELU, narrow, residual.
+
+    Linear, BatchNorm and GraphConv stand in a row without a non-linearity, so they are one map of 7
+    features of a node: sum of its neighbours, itself, and how many neighbours it has,
+
+        GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
+
+    Fused, the hidden layer exists only in pieces, and neighbours are summed before it.
+    """
+
+    fused = True
 
     def __init__(
         self,
@@ -74,11 +88,25 @@ class StudyGrapher(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return x + self.drop_path(self.fc2(F.gelu(self.graph_conv(self.fc1(x)))), keys)
+        strength = self.drop_path.strength(x, keys)
+        linear, norm = self.fc1
+        if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
+            return _narrowed(F.gelu(self.graph_conv(self.fc1(x))), x, strength, self.fc2)
+        assert isinstance(linear, nn.Linear)
+        conv = self.graph_conv
+        total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
+        degree = grid_neighbour_sum(x.new_ones(1, x.shape[1], 1), *conv.grid)
+        features = torch.cat((total, x, degree.expand(len(x), -1, -1)), dim=-1)
+        into, offset = folded(x, linear, norm)  # x into + offset, of which GraphConv takes sums
+        rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
+        first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
+        return _through(features, first, root @ offset + conv.lin_rel.bias, x, strength, self.fc2)
 
 
 class StudyFFN(nn.Module):
-    """Widen, GELU, narrow, residual: on every node by itself."""
+    """Widen, GELU, narrow, residual: on every node by itself; fused as in StudyGrapher."""
+
+    fused = True
 
     def __init__(
         self, channels: int, hidden: int, norm: Norm, drop_path: float, stream: int
@@ -90,7 +118,44 @@ class StudyFFN(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return x + self.drop_path(self.fc2(F.gelu(self.fc1(x))), keys)
+        strength = self.drop_path.strength(x, keys)
+        linear, norm = self.fc1
+        if not (self.fused and isinstance(norm, BatchNorm)):
+            return _narrowed(F.gelu(self.fc1(x)), x, strength, self.fc2)
+        assert isinstance(linear, nn.Linear)
+        return _through(x, *folded(x, linear, norm), x, strength, self.fc2)
+
+
+def _through(
+    features: Tensor,
+    first: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    strength: Tensor | None,
+    narrow: nn.Sequential,
+) -> Tensor:
+    """X + narrow(gelu(features first + bias)), the hidden layer in pieces that stay in the cache.
+
+    Args:
+        features: (B, N, F).
+        first: (F, H) float64.
+        bias: (H,) float64.
+        x: (B, N, C), what the result is added to.
+        strength: (B,), by which a sample's result is multiplied; None for 1.
+        narrow: Linear H to C, and a norm.
+    """
+    linear, norm = narrow
+    assert isinstance(linear, nn.Linear)
+    rows = features.flatten(0, 1)
+    y = ops.hidden(rows, first.to(rows), bias.to(rows), linear.weight.to(rows)) + linear.bias
+    return norm(y.view_as(x), x, strength)
+
+
+def _narrowed(y: Tensor, x: Tensor, strength: Tensor | None, narrow: nn.Sequential) -> Tensor:
+    linear, norm = narrow
+    if isinstance(norm, BatchNorm):
+        return norm(linear(y), x, strength)
+    return finished(norm(linear(y)), x, strength, gelu=False)
 
 
 class StudyBlock(nn.Module):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from vigpipe.choices import MODELS, Norm
+from vigpipe.choices import MODELS, Impl, Norm
 from vigpipe.errors import InputError
 from vigpipe.model.entries import VigShape, reduced, stem_strides
 from vigpipe.model.staged import StagedModel
@@ -72,6 +72,7 @@ def create_model(
     stochastic_dilation: float = 0.0,
     stem_stride: int | None = None,
     compat: Literal["reference"] | None = None,
+    impl: Impl = "fused",
     checkpoint_path: Path | str | None = None,
 ) -> StagedModel:
     """Build a model, with weights drawn from torch's global generator or read from a file.
@@ -89,6 +90,7 @@ def create_model(
         stochastic_dilation: see VisionGnn.
         stem_stride: see VisionGnn.
         compat: see VisionGnn.
+        impl: fused operators where there are any, or plain ones.
         checkpoint_path: file of weights (`vigpipe.model.weights`).
 
     Raises:
@@ -130,6 +132,7 @@ def create_model(
         model.pretrained_cfg = pretrained_cfg(name)
     else:
         raise InputError(f"--model {name}: no such model; choose one of {', '.join(MODELS)}")
+    model.set_impl(impl)
     if checkpoint_path is not None:
         load_weights(model, Path(checkpoint_path))
     return model

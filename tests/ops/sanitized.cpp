@@ -1,0 +1,120 @@
+// Calls every operator over odd sizes, in buffers that end where their tensors end; run under
+// AddressSanitizer and UndefinedBehaviorSanitizer by test_compiler.py.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+extern "C" {
+void vigpipe_knn_float32(const float* x, const float* y, const float* bias, int64_t* graph,
+                         int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
+                         int64_t dilation, int loop, int threads);
+void vigpipe_aggregate_float32_uint8(const float* x, const float* y, const int64_t* graph,
+                                     const float* weights, float* out, uint8_t* winners, int64_t B,
+                                     int64_t N, int64_t M, int64_t C, int64_t K, int pieces,
+                                     int relative, int threads);
+void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
+                                              const int64_t* graph, const uint8_t* winners,
+                                              const float* weights, float* dx, float* dy,
+                                              float* d_weights, int64_t B, int64_t N, int64_t M,
+                                              int64_t C, int64_t K, int pieces, int relative,
+                                              int threads);
+void vigpipe_norm_float32(const float* x, const float* weight, const float* bias, double eps,
+                          const float* residual, const float* strength, float* y, double* mean,
+                          double* variance, int64_t R, int64_t C, int64_t images, int gelu,
+                          int threads);
+void vigpipe_norm_backward_float32(const float* grad, const float* x, const double* mean,
+                                   const double* variance, const float* weight, const float* bias,
+                                   double eps, const float* strength, float* dx, float* d_weight,
+                                   float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
+                                   int threads);
+void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, const float* B,
+                              float* y, int64_t R, int64_t H, int threads);
+void vigpipe_hidden_backward_7_float32(const float* grad, const float* x, const float* A,
+                                       const float* a, const float* B, float* dx, float* dA,
+                                       float* da, float* dB, int64_t R, int64_t H, int threads);
+}
+
+namespace {
+
+std::mt19937 generator(0);
+
+template <typename T>
+std::vector<T> numbers(int64_t num) {
+    std::normal_distribution<double> normal;
+    std::vector<T> values(num);
+    for (T& value : values) value = static_cast<T>(normal(generator));
+    values.shrink_to_fit();
+    return values;
+}
+
+int64_t between(int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(generator);
+}
+
+void call_neighbours(int threads) {
+    const int64_t B = between(1, 3), N = between(1, 70), C = between(1, 70), k_most = 40;
+    const bool own = between(0, 1), loop = between(0, 1) || N == 1;
+    const int64_t M = own ? N : between(2, 70), k = between(1, std::min(k_most, M - !loop));
+    const int64_t dilation = between(1, (M - !loop) / k);
+    const auto x = numbers<float>(B * N * C), y = numbers<float>(B * M * C);
+    const auto bias = numbers<float>(N * M);
+    std::vector<int64_t> graph(B * N * k);
+    vigpipe_knn_float32(x.data(), own ? nullptr : y.data(), bias.data(), graph.data(), B, N, M, C,
+                        0, k, dilation, loop, threads);
+    const int modes[] = {1, 2, 3, 4};
+    const int mode = modes[between(0, 3)], with_self = between(0, 1) ? 8 : 0;
+    const int count = (mode == 3 ? 2 : 1) + (with_self ? 1 : 0);
+    const auto weights = numbers<float>(B * N * k);
+    const float* used = mode == 4 ? weights.data() : nullptr;
+    const float* from = own ? x.data() : y.data();
+    std::vector<float> out(B * N * C * count), dx(B * N * C), dy(B * M * C), dw(B * N * k);
+    std::vector<uint8_t> winners(B * N * C);
+    const bool relative = mode != 4;
+    vigpipe_aggregate_float32_uint8(x.data(), from, graph.data(), used, out.data(), winners.data(),
+                                    B, N, M, C, k, mode + with_self, relative, threads);
+    vigpipe_aggregate_backward_float32_uint8(
+        out.data(), from, graph.data(), winners.data(), used, own ? nullptr : dx.data(), dy.data(),
+        used ? dw.data() : nullptr, B, N, M, C, k, mode + with_self, relative, threads);
+}
+
+void call_norm(int threads) {
+    const int64_t images = between(1, 3), R = images * between(1, 300), C = between(1, 70);
+    const auto x = numbers<float>(R * C), residual = numbers<float>(R * C);
+    const auto weight = numbers<float>(C), bias = numbers<float>(C);
+    const auto strength = numbers<float>(images);
+    std::vector<float> y(R * C), dx(R * C), dw(C), db(C);
+    std::vector<double> mean(C), variance(C);
+    const int gelu = static_cast<int>(between(0, 1));
+    vigpipe_norm_float32(x.data(), weight.data(), bias.data(), 1e-5, residual.data(),
+                                strength.data(), y.data(), mean.data(), variance.data(), R, C,
+                                images, gelu, threads);
+    vigpipe_norm_backward_float32(y.data(), x.data(), mean.data(), variance.data(),
+                                         weight.data(), bias.data(), 1e-5, strength.data(),
+                                         dx.data(), dw.data(), db.data(), R, C, images, gelu,
+                                         threads);
+}
+
+void call_hidden(int threads) {
+    const int64_t R = between(1, 5000), H = 16 * between(1, 4);
+    const auto x = numbers<float>(R * 7), A = numbers<float>(7 * H), a = numbers<float>(H);
+    const auto B = numbers<float>(3 * H), grad = numbers<float>(R * 3);
+    std::vector<float> y(R * 3), dx(R * 7), dA(7 * H), da(H), dB(3 * H);
+    vigpipe_hidden_7_float32(x.data(), A.data(), a.data(), B.data(), y.data(), R, H, threads);
+    vigpipe_hidden_backward_7_float32(grad.data(), x.data(), A.data(), a.data(), B.data(),
+                                      dx.data(), dA.data(), da.data(), dB.data(), R, H, threads);
+}
+
+}  // namespace
+
+int main() {
+    int calls = 0;
+    for (int i = 0; i < 150; ++i, calls += 3) {
+        const int threads = 1 + i % 3;
+        call_neighbours(threads);
+        call_norm(threads);
+        call_hidden(threads);
+    }
+    std::printf("calls: %d\n", calls);
+}

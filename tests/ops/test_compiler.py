@@ -1,0 +1,111 @@
+"""Compiling at first use: once, by one process, and without a compiler not at all."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vigpipe.ops import compiler
+
+REPORT = "from vigpipe import ops; print(ops.versions('cpu')['knn'])"
+USE = """
+import torch
+from vigpipe import ops
+print(ops.knn(torch.eye(3).unsqueeze(0), None, None, 1).flatten().tolist())
+"""
+
+
+def start(code, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code, **environment):
+    process = start(code, **environment)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output.strip(), errors.strip()
+
+
+def test_two_processes_compile_once_and_both_use_it(tmp_path):
+    processes = [start(REPORT, VIGPIPE_CACHE=str(tmp_path)) for _ in range(2)]
+    outputs = [process.communicate(timeout=180) for process in processes]
+    assert all(output.startswith("C++ (compiled by ") for output, _ in outputs)
+    told = "".join(errors for _, errors in outputs)
+    assert told.count("compiling the C++ operators") == 1
+    assert len(list(tmp_path.glob("*.so"))) == 1
+    assert run(USE, VIGPIPE_CACHE=str(tmp_path)) == ("[0, 1, 2]", "")  # silent from then on
+
+
+def test_without_a_compiler_the_plain_version_serves_and_says_so_once(tmp_path):
+    output, errors = run(USE, CXX="no-such-compiler", VIGPIPE_CACHE=str(tmp_path))
+    assert output == "[0, 1, 2]"
+    assert errors == (
+        "vigpipe: no C++ compiler among no-such-compiler; install g++, or name one in CXX; the "
+        "plain operators serve, which are slower"
+    )
+
+
+def test_a_compiler_that_fails_is_told_with_its_first_error(tmp_path):
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'x: error: no' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    output, errors = run(USE, CXX=str(broken), VIGPIPE_CACHE=str(tmp_path / "cache"))
+    assert output == "[0, 1, 2]"
+    assert f"could not be made: {broken} ended with code 1: x: error: no;" in errors
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_a_cache_that_others_may_write_to_is_not_trusted(tmp_path):
+    tmp_path.chmod(0o777)
+    output, errors = run(USE, VIGPIPE_CACHE=str(tmp_path))
+    assert output == "[0, 1, 2]"
+    assert "others may write there, so nothing is loaded from it" in errors
+
+
+def test_the_cache_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("VIGPIPE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = compiler._cache_folder()
+    assert folder == tmp_path / "cache" / "vigpipe"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_other_sources_flags_or_processors_have_another_name(monkeypatch):
+    path = shutil.which("g++")
+    assert path is not None
+    names = {compiler._key(path)}
+    monkeypatch.setattr(compiler, "_processor", lambda: b"another")
+    names.add(compiler._key(path))
+    monkeypatch.setattr(compiler, "_FLAGS", ("-O0",))
+    names.add(compiler._key(path))
+    assert len(names) == 3
+
+
+def test_sanitizers_find_nothing(tmp_path):
+    """Every operator over odd sizes, in buffers that end where the tensors do."""
+    program = tmp_path / "sanitized"
+    source = Path(__file__).parent / "sanitized.cpp"
+    flags = ["-std=c++17", "-O1", "-g", "-march=native", "-fopenmp"]
+    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sources = map(str, (source, *compiler.SOURCES.glob("*.cpp")))
+    command = ["g++", *flags, *sources, "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.startswith("calls: ")
+
+
+@pytest.mark.parametrize("name", ["CXX", "VIGPIPE_CACHE"])
+def test_the_readme_names_what_the_environment_decides(name):
+    readme = Path(__file__).parents[2] / "README.md"
+    assert name in readme.read_text(encoding="utf-8")

@@ -1,0 +1,133 @@
+"""BatchNorm, GELU and residual in one against torch's layers, one after the other."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vigpipe import ops
+
+MODES = st.tuples(st.booleans(), st.sampled_from(["alone", "residual", "strength"]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    assert ops.versions("cpu")["norm"].startswith("C++")
+
+
+def one_after_the_other(x, weight, bias, residual, strength, gelu):
+    rows = x.flatten(0, -2)
+    y = F.batch_norm(rows, None, None, weight, bias, training=True).view(x.shape)
+    y = F.gelu(y) if gelu else y
+    y = y if strength is None else y * strength.view(-1, *[1] * (x.dim() - 1))
+    y = y if residual is None else residual + y
+    return y, rows.mean(0), rows.var(0, correction=0)
+
+
+def case(seed, shape, dtype, what):
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    x = (3 * numbers(*shape) + 5 * numbers(shape[-1])).to(dtype).requires_grad_()
+    weight, bias = (numbers(shape[-1]).to(dtype).requires_grad_() for _ in range(2))
+    residual: Any = None if what == "alone" else numbers(*shape).to(dtype).requires_grad_()
+    strength = numbers(shape[0]).to(dtype) if what == "strength" else None
+    return (x, weight, bias, residual, strength), numbers(*shape).to(dtype)
+
+
+SHAPES = [(1, 2, 1), (2, 7, 5), (3, 16, 3), (2, 300, 24), (2, 5, 5, 64), (4, 33, 130), (7, 48)]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(0, 2**32), st.sampled_from(SHAPES), MODES)
+def test_results_statistics_and_gradients(seed, shape, mode):
+    gelu, what = mode
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-4)):
+        (x, weight, bias, residual, strength), grad = case(seed, shape, dtype, what)
+        found = ops.norm(x, weight, bias, residual, strength, gelu=gelu)
+        expected = one_after_the_other(x, weight, bias, residual, strength, gelu)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(
+                ours, theirs, rtol=tolerance, atol=tolerance, check_dtype=False
+            )
+        inputs = [t for t in (x, weight, bias, residual) if t is not None]
+        ours = torch.autograd.grad(found[0], inputs, grad)
+        theirs = torch.autograd.grad(expected[0], inputs, grad)
+        for a, b in zip(ours, theirs, strict=True):
+            scale = tolerance * max(1.0, float(b.detach().abs().max()))
+            torch.testing.assert_close(a, b, rtol=0, atol=scale)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gradcheck(gelu):
+    (x, weight, bias, residual, strength), _ = case(0, (3, 4, 5), torch.float64, "strength")
+    assert torch.autograd.gradcheck(
+        lambda *t: ops.norm(t[0], t[1], t[2], t[3], strength, gelu=gelu)[0],
+        [x, weight, bias, residual],
+    )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_single_row_gives_the_bias(fused):
+    x, weight, bias = torch.randn(1, 1, 6), torch.rand(6), torch.rand(6)
+    y, mean, variance = ops.norm(x, weight, bias, fused=fused)
+    # A variance of 0 makes a scale of 316, which rounding is multiplied by.
+    torch.testing.assert_close(y.flatten(), bias, rtol=0, atol=3e-4)
+    assert torch.equal(mean, x.flatten().double())
+    assert torch.equal(variance, torch.zeros(6, dtype=torch.float64))
+
+
+def test_statistics_survive_a_large_mean():
+    x = torch.randn(1, 5000, 20, generator=torch.Generator().manual_seed(0)) + 1000
+    _, mean, variance = ops.norm(x, torch.ones(20), torch.zeros(20))
+    exact = x.double().flatten(0, 1)
+    torch.testing.assert_close(mean, exact.mean(0), rtol=1e-9, atol=0)
+    torch.testing.assert_close(variance, exact.var(0, correction=0), rtol=1e-5, atol=0)
+
+
+def test_gelu_over_its_whole_range():
+    z = torch.cat((torch.linspace(-20, 20, 40001), torch.tensor([-3e38, 3e38, -0.0])))
+    # Weight and bias that undo the norm: its statistics are those of z.
+    mean, deviation = z[:40001].mean(), z[:40001].std(correction=0)
+    y, _, variance = ops.norm(
+        z[:40001].view(1, -1, 1), deviation.view(1), mean.view(1), eps=0.0, gelu=True
+    )
+    expected = F.gelu(z[:40001].double())
+    assert float(variance) > 100
+    torch.testing.assert_close(y.flatten().double(), expected, rtol=2e-5, atol=4e-6)
+
+
+def test_half_precision_keeps_a_wide_residual():
+    x, weight, bias = torch.randn(2, 8, 16).bfloat16(), torch.rand(16), torch.rand(16)
+    residual = torch.randn(2, 8, 16)
+    y = ops.norm(x, weight, bias, residual)[0]
+    expected = ops.norm(x.float(), weight, bias, residual)[0]
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=0, atol=2e-2)
+    assert ops.norm(x, weight, bias)[0].dtype == torch.bfloat16
+
+
+def test_nan_is_not_hidden():
+    x = torch.randn(1, 50, 4)
+    x[0, 30, 2] = torch.nan
+    y, mean, _ = ops.norm(x, torch.ones(4), torch.zeros(4), gelu=True)
+    assert y[..., 2].isnan().all()
+    assert mean[2].isnan()
+    assert y[..., [0, 1, 3]].isfinite().all()
+
+
+def test_the_number_of_threads_changes_nothing():
+    (x, weight, bias, residual, _), grad = case(0, (2, 700, 40), torch.float32, "residual")
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        y = ops.norm(x, weight, bias, residual, gelu=True)
+        results.append([*y, *torch.autograd.grad(y[0], [x, weight, bias, residual], grad)])
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

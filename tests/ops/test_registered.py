@@ -1,0 +1,85 @@
+"""The fused operators as torch sees them: checks of torch's own, compilers, exporters, counters."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vigpipe import ops
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    assert all(version.startswith("C++") for version in ops.versions("cpu").values())
+
+
+def features(*shape):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).requires_grad_()
+
+
+# The check itself reads gradients of copies that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_torch_finds_nothing_wrong_with_them():
+    x, y = features(2, 10, 16), features(2, 6, 16)
+    graph = torch.randint(6, (2, 10, 4), generator=torch.Generator().manual_seed(1))
+    calls = {
+        "knn": [(x.detach(), y.detach(), None, 3, 2, True), (x.detach(), None, None, 3, 1, False)],
+        "aggregate": [
+            (x, y, graph, None, "max", True),
+            (x, None, graph, None, "max_mean", False),
+            (None, y, graph, torch.rand(2, 10, 4, requires_grad=True), "sum", False),
+        ],
+        "norm": [
+            (x, features(16), features(16), None, None, 1e-5, True),
+            (x, features(16), features(16), features(2, 10, 16), torch.rand(2), 1e-5, False),
+        ],
+        "hidden": [(features(40, 3), features(3, 32), features(32), features(3, 32))],
+    }
+    for name, arguments in calls.items():
+        for case in arguments:
+            torch.library.opcheck(getattr(torch.ops.vigpipe, name).default, case)
+
+
+def both(x):
+    graph, found = ops.neighbours(x, None, None, 4, 2)
+    return graph, found
+
+
+def test_compile_keeps_them_in_one_graph():
+    x = features(2, 12, 16)
+    graph, found = torch.compile(both, backend="eager", fullgraph=True)(x)
+    expected = both(x)
+    assert torch.equal(graph, expected[0])
+    assert torch.equal(found, expected[1])
+
+
+def test_an_exported_program_calls_them():
+    class Both(torch.nn.Module):
+        def forward(self, x):
+            return both(x)
+
+    program = torch.export.export(Both(), (features(2, 12, 16).detach(),))
+    called = {str(node.target) for node in program.graph.nodes}
+    assert {"vigpipe.knn.default", "vigpipe.aggregate.default"} <= called
+    x = torch.randn(2, 12, 16)
+    assert torch.equal(program.module()(x)[0], both(x)[0])
+
+
+def test_flops_are_those_of_the_matrix_products():
+    with FlopCounterMode(display=False) as counter:
+        ops.knn(torch.zeros(2, 12, 16), torch.zeros(2, 6, 16), None, 2)
+    assert counter.get_total_flops() == 2 * 2 * 12 * 6 * 16
+    inputs = features(40, 3), features(3, 32), features(32), features(3, 32)
+    with FlopCounterMode(display=False) as counter:
+        ops.hidden(*inputs).sum().backward()
+    forward, recomputed, d_x, d_first, d_out = 6, 3, 3, 3, 6
+    expected = forward + recomputed + d_x + d_first + d_out
+    assert counter.get_total_flops() == 2 * 40 * 32 * expected
+
+
+def test_on_the_meta_device_nothing_is_computed():
+    x = torch.zeros(2, 12, 16, device="meta")
+    graph, found = both(x)
+    assert graph.shape == (2, 12, 4)
+    assert found.shape == x.shape
+    assert found.is_meta

@@ -1,0 +1,60 @@
+"""Pointwise, norm, GELU or not, residual or not: what ViG is made of beside its graphs."""
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.choices import Norm
+from vigpipe.model.norm import BatchNorm, make_norm
+from vigpipe.model.pointwise import Pointwise
+from vigpipe.ops.plain import finished
+
+
+class Layer(nn.Sequential):
+    """A 1x1 convolution and a norm, with the names `0` and `1` as published.
+
+    What follows them is done in the same pass over memory where the norm is a BatchNorm; in
+    evaluation mode the norm itself is folded into the weights: BN(W x + b) = (s W) x + s (b - mean)
+    + bias, s = weight / sqrt(variance + eps).
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the result.
+        norm: batch, layer or group.
+        groups: of the convolution.
+        gelu: apply GELU after the norm.
+    """
+
+    fused = True
+
+    def __init__(
+        self, in_channels: int, out_channels: int, norm: Norm, groups: int = 1, gelu: bool = False
+    ) -> None:
+        super().__init__(
+            Pointwise(in_channels, out_channels, groups), make_norm(norm, out_channels)
+        )
+        self.gelu = gelu
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, residual: Tensor | None = None, strength: Tensor | None = None
+    ) -> Tensor:
+        """(B, ..., C_in) -> (B, ..., C_out).
+
+        Args:
+            x: features.
+            residual: is added last.
+            strength: (B,), what a sample is multiplied by before that; None for 1.
+        """
+        pointwise, norm = self
+        assert isinstance(pointwise, Pointwise)
+        if not isinstance(norm, BatchNorm):
+            return finished(norm(pointwise(x)), residual, strength, self.gelu)
+        if self.training or not self.fused:
+            return norm(pointwise(x), residual, strength, self.gelu)
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        weight = pointwise.weight.flatten(1) * scale.unsqueeze(1)
+        bias = (pointwise.bias - norm.running_mean) * scale + norm.bias
+        return finished(pointwise.apply_weight(x, weight, bias), residual, strength, self.gelu)
+
+    def extra_repr(self) -> str:
+        """What follows the norm."""
+        return "gelu" if self.gelu else ""

@@ -1,0 +1,153 @@
+"""Compile the C++ operators for this machine, once, and load them.
+
+The library has a plain C interface, so it needs no headers of torch or Python and serves every
+version of them; OpenMP is the runtime that torch has loaded, threads included. Its name in the
+cache is the hash of sources, flags, compiler and processor: a home directory that hosts of several
+kinds share holds one library for each.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cpu"
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+# The first set that the compiler knows: clang on macOS has no OpenMP, and GCC alone a say in how
+# wide vectors made from loops are.
+_MACHINE_FLAGS = (
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-march=native",),
+    (),
+)
+
+
+_is_silent = False
+
+
+@dataclass(frozen=True)
+class Library:
+    """The operators, or why there are none.
+
+    Attributes:
+        functions: what was loaded; None where the plain versions serve.
+        reason: one sentence.
+    """
+
+    functions: ctypes.CDLL | None
+    reason: str
+
+
+@cache
+def library() -> Library:
+    """Load the operators, compiling them first if nobody has."""
+    compiler = _compiler()
+    if compiler is None:
+        names = ", ".join(_names())
+        reason = f"no C++ compiler among {names}; install g++, or name one in CXX"
+        _tell(f"{reason}; the plain operators serve, which are slower")
+        return Library(None, reason)
+    try:
+        path = _cache_folder() / f"vigpipe-{_key(compiler)}.so"
+        if not path.exists():
+            _compile(compiler, path)
+        functions = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = f"the C++ operators could not be made: {_one_line(error)}"
+        _tell(f"{reason}; the plain operators serve, which are slower")
+        return Library(None, reason)
+    return Library(functions, f"compiled by {compiler}: {path}")
+
+
+def be_silent() -> None:
+    """Leave it to another rank to say what happens."""
+    global _is_silent
+    _is_silent = True
+
+
+def _tell(text: str) -> None:
+    if not _is_silent:
+        print(f"vigpipe: {text}", file=sys.stderr, flush=True)
+
+
+def _names() -> tuple[str, ...]:
+    return (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "c++", "clang++")
+
+
+def _compiler() -> str | None:
+    return next((path for path in map(shutil.which, _names()) if path), None)
+
+
+def _cache_folder() -> Path:
+    """The user's own: what is loaded from it is executed.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("VIGPIPE_CACHE") or Path(base) / "vigpipe")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise OSError(
+            f"{folder}: others may write there, so nothing is loaded from it; take the folder to "
+            "yourself (chown, chmod 700), or name another in VIGPIPE_CACHE"
+        )
+    return folder
+
+
+def _key(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    parts = [version, repr((_FLAGS, _MACHINE_FLAGS)).encode(), _processor()]
+    parts += [path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir())]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> bytes:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}".encode()
+    names = (b"model name", b"flags", b"Features", b"CPU part")
+    return b"".join(sorted({line for line in lines if line.startswith(names)}))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Make the library, in one process at a time; whoever waited finds it made.
+
+    Raises:
+        OSError, CalledProcessError: it cannot be written, or every set of flags fails.
+    """
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return
+        _tell(f"compiling the C++ operators with {compiler}, once for this kind of machine ...")
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
+            for i, flags in enumerate(_MACHINE_FLAGS):
+                is_last = i == len(_MACHINE_FLAGS) - 1
+                command = [compiler, *_FLAGS, *flags, *sources, "-o", str(made)]
+                done = subprocess.run(command, capture_output=True, text=True, check=is_last)
+                if done.returncode == 0:
+                    break
+            os.replace(made, path)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        output = error.stderr if isinstance(error.stderr, str) else ""
+        lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
+        return f"{error.cmd[0]} ended with code {error.returncode}: {(lines or ['no output'])[0]}"
+    return str(error)

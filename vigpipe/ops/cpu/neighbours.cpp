@@ -1,0 +1,386 @@
+// The kNN graph and the aggregation over it, without a (B, N, M) or (B, N, K, C) tensor.
+//
+//     x (B, N, C) nodes   y (B, M, C) candidates   bias (1 or B, N, M)   graph (B, N, K) int64
+//
+// kNN: ROWS nodes at a time, their similarities to all candidates, a matrix product whose result
+// stays in cache, then the best of every row. Equal similarities: the lower index first.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "vector.h"
+
+namespace {
+
+// A tile of the matrix product: ROWS x COLUMNS vectors of sums fill the registers.
+#if defined(__AVX512F__)
+constexpr int ROWS = 8, COLUMNS = 3;
+#else
+constexpr int ROWS = 4, COLUMNS = 2;
+#endif
+
+// What a row is multiplied by to have unit length; 0 if it has no finite length.
+template <typename T>
+T unit_scale(const T* row, int64_t C) {
+    Vector<T> squares = {};
+    for (int64_t c = 0; c < C; c += WIDTH<T>) {
+        const Vector<T> v = load(row + c, C - c);
+        squares += v * v;
+    }
+    const T norm = std::sqrt(sum<T>(squares));
+    return std::isfinite(norm) ? 1 / std::max(norm, T(1e-12)) : T(0);
+}
+
+// Candidates at unit length, strip by strip of COLUMNS vectors, channel by channel in a strip.
+template <typename T>
+struct Candidates {
+    static constexpr int64_t STRIP = COLUMNS * WIDTH<T>;
+    int64_t M, C, num_strips;
+    std::vector<T> packed, squares;
+
+    Candidates(const T* y, int64_t M_, int64_t C_)
+        : M(M_), C(C_), num_strips((M_ + STRIP - 1) / STRIP), packed(num_strips * STRIP * C_, T(0)),
+          squares(num_strips * STRIP, std::numeric_limits<T>::infinity()) {
+        for (int64_t j = 0; j < M; ++j) {
+            const T* row = y + j * C;
+            const T scale = unit_scale(row, C);
+            if (scale == 0) continue;  // farther than all others
+            T* to = &packed[j / STRIP * STRIP * C + j % STRIP];
+            T square = 0;
+            for (int64_t c = 0; c < C; ++c) {
+                const T value = row[c] * scale;
+                to[c * STRIP] = value;
+                square += value * value;
+            }
+            squares[j] = square;
+        }
+    }
+
+    // 2 x y - |y|^2 of ROWS rows (ROWS, C) and all candidates: (ROWS, num_strips * STRIP).
+    void similarities(const T* rows, T* to) const {
+        using V = Vector<T>;
+        for (int64_t strip = 0; strip < num_strips; ++strip) {
+            const T* from = &packed[strip * STRIP * C];
+            V sums[ROWS][COLUMNS] = {};
+            for (int64_t c = 0; c < C; ++c) {
+                V columns[COLUMNS];
+                for (int v = 0; v < COLUMNS; ++v) columns[v] = load(from + c * STRIP + v * WIDTH<T>);
+                for (int r = 0; r < ROWS; ++r)
+                    for (int v = 0; v < COLUMNS; ++v) sums[r][v] += rows[r * C + c] * columns[v];
+            }
+            for (int r = 0; r < ROWS; ++r)
+                for (int v = 0; v < COLUMNS; ++v) {
+                    const int64_t at = strip * STRIP + v * WIDTH<T>;
+                    store<T>(to + r * num_strips * STRIP + at,
+                             T(2) * sums[r][v] - load(&squares[at]));
+                }
+        }
+    }
+};
+
+// Numbers as integers of the same order: -0 is 0.
+static inline int32_t ordered(float x) {
+    int32_t bits;
+    x += 0.0f;
+    std::memcpy(&bits, &x, sizeof x);
+    return bits ^ ((bits >> 31) & INT32_MAX);
+}
+static inline int64_t ordered(double x) {
+    int64_t bits;
+    x += 0.0;
+    std::memcpy(&bits, &x, sizeof x);
+    return bits ^ ((bits >> 63) & INT64_MAX);
+}
+
+// How many of `num` keys are at least, or greater than, a bound; no branches.
+template <typename Key>
+static inline Key count_from(const Key* keys, int64_t num, Key bound) {
+    Key total = 0;
+    for (int64_t j = 0; j < num; ++j) total += keys[j] >= bound;
+    return total;
+}
+
+// Finds the largest numbers of a row, largest first, of equals the lower index first.
+//
+// Bisection for a bound that hardly more than `num` numbers reach, each try a count; then the place
+// of each of those is the count of the greater ones, and of the equal ones before it.
+template <typename T>
+class Selection {
+    using Key = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    static constexpr int64_t FEW = 128;  // to be sorted by counting
+    static constexpr int64_t BLOCK = 16;
+    const int64_t M, num;
+    std::vector<Key> keys, found;
+    std::vector<int64_t> indices, taken;
+
+   public:
+    Selection(int64_t M_, int64_t num_)
+        : M(M_), num(num_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK), taken(FEW) {}
+
+    // graph: every dilation-th of the num.
+    void operator()(const T* values, int64_t dilation, int64_t* graph) {
+        const int64_t size = collect(values);
+        if (size > FEW) return sort(size, dilation, graph);
+        const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
+        for (int64_t i = size; i < padded; ++i) found[i] = std::numeric_limits<Key>::min();
+        std::fill(taken.begin(), taken.end(), 0);
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t greater = count_from(found.data(), padded, found[i] + 1);
+            const int64_t place = greater + taken[greater]++;
+            if (place < num && place % dilation == 0) graph[place / dilation] = indices[i];
+        }
+    }
+
+   private:
+    // Fills found and indices with the num largest and a few more.
+    int64_t collect(const T* values) {
+        Key* key = keys.data();
+        Key low = std::numeric_limits<Key>::max(), high = std::numeric_limits<Key>::min();
+        for (int64_t j = 0; j < M; ++j) {
+            key[j] = ordered(values[j]);
+            low = std::min(low, key[j]);
+            high = std::max(high, key[j]);
+        }
+        int64_t reached = M;  // by low, at least num; high + 1 is reached by fewer
+        const int64_t enough = num + num / 8 + 4;
+        while (reached > enough && low < high) {
+            const Key middle = (low >> 1) + (high >> 1) + ((low | high) & 1);  // above low
+            const int64_t reach = count_from(key, M, middle);
+            if (reach >= num) {
+                low = middle;
+                reached = reach;
+            } else {
+                high = middle - 1;
+            }
+        }
+        int64_t size = 0;
+        for (int64_t start = 0; start < M; start += BLOCK) {
+            const int64_t end = std::min(start + BLOCK, M);
+            if (count_from(key + start, end - start, low) == 0) continue;
+            for (int64_t j = start; j < end; ++j) {
+                found[size] = key[j];
+                indices[size] = j;
+                size += key[j] >= low;
+            }
+        }
+        return size;
+    }
+
+    void sort(int64_t size, int64_t dilation, int64_t* graph) {
+        std::vector<int64_t> order(size);
+        for (int64_t i = 0; i < size; ++i) order[i] = i;
+        std::partial_sort(order.begin(), order.begin() + num, order.end(),
+                          [this](int64_t i, int64_t j) {
+                              return found[i] > found[j] || (found[i] == found[j] && i < j);
+                          });
+        for (int64_t place = 0; place < num; place += dilation)
+            graph[place / dilation] = indices[order[place]];
+    }
+};
+
+template <typename T>
+void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64_t N, int64_t M,
+         int64_t C, int64_t bias_stride, int64_t k, int64_t dilation, int loop, int threads) {
+    const int64_t wanted = (k - 1) * dilation + 1, num_tiles = (N + ROWS - 1) / ROWS;
+    // Images are shared out; a lone one is cut between threads, each of which packs it.
+    const int64_t pieces = std::min<int64_t>((threads + B - 1) / B, num_tiles);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t job = 0; job < B * pieces; ++job) {
+        const int64_t b = job / pieces, piece = job % pieces;
+        const Candidates<T> candidates((y ? y : x) + b * M * C, M, C);
+        const int64_t width = candidates.num_strips * candidates.STRIP;
+        std::vector<T> rows(ROWS * C), tile(ROWS * width);
+        Selection<T> select(M, wanted);
+        for (int64_t t = num_tiles * piece / pieces; t < num_tiles * (piece + 1) / pieces; ++t) {
+            for (int r = 0; r < ROWS; ++r) {
+                const int64_t n = std::min<int64_t>(t * ROWS + r, N - 1);
+                const T* row = x + (b * N + n) * C;
+                const T scale = unit_scale(row, C);
+                for (int64_t c = 0; c < C; ++c) rows[r * C + c] = scale ? row[c] * scale : T(0);
+            }
+            candidates.similarities(rows.data(), tile.data());
+            for (int r = 0; r < ROWS && t * ROWS + r < N; ++r) {
+                const int64_t n = t * ROWS + r;
+                T* values = tile.data() + r * width;
+                if (bias)
+                    for (int64_t j = 0; j < M; ++j)
+                        values[j] -= bias[b * bias_stride + n * M + j];
+                if (!loop && n < M) values[n] = -std::numeric_limits<T>::infinity();
+                select(values, dilation, graph + (b * N + n) * k);
+            }
+        }
+    }
+}
+
+// What is made of the neighbours y_j of a node x_i. With `relative`, x_i is taken off maximum and
+// mean; `with_self` puts x_i first. Pieces of a channel stand beside each other.
+struct Pieces {
+    bool max, mean, total, with_self;
+    int count() const { return max + mean + total + with_self; }
+};
+
+constexpr int64_t BAND = 64;  // channels of a node that are reduced at once
+
+template <typename T, typename W>
+void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
+                    W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Pieces pieces,
+                    bool relative) {
+    using V = Vector<T>;
+    using I = Whole<T>;
+    using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    T values[4][BAND];
+    int piece = 0;
+    const int64_t width = WIDTH<T>;
+    if (pieces.with_self) {
+        for (int64_t c = 0; c < num; ++c) values[piece][c] = x[start + c];
+        ++piece;
+    }
+    T* largest = pieces.max ? values[piece++] : nullptr;
+    T* mean = pieces.mean ? values[piece++] : nullptr;
+    T* total = pieces.total ? values[piece++] : nullptr;
+    for (int64_t c = 0; c < num; c += width) {
+        const int64_t left = num - c;
+        V top = load(y + neighbours[0] * C + start + c, left), sums = {};
+        I winner = {};
+        for (int64_t k = 0; k < K; ++k) {
+            const V value = load(y + neighbours[k] * C + start + c, left);
+            const I better = (value > top) | ((value != value) & (top == top));
+            top = better ? value : top;
+            winner = better ? I{} + static_cast<Index>(k) : winner;
+            sums += weights ? weights[k] * value : value;
+        }
+        const V self = relative ? load(x + start + c, left) : V{};
+        if (largest) {
+            store<T>(largest + c, top - self, left);
+            for (int64_t i = 0; i < width && i < left; ++i) winners[start + c + i] = winner[i];
+        }
+        if (mean) store<T>(mean + c, sums / T(K) - self, left);
+        if (total) store<T>(total + c, sums, left);
+    }
+    const int count = pieces.count();
+    T* to = out + start * count;
+    for (int64_t c = 0; c < num; ++c)
+        for (int p = 0; p < count; ++p) to[c * count + p] = values[p][c];
+}
+
+template <typename T, typename W>
+void aggregate(const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,
+               int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Pieces pieces,
+               bool relative, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < B * N; ++i)
+        for (int64_t start = 0; start < C; start += BAND)
+            aggregate_node(x ? x + i * C : nullptr, y + i / N * M * C, graph + i * K,
+                           weights ? weights + i * K : nullptr, out + i * C * pieces.count(),
+                           winners ? winners + i * C : nullptr, K, C, start,
+                           std::min(BAND, C - start), pieces, relative);
+}
+
+// One image, channels start to start + num: gradients of x (nullptr: y is x) and y.
+template <typename T, typename W>
+void backward_band(const T* grad, const int64_t* graph, const W* winners, const T* weights, T* dx,
+                   T* dy, int64_t N, int64_t C, int64_t K, int64_t start, int64_t num,
+                   Pieces pieces, bool relative) {
+    const int count = pieces.count();
+    for (int64_t n = 0; n < N; ++n) {
+        const T* from = grad + (n * C + start) * count;
+        T self[BAND] = {};
+        int piece = 0;
+        if (pieces.with_self) {
+            for (int64_t c = 0; c < num; ++c) self[c] += from[c * count];
+            ++piece;
+        }
+        if (pieces.max) {
+            for (int64_t c = 0; c < num; ++c) {
+                const T g = from[c * count + piece];
+                if (relative) self[c] -= g;
+                dy[graph[n * K + winners[n * C + start + c]] * C + start + c] += g;
+            }
+            ++piece;
+        }
+        if (pieces.mean || pieces.total) {
+            T row[BAND];
+            for (int64_t c = 0; c < num; ++c) {
+                row[c] = from[c * count + piece];
+                if (pieces.mean) {
+                    if (relative) self[c] -= row[c];
+                    row[c] /= T(K);
+                }
+            }
+            for (int64_t k = 0; k < K; ++k) {
+                const T weight = weights ? weights[n * K + k] : T(1);
+                T* to = dy + graph[n * K + k] * C + start;
+                for (int64_t c = 0; c < num; ++c) to[c] += weight * row[c];
+            }
+        }
+        if (relative || pieces.with_self) {
+            T* to = (dx ? dx : dy) + n * C + start;
+            for (int64_t c = 0; c < num; ++c) to[c] += self[c];
+        }
+    }
+}
+
+// dx and dy come as zeros.
+template <typename T, typename W>
+void aggregate_backward(const T* grad, const T* y, const int64_t* graph, const W* winners,
+                        const T* weights, T* dx, T* dy, T* d_weights, int64_t B, int64_t N,
+                        int64_t M, int64_t C, int64_t K, Pieces pieces, bool relative,
+                        int threads) {
+    const int64_t num_bands = (C + BAND - 1) / BAND, width = C * pieces.count();
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t job = 0; job < B * num_bands; ++job) {
+        const int64_t b = job / num_bands, start = job % num_bands * BAND;
+        backward_band(grad + b * N * width, graph + b * N * K,
+                      winners ? winners + b * N * C : nullptr,
+                      weights ? weights + b * N * K : nullptr, dx ? dx + b * N * C : nullptr,
+                      dy + b * M * C, N, C, K, start, std::min(BAND, C - start), pieces, relative);
+    }
+    if (!d_weights) return;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < B * N; ++i)
+        for (int64_t k = 0; k < K; ++k) {
+            const T* row = y + (i / N * M + graph[i * K + k]) * C;
+            T total = 0;
+            for (int64_t c = 0; c < C; ++c)  // the sum is the last piece
+                total += grad[i * width + (c + 1) * pieces.count() - 1] * row[c];
+            d_weights[i * K + k] = total;
+        }
+}
+
+Pieces pieces_of(int mask) {
+    return {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0, (mask & 8) != 0};
+}
+
+}  // namespace
+
+#define NEIGHBOURS(T, NAME)                                                                        \
+    extern "C" void vigpipe_knn_##NAME(const T* x, const T* y, const T* bias, int64_t* graph,      \
+                                       int64_t B, int64_t N, int64_t M, int64_t C,                 \
+                                       int64_t bias_stride, int64_t k, int64_t dilation, int loop, \
+                                       int threads) {                                              \
+        knn(x, y, bias, graph, B, N, M, C, bias_stride, k, dilation, loop, threads);               \
+    }
+
+#define AGGREGATE(T, NAME, W, WINNERS)                                                             \
+    extern "C" void vigpipe_aggregate_##NAME##_##WINNERS(                                          \
+        const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,        \
+        int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int pieces, int relative,           \
+        int threads) {                                                                             \
+        aggregate(x, y, graph, weights, out, winners, B, N, M, C, K, pieces_of(pieces), relative,  \
+                  threads);                                                                        \
+    }                                                                                              \
+    extern "C" void vigpipe_aggregate_backward_##NAME##_##WINNERS(                                 \
+        const T* grad, const T* y, const int64_t* graph, const W* winners, const T* weights,       \
+        T* dx, T* dy, T* d_weights, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K,         \
+        int pieces, int relative, int threads) {                                                   \
+        aggregate_backward(grad, y, graph, winners, weights, dx, dy, d_weights, B, N, M, C, K,     \
+                           pieces_of(pieces), relative, threads);                                  \
+    }
+
+NEIGHBOURS(float, float32)
+NEIGHBOURS(double, float64)
+AGGREGATE(float, float32, uint8_t, uint8)
+AGGREGATE(float, float32, int32_t, int32)
+AGGREGATE(double, float64, uint8_t, uint8)
+AGGREGATE(double, float64, int32_t, int32)

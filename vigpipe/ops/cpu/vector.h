@@ -1,0 +1,148 @@
+// Vectors of numbers as wide as the machine has them, and the Gaussian on them.
+//
+// GCC's and clang's vector extensions: `a * b + c` on a Vector compiles to one instruction where
+// there is one, on every architecture.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+constexpr int VECTOR_BYTES = 64;
+#elif defined(__AVX__)
+constexpr int VECTOR_BYTES = 32;
+#else
+constexpr int VECTOR_BYTES = 16;
+#endif
+
+template <typename T>
+struct Lanes;
+template <>
+struct Lanes<float> {
+    typedef float Vector __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int32_t Whole __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <>
+struct Lanes<double> {
+    typedef double Vector __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int64_t Whole __attribute__((vector_size(VECTOR_BYTES)));
+};
+
+template <typename T>
+using Vector = typename Lanes<T>::Vector;
+template <typename T>
+using Whole = typename Lanes<T>::Whole;
+
+template <typename T>
+constexpr int WIDTH = VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+template <typename T>
+static inline Vector<T> load(const T* from) {
+    Vector<T> v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <typename T>
+static inline void store(T* to, Vector<T> v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+// The first `num` numbers, zeros behind them.
+template <typename T>
+static inline Vector<T> load(const T* from, int64_t num) {
+    if (num >= WIDTH<T>) return load(from);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return (Vector<T>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << num) - 1), from);
+#endif
+    Vector<T> v = {};
+    std::memcpy(&v, from, num * sizeof(T));
+    return v;
+}
+
+template <typename T>
+static inline void store(T* to, Vector<T> v, int64_t num) {
+    if (num >= WIDTH<T>) return store<T>(to, v);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << num) - 1), (__m512)v);
+#endif
+    std::memcpy(to, &v, num * sizeof(T));
+}
+
+template <typename T>
+static inline Vector<T> all(T x) {
+    return x - Vector<T>{};
+}
+
+template <typename T>
+static inline T sum(Vector<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps((__m512)v);
+#endif
+    T total = 0;
+    for (int i = 0; i < WIDTH<T>; ++i) total += v[i];
+    return total;
+}
+
+// The normal distribution: its cumulative Phi(z) and its density phi(z).
+template <typename T>
+struct Gaussian {
+    Vector<T> cumulative, density;
+};
+
+static inline Vector<float> reciprocal(Vector<float> x) {
+#if defined(__AVX512F__)
+    Vector<float> guess = (Vector<float>)_mm512_rcp14_ps((__m512)x);
+    return guess * (2.0f - x * guess);  // Newton: 14 bits become 24
+#else
+    return 1.0f / x;
+#endif
+}
+
+// With a = |z|: Phi(-a) = exp(-a^2 / 2) G(a), and G, which falls from 1/2 like 0.4 / a, is a
+// polynomial in 1 / (1 + 0.3 a): degree 8, fitted to the least largest relative error, 5.7e-8 up to
+// a = 13.5. The exponential is 2^y, y split into a whole number and a rest, of which 2^rest is a
+// polynomial of degree 5 (8e-8). Both ends of Phi keep their relative precision.
+static inline Gaussian<float> gaussian(Vector<float> z) {
+    using V = Vector<float>;
+    V a = z < 0 ? -z : z;
+    a = a < 13.0f ? a : all(13.0f);  // behind it both are 0 in float; NaN comes back below
+    V t = reciprocal(1.0f + 0.3f * a);
+    V g = t * 0.0383344066f - 0.168952607f;
+    g = g * t + 0.228218579f;
+    g = g * t - 0.076000966f;
+    g = g * t + 0.142185945f;
+    g = g * t + 0.0948326275f;
+    g = g * t + 0.121882137f;
+    g = g * t + 0.119493053f;
+    g = g * t + 6.85347836e-06f;
+
+    V y = a * a * -0.721347520f;  // -a^2 / 2 in powers of two, at least -122
+    V shifted = y + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are y, rounded
+    V rest = y - (shifted - 12582912.0f);
+    V p = rest * 0.00132764068f + 0.00967554043f;
+    p = p * rest + 0.0555071344f;
+    p = p * rest + 0.240221198f;
+    p = p * rest + 0.693146967f;
+    p = p * rest + 1.00000007f;
+    V e = (V)((Whole<float>)p + ((Whole<float>)shifted << 23));
+
+    V tail = e * g;
+    V cumulative = z < 0 ? tail : 1.0f - tail;
+    cumulative = z == z ? cumulative : z;
+    return {cumulative, e * 0.398942280f};
+}
+
+// For checks in double precision, where speed does not count.
+static inline Gaussian<double> gaussian(Vector<double> z) {
+    Gaussian<double> result;
+    for (int i = 0; i < WIDTH<double>; ++i) {
+        result.cumulative[i] = 0.5 * std::erfc(z[i] * -M_SQRT1_2);
+        result.density[i] = 0.5 * M_2_SQRTPI * M_SQRT1_2 * std::exp(-0.5 * z[i] * z[i]);
+    }
+    return result;
+}

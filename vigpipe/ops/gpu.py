@@ -1,0 +1,300 @@
+"""Graph and aggregation in one pass over memory each: Triton kernels that make no large tensor.
+
+The graph is made without the (B, N, M) distances, the aggregate without the (B, N, K, C)
+neighbours. Sizes everywhere: B images, N nodes, M candidates, K neighbours, C channels. Kernels
+take flat contiguous tensors and count from 64-bit rows, as B * N * M passes 2^31.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Mode = Literal["max", "mean", "max_mean", "sum"]
+
+
+@triton.jit
+def _places(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels: int) -> tuple:
+    """Where a tile of a table with num_channels columns lies, and what of it exists."""
+    at = row[:, None] * num_channels + channel[None, :]
+    return at, is_row[:, None] & (channel < num_channels)[None, :]
+
+
+@triton.jit
+def _unit_kernel(
+    x: tl.tensor, unit: tl.tensor, squares: tl.tensor, num_rows: int, num_channels: int,
+    ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rows of unit length and their squared lengths; 0 and infinity if the norm is not finite."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at, mask = _places(row, row < num_rows, tl.arange(0, BLOCK_C), num_channels)
+    value = tl.load(x + at, mask=mask, other=0).to(tl.float32)
+    norm = tl.sqrt_rn(tl.sum(value * value, 1))
+    is_finite = norm < float("inf")  # not if it is NaN either
+    norm = tl.where(norm < 1e-12, 1e-12, norm)
+    value = tl.where(is_finite[:, None], tl.div_rn(value, norm[:, None]), 0.0)
+    tl.store(unit + at, value, mask=mask)
+    square = tl.where(is_finite, tl.sum(value * value, 1), float("inf"))
+    tl.store(squares + row, square, mask=row < num_rows)
+
+
+@triton.jit
+def _knn_kernel(
+    x: tl.tensor, y: tl.tensor, squares: tl.tensor, bias: tl.tensor, graph: tl.tensor,
+    num_nodes: int, num_candidates: int, num_channels: int, num_biases: int,
+    K: tl.constexpr, DILATION: tl.constexpr, LOOP: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Walk one image's candidates in tiles for ROWS of its nodes, keeping the TOP nearest so far.
+
+    A key is the bits of a float32 nearness, as an integer of the same order, above the negated
+    index: of equally near candidates the one with the lowest index has the largest key.
+    """
+    num_tiles = (num_nodes + ROWS - 1) // ROWS
+    image = (tl.program_id(0) // num_tiles).to(tl.int64)
+    row = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)
+    is_row = row < num_nodes
+    node = image * num_nodes + row
+    best = tl.full([ROWS, TOP], -(2**63), tl.int64)  # the nearest comes last
+    for start in range(0, num_candidates, BLOCK_M):
+        column = start + tl.arange(0, BLOCK_M)
+        is_column = column < num_candidates
+        other = image * num_candidates + column
+        dots = tl.zeros([ROWS, BLOCK_M], tl.float32)
+        for first in range(0, num_channels, BLOCK_C):
+            channel = first + tl.arange(0, BLOCK_C)
+            at, mask = _places(node, is_row, channel, num_channels)
+            nodes = tl.load(x + at, mask=mask, other=0)
+            at, mask = _places(other, is_column, channel, num_channels)
+            others = tl.load(y + at, mask=mask, other=0)
+            dots = tl.dot(nodes, tl.trans(others), dots, input_precision="ieee")
+        nearness = 2.0 * dots - tl.load(squares + other, mask=is_column, other=0)[None, :]
+        if bias is not None:
+            at = (image % num_biases * num_nodes + row)[:, None] * num_candidates + column[None, :]
+            nearness -= tl.load(bias + at, mask=is_row[:, None] & is_column[None, :], other=0)
+        if not LOOP:
+            nearness = tl.where(row[:, None] == column[None, :], float("-inf"), nearness)
+        nearness = tl.where(nearness == 0, 0.0, nearness)  # one of the two zeros
+        bits = nearness.to(tl.int32, bitcast=True)
+        order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32
+        keys = order | (num_candidates - 1 - column).to(tl.int64)[None, :]
+        keys = tl.where(is_column[None, :], keys, -(2**63))
+        # Of one row up and one down, the larger of each pair are the largest of all: a bitonic row.
+        best = tl.bitonic_merge(tl.maximum(best, tl.topk(keys, TOP)))
+    rank = TOP - 1 - tl.arange(0, TOP)
+    is_kept = (rank % DILATION == 0) & (rank < K * DILATION)
+    at = node[:, None] * K + (rank // DILATION)[None, :]
+    index = num_candidates - 1 - (best & 0xFFFFFFFF)
+    tl.store(graph + at, index, mask=is_row[:, None] & is_kept[None, :])
+
+
+@triton.jit
+def _aggregate_kernel(
+    y: tl.tensor, x: tl.tensor, graph: tl.tensor, weights: tl.tensor,
+    out: tl.tensor, winners: tl.tensor,
+    num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Reduce the neighbours of ROWS nodes over BLOCK_C channels; OWN: x is the first piece."""
+    kind: tl.constexpr = y.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    is_row = row < num_rows
+    at, mask = _places(row, is_row, channel, num_channels)
+    base = row // num_nodes * num_candidates
+    best = tl.full([ROWS, BLOCK_C], float("-inf"), NUMBER)
+    winner = tl.zeros([ROWS, BLOCK_C], tl.int32)
+    total = tl.zeros([ROWS, BLOCK_C], NUMBER)
+    for j in range(K):
+        other = base + tl.load(graph + row * K + j, mask=is_row, other=0)
+        value = tl.load(y + other[:, None] * num_channels + channel[None, :], mask=mask, other=0)
+        value = value.to(NUMBER)
+        if MODE == "max" or MODE == "max_mean":
+            is_better = (value > best) | ((value != value) & (best == best))  # NaN wins
+            best = tl.where(is_better, value, best)
+            winner = tl.where(is_better, j, winner)
+        if weights is not None:
+            value *= tl.load(weights + row * K + j, mask=is_row, other=0).to(NUMBER)[:, None]
+        total += value
+    own = tl.zeros([ROWS, BLOCK_C], NUMBER)
+    if x is not None:
+        own = tl.load(x + at, mask=mask, other=0).to(NUMBER)
+    if MODE == "max" or MODE == "max_mean":
+        tl.store(winners + at, winner.to(tl.uint8), mask=mask)
+    piece = best - own if MODE == "max" else total if MODE == "sum" else total / K - own
+    if MODE == "max_mean" and OWN:
+        tl.store(out + at * 3, own, mask=mask)
+        tl.store(out + at * 3 + 1, best - own, mask=mask)
+        tl.store(out + at * 3 + 2, piece, mask=mask)
+    elif MODE == "max_mean" or OWN:
+        pair = tl.join(own if OWN else best - own, piece)  # so that a store has no gaps
+        pair_at = at[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+        tl.store(out + pair_at, pair, mask=mask[:, :, None])
+    else:
+        tl.store(out + at, piece, mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    y: tl.tensor, grad: tl.tensor, graph: tl.tensor, weights: tl.tensor, winners: tl.tensor,
+    grad_own: tl.tensor, grad_others: tl.tensor, grad_weights: tl.tensor,
+    num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add the gradients of neighbours to grad_others; SHARED: those of nodes too, to the same."""
+    NUMBER: tl.constexpr = grad_others.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    PIECES: tl.constexpr = OWN + (2 if MODE == "max_mean" else 1)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    is_row = row < num_rows
+    at, mask = _places(row, is_row, channel, num_channels)
+    base = row // num_nodes * num_candidates
+    piece = tl.load(grad + at * PIECES + (PIECES - 1), mask=mask, other=0).to(NUMBER)
+    own = tl.zeros([ROWS, BLOCK_C], NUMBER) if MODE == "sum" else -piece
+    if MODE == "max" or MODE == "max_mean":
+        largest = tl.load(grad + at * PIECES + OWN, mask=mask, other=0).to(NUMBER)
+        winner = tl.load(winners + at, mask=mask, other=0).to(tl.int64)
+        chosen = base[:, None] + tl.load(graph + row[:, None] * K + winner, mask=mask, other=0)
+        target = grad_others + chosen * num_channels + channel[None, :]
+        tl.atomic_add(target, largest, mask=mask, sem="relaxed")
+        if MODE == "max_mean":
+            own -= largest
+    if MODE != "max":
+        for j in range(K):
+            other = base + tl.load(graph + row * K + j, mask=is_row, other=0)
+            other_at = other[:, None] * num_channels + channel[None, :]
+            share = piece if MODE == "sum" else piece / K
+            if weights is not None:
+                share *= tl.load(weights + row * K + j, mask=is_row, other=0).to(NUMBER)[:, None]
+                value = tl.load(y + other_at, mask=mask, other=0).to(NUMBER)
+                dot = tl.sum(piece * value, 1)
+                tl.atomic_add(grad_weights + row * K + j, dot, mask=is_row, sem="relaxed")
+            tl.atomic_add(grad_others + other_at, share, mask=mask, sem="relaxed")
+    if OWN:
+        own += tl.load(grad + at * PIECES, mask=mask, other=0).to(NUMBER)
+    if SHARED:
+        tl.atomic_add(grad_own + at, own, mask=mask, sem="relaxed")
+    elif grad_own is not None:
+        tl.store(grad_own + at, own, mask=mask)
+
+
+def knn(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
+) -> Tensor:
+    """`vigpipe.model.graph.knn_graph`, which see, of x and y in at most float32.
+
+    x is (B, N, C), y (B, M, C) or None for the nodes themselves, bias (1 or B, N, M) float32 or
+    None; k * dilation candidates exist. Returns (B, N, k) int64. float64: NotImplementedError.
+    """
+    if torch.float64 in (x.dtype, x.dtype if y is None else y.dtype):
+        raise NotImplementedError("kNN graph: the kernel takes distances in float32, not float64")
+    num_images, num_nodes, num_channels = x.shape
+    nodes, squares = _unit_length(x)
+    others, squares = (nodes, squares) if y is None else _unit_length(y)
+    graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
+    top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
+    rows = 32 if top <= 32 else 16  # the keys of a tile are to stay in registers
+    _launch(
+        _knn_kernel,
+        (num_images * triton.cdiv(num_nodes, rows),),
+        (nodes, others, squares, bias, graph),
+        (num_nodes, others.shape[1], num_channels, 1 if bias is None else len(bias)),
+        (k, dilation, loop, top, rows, max(64, top), 32),
+        num_warps=8 if top > 128 else 4,
+    )
+    return graph
+
+
+def aggregate(
+    x: Tensor | None, y: Tensor | None, graph: Tensor, weights: Tensor | None,
+    mode: Mode, interleave: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Reduce every node's neighbours y_j; maxima and means are relative to the node, y_j - x_i.
+
+    Args:
+        x: nodes, (B, N, C); None only with y, and then nothing is subtracted.
+        y: what the graph's indices mean, (B, M, C); None for the nodes themselves.
+        graph: (B, N, K) int64.
+        weights: of the neighbours in a sum, (B, N, K), or None for ones.
+        mode: the pieces: a maximum, a mean, both in this order, or a sum.
+        interleave: put x itself before the pieces.
+
+    Returns:
+        out: (B, N, C * P) of y's dtype: channel c of piece p of P is out[..., c * P + p].
+        winners: (B, N, C) uint8, for maxima the first k with the largest y_graph[k]; else (0,).
+    """
+    others = x if y is None else y
+    assert others is not None, "neither nodes nor candidates"
+    table = (*graph.shape[:2], others.shape[2])
+    num_pieces = interleave + (2 if mode == "max_mean" else 1)
+    out = others.new_empty(*graph.shape[:2], others.shape[2] * num_pieces)
+    winners = others.new_empty(table if mode.startswith("max") else 0, dtype=torch.uint8)
+    grid, sizes, tile = _tiling(graph, others)
+    tensors = (others, x, graph, weights, out, winners)
+    _launch(_aggregate_kernel, grid, tensors, sizes, (graph.shape[2], mode, interleave, *tile))
+    return out, winners
+
+
+def aggregate_backward(
+    grad: Tensor, x: Tensor | None, y: Tensor | None, graph: Tensor, winners: Tensor,
+    weights: Tensor | None, mode: Mode, interleave: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x, y and the weights of `aggregate`, None for what was None.
+
+    They are added in float32 (float64 if y is), in no order: last bits change from run to run.
+    Without y, x gets those of its neighbour role too. grad is out's, (B, N, C * P), winners what
+    `aggregate` returned; of x and y no values are read, but for the gradient of weights.
+    """
+    others = x if y is None else y
+    assert others is not None, "neither nodes nor candidates"
+    table = (*graph.shape[:2], others.shape[2])
+    number = torch.promote_types(others.dtype, torch.float32)
+    grad_y = others.new_zeros(others.shape, dtype=number)
+    grad_x = grad_y if y is None else None if x is None else x.new_empty(table)
+    grad_weights = None if weights is None else weights.new_zeros(weights.shape, dtype=number)
+    grid, sizes, tile = _tiling(graph, others)
+    tensors = (others, grad, graph, weights, winners, grad_x, grad_y, grad_weights)
+    constants = (graph.shape[2], mode, interleave, y is None, *tile)
+    _launch(_backward_kernel, grid, tensors, sizes, constants)
+    if weights is not None and grad_weights is not None:
+        grad_weights = grad_weights.to(weights.dtype)
+    grad_y = grad_y.to(others.dtype)
+    return (grad_y, None, grad_weights) if y is None else (grad_x, grad_y, grad_weights)
+
+
+def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, N, C) -> (B, N, C), (B, N), float32: as in `vigpipe.model.graph`, and the squares."""
+    unit = x.new_empty(x.shape, dtype=torch.float32)
+    squares = x.new_empty(x.shape[:2], dtype=torch.float32)
+    block = triton.next_power_of_2(x.shape[2])
+    rows = max(1, 2048 // block)
+    sizes = (squares.numel(), x.shape[2])
+    _launch(_unit_kernel, (triton.cdiv(sizes[0], rows),), (x, unit, squares), sizes, (rows, block))
+    return unit, squares
+
+
+def _tiling(graph: Tensor, others: Tensor) -> tuple[tuple[int, ...], ...]:
+    """For aggregates of (B, N, K) over (B, M, C): the grid, the sizes, the tile."""
+    (num_images, num_nodes, _), (_, num_candidates, num_channels) = graph.shape, others.shape
+    num_rows = num_images * num_nodes
+    block = min(128, max(16, triton.next_power_of_2(num_channels)))
+    rows = 1024 // block  # 8 numbers to each thread of 4 warps
+    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_channels, block))
+    return grid, (num_rows, num_nodes, num_candidates, num_channels), (rows, block)
+
+
+def _launch(
+    kernel: triton.JITFunction, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...],
+    sizes: tuple[int, ...], constants: tuple[int | str, ...], num_warps: int = 4,
+) -> None:  # fmt: skip
+    """Run a kernel on the device of its tensors, made contiguous; no programs, no launch."""
+    if grid[0] > 0:
+        flat = [t if t is None else t.contiguous() for t in tensors]
+        with torch.cuda.device_of(flat[0]):
+            # Triton 3.9 warns unless told whether to fuse multiplications and additions.
+            kernel[grid](*flat, *sizes, *constants, num_warps=num_warps, enable_fp_fusion=True)

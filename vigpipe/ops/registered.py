@@ -1,0 +1,200 @@
+"""The fused operators as custom operators of torch: schemas, devices, shapes, gradients, FLOPs.
+
+`torch.library.Library` and no `custom_op`: the latter checks every call for aliases, which costs
+more than a small operator.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd, register_fake
+from torch.utils.flop_counter import register_flop_formula
+
+from vigpipe.ops import native
+
+_SCHEMAS = {
+    "knn": "(Tensor x, Tensor? y, Tensor? bias, int k, int dilation, bool loop) -> Tensor",
+    "aggregate": "(Tensor? x, Tensor? y, Tensor graph, Tensor? weights, str mode, bool interleave)"
+    " -> (Tensor, Tensor)",
+    "aggregate_backward": "(Tensor grad, Tensor? x, Tensor? y, Tensor graph, Tensor winners, "
+    "Tensor? weights, str mode, bool interleave) -> (Tensor?, Tensor?, Tensor?)",
+    "norm": "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, Tensor? strength, float eps, "
+    "bool gelu) -> (Tensor, Tensor, Tensor)",
+    "norm_backward": "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor? strength, "
+    "Tensor mean, Tensor variance, float eps, bool gelu) -> (Tensor, Tensor, Tensor)",
+    "hidden": "(Tensor x, Tensor first, Tensor bias, Tensor second) -> Tensor",
+    "hidden_backward": "(Tensor grad, Tensor x, Tensor first, Tensor bias, Tensor second) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+}
+_library = Library("vigpipe", "DEF")  # lives as long as the module
+
+
+def _define() -> None:
+    for name, schema in _SCHEMAS.items():
+        _library.define(name + schema)
+        _library.impl(name, getattr(native, name), "CPU")
+    try:
+        from vigpipe.ops import gpu
+    except ImportError:  # no Triton
+        return
+    for name in ("knn", "aggregate", "aggregate_backward"):
+        _library.impl(name, getattr(gpu, name), "CUDA")
+
+
+_define()
+
+
+# ---- shapes -------------------------------------------------------------------------------------
+
+
+@register_fake("vigpipe::knn")
+def _(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
+) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1], k), dtype=torch.int64)
+
+
+@register_fake("vigpipe::aggregate")
+def _(
+    x: Tensor | None,
+    y: Tensor | None,
+    graph: Tensor,
+    weights: Tensor | None,
+    mode: str,
+    interleave: bool,
+) -> tuple[Tensor, Tensor]:
+    given = x if y is None else y
+    assert given is not None
+    num_images, num_nodes, k = graph.shape
+    num_channels = given.shape[2]
+    num_pieces = (2 if mode == "max_mean" else 1) + interleave
+    has_winners = mode in ("max", "max_mean")
+    return (
+        given.new_empty((num_images, num_nodes, num_channels * num_pieces)),
+        given.new_empty(
+            (num_images, num_nodes, num_channels) if has_winners else (0,),
+            dtype=torch.uint8 if k <= native.FEW else torch.int32,
+        ),
+    )
+
+
+@register_fake("vigpipe::aggregate_backward")
+def _(
+    grad: Tensor,
+    x: Tensor | None,
+    y: Tensor | None,
+    graph: Tensor,
+    winners: Tensor,
+    weights: Tensor | None,
+    mode: str,
+    interleave: bool,
+) -> tuple[Tensor | None, ...]:
+    return tuple(None if t is None else t.new_empty(t.shape) for t in (x, y, weights))
+
+
+@register_fake("vigpipe::norm")
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    strength: Tensor | None,
+    eps: float,
+    gelu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.new_empty(weight.shape, dtype=torch.float64)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    return x.new_empty(x.shape, dtype=dtype), mean, torch.empty_like(mean)
+
+
+@register_fake("vigpipe::norm_backward")
+def _(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *rest: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)
+
+
+@register_fake("vigpipe::hidden")
+def _(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], second.shape[0]))
+
+
+@register_fake("vigpipe::hidden_backward")
+def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in inputs)
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+def _keep_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+    x, y, graph, weights, ctx.mode, ctx.interleave = inputs
+    ctx.mark_non_differentiable(output[1])
+    # Only sizes of x and y are needed, and the numbers of y under weights; both live anyway.
+    ctx.save_for_backward(x, y, graph, output[1], weights)
+
+
+def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    d_x, d_y, d_weights = torch.ops.vigpipe.aggregate_backward(
+        grad, *ctx.saved_tensors, ctx.mode, ctx.interleave
+    )
+    return d_x, d_y, None, d_weights, None, None
+
+
+def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    x, weight, bias, residual, strength, ctx.eps, ctx.gelu = inputs
+    ctx.has_residual = residual is not None
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, weight, bias, strength, *output[1:])
+
+
+def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    d_x, d_weight, d_bias = torch.ops.vigpipe.norm_backward(
+        grad, *ctx.saved_tensors, ctx.eps, ctx.gelu
+    )
+    return d_x, d_weight, d_bias, grad if ctx.has_residual else None, None, None, None
+
+
+def _keep_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401
+    ctx.save_for_backward(*inputs)
+
+
+def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+    return torch.ops.vigpipe.hidden_backward(grad, *ctx.saved_tensors)
+
+
+register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_keep_aggregate)
+register_autograd("vigpipe::norm", _norm_backward, setup_context=_keep_norm)
+register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_keep_hidden)
+
+
+# ---- FLOPs: matrix products only, as torch counts -----------------------------------------------
+
+
+def _knn_flops(x: Sequence[int], y: Sequence[int] | None, *_: object, **__: object) -> int:
+    num_images, num_nodes, num_channels = x
+    return 2 * num_images * num_nodes * (num_nodes if y is None else y[1]) * num_channels
+
+
+def _hidden_flops(
+    x: Sequence[int], first: Sequence[int], bias: object, second: Sequence[int], **_: object
+) -> int:
+    return 2 * x[0] * first[1] * (first[0] + second[0])
+
+
+def _hidden_backward_flops(
+    grad: object,
+    x: Sequence[int],
+    first: Sequence[int],
+    bias: object,
+    second: Sequence[int],
+    **_: object,
+) -> int:
+    return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])  # the hidden layer once more
+
+
+register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
+register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
+register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)
