@@ -10,7 +10,16 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCl
 from cyclopts.config import Dict
 
 import vigpipe
-from vigpipe.bench.options import CutsBench, EmulateBench, PipelineBench, PredictBench, SyncBench
+from vigpipe.bench.options import (
+    CutsBench,
+    EmulateBench,
+    OpsBench,
+    PipelineBench,
+    PredictBench,
+    StudyBench,
+    SyncBench,
+    VigBench,
+)
 from vigpipe.config import TrainConfig, read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
 from vigpipe.options import GraphConfig, PlanConfig, PredictConfig, TimeConfig
@@ -22,6 +31,9 @@ EmulateOptions = Annotated[EmulateBench, Parameter(name="*")]
 PredictBenchOptions = Annotated[PredictBench, Parameter(name="*")]
 CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
+OpsOptions = Annotated[OpsBench, Parameter(name="*")]
+StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
+VigOptions = Annotated[VigBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
 StudyOptions = Annotated[StudyConfig, Parameter(name="*")]
@@ -232,6 +244,27 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.start import run
 
         return run(config, arguments, partial(bench_cuts, num_repeats=config.repeats))
+
+    @bench.command
+    def ops(*, config: OpsOptions = OpsBench()) -> None:  # noqa: B008
+        """Time kNN and max-relative aggregation against the formulation everyone uses."""
+        from vigpipe.bench.operators import bench_ops
+
+        bench_ops(config)
+
+    @bench.command(name="study")
+    def study_(*, config: StudyBenchOptions = StudyBench()) -> None:  # noqa: B008
+        """Time training steps of vig_study against torch-geometric's formulation."""
+        from vigpipe.bench.study import bench_study
+
+        bench_study(config)
+
+    @bench.command
+    def vig(*, config: VigOptions = VigBench()) -> None:  # noqa: B008
+        """Time training and inference of ViGs against the formulation everyone uses."""
+        from vigpipe.bench.throughput import bench_vig
+
+        bench_vig(config)
 
     @bench.command
     def accuracy(*, run: Path, out: Path | None = None) -> None:

@@ -59,19 +59,21 @@ def alternate(
 ) -> Timings:
     """Run every contender once, then all of them again, and so on: noise hits all alike.
 
-    Every rank calls this with the same names. The clock starts after a barrier and stops when the
-    device has done its work; two rounds of warm-up are left out.
+    Every rank calls this with the same names; a process alone may call it too. The clock starts
+    after a barrier and stops when the device has done its work; two rounds of warm-up are left out.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(NUM_WARMUP + num_repeats):
         for name, contender in contenders.items():
-            dist.barrier()
+            if dist.is_initialized():
+                dist.barrier()
             synchronize(device)
             start = time.perf_counter()
             contender()
             synchronize(device)
             slowest = torch.tensor([time.perf_counter() - start], device=device)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if dist.is_initialized():
+                dist.all_reduce(slowest, dist.ReduceOp.MAX)
             if repeat >= NUM_WARMUP:
                 seconds[name].append(float(slowest))
     return Timings(seconds, reference)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.choices import Model
+from vigpipe.choices import Device, Model
 from vigpipe.config import TrainConfig
 
 
@@ -75,3 +75,58 @@ class EmulateBench:
     repeats: int = 5
     scale: float = 1.0
     out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsBench:
+    """Options of `vigpipe bench ops`.
+
+    Attributes:
+        repeats: timed repeats of every contender.
+        threads: threads of the process.
+        device: where to run; auto takes CUDA if there is a GPU.
+        out: output folder; by default runs/<time>.
+    """
+
+    repeats: int = 15
+    threads: int = 1
+    device: Device = "auto"
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyBench(OpsBench):
+    """Options of `vigpipe bench study`.
+
+    Attributes:
+        repeats: timed steps of every contender.
+        batch_sizes: B,B,... images of a mini-batch.
+        most_reference: images up to which the formulations that keep everything are run.
+        compared: images on which results and gradients are compared.
+    """
+
+    repeats: int = 3
+    batch_sizes: str = "100,1000"
+    most_reference: int = 100
+    compared: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VigBench(OpsBench):
+    """Options of `vigpipe bench vig`.
+
+    Attributes:
+        repeats: timed steps of every contender.
+        threads: threads of the process.
+        models: names of models, in a comma list.
+        dtypes: float32, bfloat16 (autocast) or both; ratios are to the first.
+        batch_size: images of a step.
+        compiled: also run everything through torch.compile.
+    """
+
+    repeats: int = 7
+    threads: int = 2
+    models: str = "vig_ti_224"
+    dtypes: str = "float32,bfloat16"
+    batch_size: int = 8
+    compiled: bool = False

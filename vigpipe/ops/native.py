@@ -15,6 +15,7 @@ from vigpipe.ops.compiler import library
 _PIECES = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
 FEW = 256  # neighbours whose ranks fit a byte
+_GRAIN = 1 << 15  # numbers that are worth a thread, as in torch
 
 
 def _call(name: str, *arguments: Any) -> None:  # noqa: ANN401
@@ -37,6 +38,14 @@ def _dtype(x: Tensor) -> str:
     return "float64" if x.dtype == torch.float64 else "float32"
 
 
+def _threads(work: int) -> int:
+    """Threads for so many numbers: waking one up for a few takes longer than doing them.
+
+    Results do not depend on it.
+    """
+    return max(1, min(torch.get_num_threads(), work // _GRAIN))
+
+
 def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
     """Contiguous, in float64 or float32."""
     if x is None:
@@ -57,7 +66,16 @@ def knn(
     x, y, bias = _wide(x), _wide(y, x), _wide(bias, x)
     bias_stride = 0 if bias is None or bias.shape[0] == 1 else num_nodes * num_candidates
     sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
-    _call(f"knn_{_dtype(x)}", x, y, bias, graph, *sizes, int(loop), torch.get_num_threads())
+    _call(
+        f"knn_{_dtype(x)}",
+        x,
+        y,
+        bias,
+        graph,
+        *sizes,
+        int(loop),
+        _threads(num_images * num_nodes * num_candidates),
+    )
     return graph
 
 
@@ -89,7 +107,9 @@ def aggregate(
         is_relative = x is not None and mode != "sum"
         chosen = winners if has_winners else None
         arguments = (own, others, graph.contiguous(), _wide(weights, given), out, chosen, *sizes)
-        _call(name, *arguments, pieces, int(is_relative), torch.get_num_threads())
+        _call(
+            name, *arguments, pieces, int(is_relative), _threads(graph.numel() * num_channels // 4)
+        )
     return out.to(given.dtype), winners
 
 
@@ -119,7 +139,13 @@ def aggregate_backward(
         chosen = winners if winners.numel() else None
         arguments = (_wide(grad, given), others, graph.contiguous(), chosen, wide, d_x, d_y)
         _call(
-            name, *arguments, d_weights, *sizes, pieces, int(is_relative), torch.get_num_threads()
+            name,
+            *arguments,
+            d_weights,
+            *sizes,
+            pieces,
+            int(is_relative),
+            _threads(graph.numel() * num_channels // 4),
         )
     d_given = d_y.to(given.dtype)
     narrow = None if d_weights is None or weights is None else d_weights.to(weights.dtype)
@@ -165,7 +191,7 @@ def norm(
         variance,
         *_sizes(rows, num_channels, 1 if strength is None else len(x)),
         int(gelu),
-        torch.get_num_threads(),
+        _threads(x.numel()),
     )
     kept = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     return y.to(kept), mean, variance
@@ -202,7 +228,7 @@ def norm_backward(
         d_bias,
         *_sizes(rows, num_channels, 1 if strength is None else len(x)),
         int(gelu),
-        torch.get_num_threads(),
+        _threads(x.numel()),
     )
     return d_x.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)
 
@@ -213,7 +239,7 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
     y = x.new_empty(rows, second.shape[0])
     name = f"hidden_{x.shape[1]}_{_dtype(x)}"
     parts = (t.contiguous() for t in (x, first, bias, second))
-    _call(name, *parts, y, *_sizes(rows, width), torch.get_num_threads())
+    _call(name, *parts, y, *_sizes(rows, width), _threads(rows * width))
     return y
 
 
@@ -225,5 +251,5 @@ def hidden_backward(
     grads = [torch.empty_like(t) for t in parts[1:]]
     sizes = _sizes(x.shape[0], first.shape[1])
     name = f"hidden_backward_{x.shape[1]}_{_dtype(x)}"
-    _call(name, *parts, *grads, *sizes, torch.get_num_threads())
+    _call(name, *parts, *grads, *sizes, _threads(x.shape[0] * first.shape[1]))
     return grads[0], grads[1], grads[2], grads[3]

@@ -101,34 +101,63 @@ static inline Key count_from(const Key* keys, int64_t num, Key bound) {
     return total;
 }
 
+// A bound that at least `num` keys reach and hardly more than `enough`, which is at least num: by
+// bisection between low, which `reached` keys reach, and high, which is the largest key or less.
+template <typename Key>
+static Key bound_for(const Key* keys, int64_t size, int64_t num, int64_t enough, Key low, Key high,
+                     int64_t reached) {
+    while (reached > enough && low < high) {
+        const Key middle = (low >> 1) + (high >> 1) + ((low | high) & 1);  // above low
+        const int64_t reach = count_from(keys, size, middle);
+        if (reach >= num) {
+            low = middle;
+            reached = reach;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
 // Finds the largest numbers of a row, largest first, of equals the lower index first.
 //
-// Bisection for a bound that hardly more than `num` numbers reach, each try a count; then the place
-// of each of those is the count of the greater ones, and of the equal ones before it.
+// The row is dealt out to LANES; the num-th largest of their maxima is a bound that at least num
+// numbers reach, and if the row is long hardly more. The place of each of those is then the count
+// of the greater ones, and of the equal ones before it. No branch depends on single numbers.
+template <typename T>
+static inline Whole<T> load_whole(const void* from) {
+    Whole<T> v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
 template <typename T>
 class Selection {
     using Key = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     static constexpr int64_t FEW = 128;  // to be sorted by counting
-    static constexpr int64_t BLOCK = 16;
+    static constexpr int64_t BLOCK = 16, LANES = 64;
     const int64_t M, num;
     std::vector<Key> keys, found;
-    std::vector<int64_t> indices, taken;
+    std::vector<int64_t> indices, taken, slots;  // slots: what becomes of a place, -1 for nothing
 
    public:
-    Selection(int64_t M_, int64_t num_)
-        : M(M_), num(num_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK), taken(FEW) {}
+    // Every dilation-th of the num is asked for.
+    Selection(int64_t M_, int64_t num_, int64_t dilation)
+        : M(M_), num(num_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK), taken(FEW),
+          slots(std::max(M_, FEW), -1) {
+        for (int64_t place = 0; place < num; place += dilation) slots[place] = place / dilation;
+    }
 
-    // graph: every dilation-th of the num.
-    void operator()(const T* values, int64_t dilation, int64_t* graph) {
+    void operator()(const T* values, int64_t* graph) {
         const int64_t size = collect(values);
-        if (size > FEW) return sort(size, dilation, graph);
+        if (size > FEW) return sort(size, graph);
         const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
         for (int64_t i = size; i < padded; ++i) found[i] = std::numeric_limits<Key>::min();
         std::fill(taken.begin(), taken.end(), 0);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t greater = count_from(found.data(), padded, found[i] + 1);
-            const int64_t place = greater + taken[greater]++;
-            if (place < num && place % dilation == 0) graph[place / dilation] = indices[i];
+            const int64_t slot = slots[greater + taken[greater]++];
+            if (slot >= 0) graph[slot] = indices[i];
         }
     }
 
@@ -136,24 +165,32 @@ class Selection {
     // Fills found and indices with the num largest and a few more.
     int64_t collect(const T* values) {
         Key* key = keys.data();
-        Key low = std::numeric_limits<Key>::max(), high = std::numeric_limits<Key>::min();
-        for (int64_t j = 0; j < M; ++j) {
-            key[j] = ordered(values[j]);
-            low = std::min(low, key[j]);
-            high = std::max(high, key[j]);
-        }
-        int64_t reached = M;  // by low, at least num; high + 1 is reached by fewer
-        const int64_t enough = num + num / 8 + 4;
-        while (reached > enough && low < high) {
-            const Key middle = (low >> 1) + (high >> 1) + ((low | high) & 1);  // above low
-            const int64_t reach = count_from(key, M, middle);
-            if (reach >= num) {
-                low = middle;
-                reached = reach;
-            } else {
-                high = middle - 1;
+        for (int64_t j = 0; j < M; ++j) key[j] = ordered(values[j]);
+        Key lanes[LANES];
+        std::fill(lanes, lanes + LANES, std::numeric_limits<Key>::min());
+        const int64_t even = M / LANES * LANES;
+        for (int64_t lane = 0; lane < LANES; lane += WIDTH<T>) {
+            Whole<T> most = load_whole<T>(lanes + lane);
+            for (int64_t j = lane; j < even; j += LANES) {
+                const Whole<T> other = load_whole<T>(key + j);
+                most = other > most ? other : most;
             }
+            std::memcpy(lanes + lane, &most, sizeof most);
         }
+        for (int64_t j = even; j < M; ++j) lanes[j - even] = std::max(lanes[j - even], key[j]);
+        Key low = lanes[0], high = lanes[0];
+        for (const Key lane : lanes) {
+            low = std::min(low, lane);
+            high = std::max(high, lane);
+        }
+        int64_t reached = M;
+        if (num <= LANES) {
+            low = bound_for(lanes, LANES, num, num, low, high, LANES);
+            reached = count_from(key, M, low);
+        } else {
+            low = *std::min_element(key, key + M);
+        }
+        low = bound_for(key, M, num, num + num / 8 + 4, low, high, reached);
         int64_t size = 0;
         for (int64_t start = 0; start < M; start += BLOCK) {
             const int64_t end = std::min(start + BLOCK, M);
@@ -167,15 +204,15 @@ class Selection {
         return size;
     }
 
-    void sort(int64_t size, int64_t dilation, int64_t* graph) {
+    void sort(int64_t size, int64_t* graph) {
         std::vector<int64_t> order(size);
         for (int64_t i = 0; i < size; ++i) order[i] = i;
         std::partial_sort(order.begin(), order.begin() + num, order.end(),
                           [this](int64_t i, int64_t j) {
                               return found[i] > found[j] || (found[i] == found[j] && i < j);
                           });
-        for (int64_t place = 0; place < num; place += dilation)
-            graph[place / dilation] = indices[order[place]];
+        for (int64_t place = 0; place < num; ++place)
+            if (slots[place] >= 0) graph[slots[place]] = indices[order[place]];
     }
 };
 
@@ -191,7 +228,7 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
         const Candidates<T> candidates((y ? y : x) + b * M * C, M, C);
         const int64_t width = candidates.num_strips * candidates.STRIP;
         std::vector<T> rows(ROWS * C), tile(ROWS * width);
-        Selection<T> select(M, wanted);
+        Selection<T> select(M, wanted, dilation);
         for (int64_t t = num_tiles * piece / pieces; t < num_tiles * (piece + 1) / pieces; ++t) {
             for (int r = 0; r < ROWS; ++r) {
                 const int64_t n = std::min<int64_t>(t * ROWS + r, N - 1);
@@ -207,7 +244,7 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
                     for (int64_t j = 0; j < M; ++j)
                         values[j] -= bias[b * bias_stride + n * M + j];
                 if (!loop && n < M) values[n] = -std::numeric_limits<T>::infinity();
-                select(values, dilation, graph + (b * N + n) * k);
+                select(values, graph + (b * N + n) * k);
             }
         }
     }

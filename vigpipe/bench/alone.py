@@ -1,0 +1,140 @@
+"""Benchmarks in one process: contenders in turn, and the memory of each in a process of its own."""
+
+import csv
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from vigpipe.bench.measure import NUM_WARMUP
+from vigpipe.device import keep_freed_memory, peak_bytes, synchronize
+from vigpipe.origin import origin
+from vigpipe.timing.record import make_output_folder
+
+MB = 1e6
+
+
+def set_up(device_name: str, threads: int) -> torch.device:
+    """Threads and allocator as a rank has them; the device."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    if device_name == "auto":
+        device_name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device_name)
+
+
+def peaks(
+    make: Callable[..., Callable[[], object]], *arguments: object, device: str, threads: int
+) -> tuple[float, float]:
+    """Memory of a contender, in bytes: the whole process's peak, and what the work added to it.
+
+    Args:
+        make: builds the contender from the arguments; must be importable by its name.
+        arguments: of `make`; the device is handed on as `device=`.
+        device: where it runs.
+        threads: threads of the process.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would inherit what the parent used
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_measure_peaks, args=(sender, make, arguments, device, threads)
+    )
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError as error:
+        raise RuntimeError(f"{make.__name__}{arguments}: its process ended early") from error
+    finally:
+        process.join()
+
+
+def _measure_peaks(
+    sender: Any,  # noqa: ANN401
+    make: Callable[..., Callable[[], object]],
+    arguments: Sequence[object],
+    device_name: str,
+    threads: int,
+) -> None:
+    device = set_up(device_name, threads)
+    contender = make(*arguments, device=device)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    else:
+        _forget_peak()
+        before = _resident_bytes()
+    contender()
+    contender()
+    synchronize(device)
+    peak = peak_bytes(device) if device.type == "cuda" else _resident_peak()
+    sender.send((float(peak), float(peak - before)))
+
+
+def _forget_peak() -> None:
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # proc(5): the resident peak starts anew
+
+
+def _resident_bytes() -> int:
+    return _status("VmRSS") or peak_bytes(torch.device("cpu"))
+
+
+def _resident_peak() -> int:
+    return _status("VmHWM") or peak_bytes(torch.device("cpu"))
+
+
+def _status(name: str) -> int:
+    if not os.path.exists("/proc/self/status"):
+        return 0
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+
+
+def write_page(
+    out: Path | None,
+    title: str,
+    text: str,
+    rows: Sequence[Mapping[str, object]],
+    seconds: Mapping[str, Sequence[float]],
+    device: torch.device,
+) -> None:
+    """Print a table; write it to README.md, and every repeat to rows.csv.
+
+    Args:
+        out: folder; by default runs/<time>.
+        title: heading.
+        text: what was asked, and what the columns are.
+        rows: of the table.
+        seconds: of every repeat, by contender.
+        device: where it was measured.
+    """
+    folder = make_output_folder(out)
+    print(f"{text}\n\n{tabulate(rows, headers='keys', disable_numparse=True)}\n")
+    table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+    (folder / "README.md").write_text(
+        f"# {title}\n\n{text}\n\n{table}\n\n{origin(device)}- warm-up: {NUM_WARMUP} rounds; the "
+        "contenders of a row's group alternate in one run, every repeat is in rows.csv; times are "
+        "medians, ratios are taken repeat by repeat\n",
+        encoding="utf-8",
+    )
+    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        table_rows = csv.writer(file)
+        table_rows.writerow(["contender", "repeat", "seconds"])
+        table_rows.writerows(
+            [name, i, value] for name, values in seconds.items() for i, value in enumerate(values)
+        )
+    print(f"{folder}/README.md, rows.csv")
+
+
+def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference, against the largest number."""
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-300))

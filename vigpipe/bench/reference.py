@@ -1,0 +1,206 @@
+"""What the benchmarks compare with: ViG as everyone writes it today.
+
+Channels first, every layer of a block a 1x1 convolution, and for the graph what the published code
+(huawei-noah/Efficient-AI-Backbones, vig_pytorch) does: the whole (B, N, N) distance matrix, topk
+over it, two gathers of (B, C, N, K) numbers, their difference, its maximum. And the study's model
+as its author wrote it, with torch-geometric's GraphConv. Names of the parameters are those of
+`vigpipe.model`, so weights load from one into the other.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vigpipe.model.entries import Entry
+from vigpipe.model.study import NUM_BLOCKS
+from vigpipe.model.vig import VisionGnn
+
+
+def neighbours(
+    x: Tensor, y: Tensor, bias: Tensor | None, k: int, dilation: int
+) -> tuple[Tensor, Tensor]:
+    """Graph and max-relative aggregation: (B, C, N, 1), (B, C, M, 1) -> (B, N, K), (B, C, N, 1)."""
+    with torch.no_grad():
+        nodes = F.normalize(x, dim=1).squeeze(-1).transpose(1, 2)  # (B, N, C)
+        others = F.normalize(y, dim=1).squeeze(-1).transpose(1, 2)
+        inner = -2 * nodes @ others.transpose(1, 2)  # (B, N, M)
+        distance = (nodes * nodes).sum(-1, keepdim=True) + inner
+        distance = distance + (others * others).sum(-1).unsqueeze(1)
+        if bias is not None:
+            distance = distance + bias
+        graph = torch.topk(-distance, k * dilation).indices[..., ::dilation]
+        own = torch.arange(x.shape[2], device=x.device).view(1, -1, 1).expand_as(graph)
+    return graph, (_gather(y, graph) - _gather(x, own)).max(-1, keepdim=True).values
+
+
+def _gather(x: Tensor, graph: Tensor) -> Tensor:
+    """(B, C, M, 1), (B, N, K) -> (B, C, N, K)."""
+    num_images, num_channels, num_nodes, _ = x.shape
+    offsets = torch.arange(num_images, device=x.device).view(-1, 1, 1) * num_nodes
+    table = x.transpose(1, 2).reshape(-1, num_channels)
+    return table[(graph + offsets).flatten()].view(*graph.shape, num_channels).permute(0, 3, 1, 2)
+
+
+def _layer(in_channels: int, out_channels: int, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, groups=groups), nn.BatchNorm2d(out_channels)
+    )
+
+
+class _MaxRelative(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.nn = nn.Sequential(*_layer(2 * channels, 2 * channels, groups=4), nn.GELU())
+
+
+class _GraphConv(nn.Module):
+    def __init__(self, channels: int, k: int, dilation: int, reduction: int) -> None:
+        super().__init__()
+        self.gconv = _MaxRelative(channels)
+        self.k, self.dilation, self.reduction = k, dilation, reduction
+
+    def forward(self, images: Tensor, bias: Tensor | None) -> Tensor:
+        num_images, num_channels, height, width = images.shape
+        pooled = F.avg_pool2d(images, self.reduction) if self.reduction > 1 else images
+        x, y = (t.reshape(num_images, num_channels, -1, 1) for t in (images, pooled))
+        _, largest = neighbours(x, y, bias, self.k, self.dilation)
+        both = torch.stack((x, largest), dim=2).view(num_images, 2 * num_channels, -1, 1)
+        return self.gconv.nn(both).view(num_images, -1, height, width)
+
+
+class _Grapher(nn.Module):
+    relative_pos: Tensor | None
+
+    def __init__(self, entry: Entry, table: Tensor | None) -> None:
+        super().__init__()
+        rule, channels = entry.rule, entry.channels
+        assert rule is not None
+        self.fc1 = _layer(channels, channels)
+        self.graph_conv = _GraphConv(channels, rule.k, rule.dilation, rule.reduction)
+        self.fc2 = _layer(2 * channels, channels)
+        self.register_buffer("relative_pos", table)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.graph_conv(self.fc1(x), self.relative_pos)) + x
+
+
+class _FFN(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fc1, self.act = _layer(channels, 4 * channels), nn.GELU()
+        self.fc2 = _layer(4 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x))) + x
+
+
+class _Downsample(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        conv = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
+        self.conv = nn.Sequential(conv, nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class _Stem(nn.Module):
+    def __init__(self, convs: nn.Module) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for layer in convs.children():
+            if isinstance(layer, nn.Conv2d):
+                stride = layer.stride[0]
+                made = nn.Conv2d(layer.in_channels, layer.out_channels, 3, stride, padding=1)
+                layers += [made, nn.BatchNorm2d(layer.out_channels), nn.GELU()]
+        self.convs = nn.Sequential(*layers[:-1])
+
+
+class ReferenceVig(nn.Module):
+    """A kNN, max-relative, BatchNorm ViG of the same shape and weights as one of ours.
+
+    Args:
+        model: what to imitate.
+    """
+
+    def __init__(self, model: VisionGnn) -> None:
+        super().__init__()
+        state = model.state_dict()
+        self.stem = _Stem(model.stem.convs)
+        self.pos_embed = nn.Parameter(torch.zeros_like(model.pos_embed))
+        self.backbone = nn.ModuleList()
+        for i, entry in enumerate(model.entries):
+            if entry.rule is None:
+                self.backbone.append(_Downsample(entry.before[1], entry.channels))
+                continue
+            table = state.get(f"backbone.{i}.0.relative_pos")
+            self.backbone.append(nn.Sequential(_Grapher(entry, table), _FFN(entry.channels)))
+        channels, width = model.entries[-1].channels, model.head_hidden_size
+        self.prediction = nn.Sequential(
+            *_layer(channels, width),
+            nn.GELU(),
+            nn.Identity(),
+            nn.Conv2d(width, model.num_classes, 1),
+        )
+        self.load_state_dict(state)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C_in, H, W) -> (B, classes)."""
+        x = self.stem.convs(images) + self.pos_embed
+        for block in self.backbone:
+            x = block(x)
+        return self.prediction(F.adaptive_avg_pool2d(x, 1)).flatten(1)
+
+
+class _StudyGrapher(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        from torch_geometric.nn import GraphConv
+
+        self.fc1 = nn.Sequential(nn.Linear(3, 256), nn.BatchNorm1d(256))
+        self.graph_conv = GraphConv(256, 256)
+        self.fc2 = nn.Sequential(nn.Linear(256, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.graph_conv(self.fc1(x), edges))) + x
+
+
+class _StudyFFN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(3, 512), nn.BatchNorm1d(512))
+        self.fc2 = nn.Sequential(nn.Linear(512, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x))) + x
+
+
+class _StudyBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.grapher, self.ffn = _StudyGrapher(), _StudyFFN()
+
+
+class ReferenceStudy(nn.Module):
+    """The study's model with torch-geometric's GraphConv on one graph of all images' pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_StudyBlock() for _ in range(NUM_BLOCKS))
+        self.fc1, self.fc2 = nn.Linear(3, 1024), nn.Linear(1024, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 10)."""
+        from torch_geometric.utils import grid
+
+        num_images, _, height, width = images.shape
+        edges = grid(height, width)[0]
+        edges = edges[:, edges[0] != edges[1]]  # (2, E), without loops
+        offsets = torch.arange(num_images).view(-1, 1, 1) * (height * width)
+        edges = (edges + offsets).transpose(0, 1).flatten(1)
+        x = images.flatten(2).transpose(1, 2).reshape(-1, 3)
+        for block in self.blocks:
+            assert isinstance(block, _StudyBlock)
+            x = block.ffn(block.grapher(x, edges))
+        x = x.view(num_images, -1, 3).sum(1)
+        return self.fc2(F.gelu(self.fc1(x)))

@@ -1,0 +1,125 @@
+"""vig_study on one machine: torch-geometric's formulation, plain torch, and fused."""
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vigpipe.bench.alone import peaks, relative_difference, set_up, write_page
+from vigpipe.bench.measure import alternate
+from vigpipe.bench.options import StudyBench
+from vigpipe.bench.reference import ReferenceStudy
+from vigpipe.errors import InputError
+from vigpipe.model.study import VigStudy
+from vigpipe.model.variants import create_model
+
+CONTENDERS = ("reference", "plain", "fused")
+GB = 1e9
+
+
+def make_model(name: str) -> nn.Module:
+    """The same weights in every formulation."""
+    torch.manual_seed(0)
+    model = create_model("vig_study", num_classes=10, impl="plain" if name == "plain" else "fused")
+    assert isinstance(model, VigStudy)
+    if name != "reference":
+        return model
+    reference = ReferenceStudy()
+    reference.load_state_dict(model.state_dict())
+    return reference
+
+
+def make(name: str, batch_size: int, device: torch.device) -> Callable[[], Tensor]:
+    """A training step: forward, backward, Adam; gives the loss."""
+    model = make_model(name).to(device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(batch_size, 3, 32, 32, generator=generator).to(device)
+    labels = torch.randint(10, (batch_size,), generator=generator).to(device)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def differences(batch_size: int, name: str) -> tuple[float, float]:
+    """Logits and the whole gradient against float64, by torch-geometric: relative 2-norms."""
+    found: list[tuple[Tensor, Tensor]] = []
+    for kind, dtype in (("reference", torch.float64), (name, torch.float32)):
+        model = make_model(kind).to(dtype).train()
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(batch_size, 3, 32, 32, generator=generator).to(dtype)
+        labels = torch.randint(10, (batch_size,), generator=generator)
+        logits = model(images)
+        F.cross_entropy(logits, labels).backward()
+        gradients = dict(model.named_parameters())
+        flat = [gradients[key].grad.flatten() for key in sorted(gradients)]  # pyright: ignore[reportOptionalMemberAccess]
+        found.append((logits.detach().double(), torch.cat(flat).double()))
+    (_, truth), (_, gradient) = found
+    return (
+        relative_difference(found[1][0], found[0][0]),
+        float((gradient - truth).norm() / truth.norm()),
+    )
+
+
+def bench_study(config: StudyBench) -> None:
+    """Time training steps of every batch size; what would not fit is left out and said so."""
+    device = set_up(config.device, config.threads)
+    rows: list[dict[str, object]] = []
+    seconds: dict[str, list[float]] = {}
+    for batch_size in _batch_sizes(config.batch_sizes):
+        fits = batch_size <= config.most_reference
+        names = CONTENDERS if fits else ("fused",)
+        contenders = {name: make(name, batch_size, device) for name in names}
+        timings = alternate(contenders, names[0], config.repeats, device)
+        del contenders
+        for name in names:
+            peak, added = peaks(make, name, batch_size, device=device.type, threads=config.threads)
+            values, ratios = timings.seconds[name], timings.ratios(name)
+            logits, gradient = differences(min(batch_size, config.compared), name)
+            seconds[f"batch {batch_size}: {name}"] = values
+            rows.append(
+                {
+                    "batch": batch_size,
+                    "": name,
+                    "s a mini-batch": _spread(values),
+                    "ms an image": f"{1e3 * median(values) / batch_size:.1f}",
+                    "ratio": f"{median(ratios):.2f}×" if fits else "–",
+                    "peak of the process, GB": f"{peak / GB:.2f}",
+                    "of it for the step, GB": f"{added / GB:.2f}",
+                    "logits off by": f"{logits:.1e}",
+                    "gradient off by": f"{gradient:.1e}",
+                }
+            )
+    write_page(
+        config.out,
+        "vig_study: forward, backward and Adam",
+        f"{config.threads} thread(s), float32. Reference: torch-geometric's GraphConv; plain and "
+        f"fused: --impl. Off by: against torch-geometric in float64 on {config.compared} images, "
+        f"largest difference of the logits and 2-norm of the whole gradient. Above "
+        f"{config.most_reference} images only fused is run: the others need 0.1 GB an image.",
+        rows,
+        seconds,
+        device,
+    )
+
+
+def _batch_sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"--batch-sizes {text}: must be numbers of images, such as 10,100")
+    return sizes
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{median(seconds):.2f} ({min(seconds):.2f} – {max(seconds):.2f})"

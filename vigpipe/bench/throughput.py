@@ -1,0 +1,159 @@
+"""Images a second of a ViG, training and inference, against the formulation everyone uses."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vigpipe.bench.alone import MB, peaks, relative_difference, set_up, write_page
+from vigpipe.bench.measure import alternate
+from vigpipe.bench.options import VigBench
+from vigpipe.bench.reference import ReferenceVig
+from vigpipe.choices import MODELS
+from vigpipe.device import synchronize
+from vigpipe.errors import InputError
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+
+NUM_CLASSES = 1000
+
+
+def make_model(model_name: str, name: str) -> nn.Module:
+    """Reference, plain or fused, each perhaps `compiled`: the same weights."""
+    torch.manual_seed(0)
+    impl = "plain" if name.startswith("plain") else "fused"
+    model = create_model(model_name, num_classes=NUM_CLASSES, impl=impl)
+    assert isinstance(model, VisionGnn)
+    return ReferenceVig(model) if name.startswith("reference") else model
+
+
+def make(
+    model_name: str, name: str, dtype: str, batch_size: int, train: bool, device: torch.device
+) -> Callable[[], Tensor]:
+    """A training step with AdamW, or a forward in evaluation mode; gives the logits."""
+    model = make_model(model_name, name).to(device).train(train)
+    run: Any = torch.compile(model) if name.endswith("compiled") else model
+    generator = torch.Generator().manual_seed(0)
+    size = create_size(model_name)
+    images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
+    if name.startswith("reference") and device.type == "cuda":
+        images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
+    kept = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    lowered = torch.autocast(device.type, kept) if dtype == "bfloat16" else nullcontext()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=not name.startswith("reference"))
+
+    def train_step() -> Tensor:
+        optimizer.zero_grad()
+        with lowered:
+            logits = run(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+        return logits.detach()
+
+    @torch.inference_mode()
+    def infer() -> Tensor:
+        with lowered:
+            return run(images)
+
+    return train_step if train else infer
+
+
+def create_size(model_name: str) -> tuple[int, int]:
+    """Height and width of the images that a model is meant for."""
+    from vigpipe.model.variants import VIG_SHAPES
+
+    return VIG_SHAPES[model_name].img_size
+
+
+def matrix_rate(dtype: str, device: torch.device) -> float:
+    """FLOP/s of a large square matrix product, the best of ten: what this machine can give."""
+    side = 8192 if device.type == "cuda" else 2048
+    kept = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    a, b = (torch.randn(side, side, device=device, dtype=kept) for _ in range(2))
+    times = alternate({"product": lambda: a @ b}, "product", 10, device).seconds["product"]
+    return 2 * side**3 / min(times)
+
+
+def flops(model_name: str, train: bool) -> int:
+    """Of one image, matrix products and convolutions only; a multiply-add is two."""
+    model = make_model(model_name, "fused").train(train)
+    images = torch.randn(1 + train, 3, *create_size(model_name))
+    with FlopCounterMode(display=False) as counter:
+        logits = model(images)
+        if train:
+            logits.sum().backward()
+    return counter.get_total_flops() // len(images)
+
+
+def bench_vig(config: VigBench) -> None:
+    """Time models side by side: ratio to the reference in float32, share of the matrix rate."""
+    device = set_up(config.device, config.threads)
+    rows: list[dict[str, object]] = []
+    seconds: dict[str, list[float]] = {}
+    dtypes = _listed("--dtypes", config.dtypes, ("float32", "bfloat16"))
+    formulations = ("reference", "plain", "fused")
+    if config.compiled:
+        formulations += ("reference, compiled", "fused, compiled")
+    rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
+    for model_name in _listed("--models", config.models, MODELS):
+        for train in (True, False):
+            work = flops(model_name, train)
+            kinds = [(dtype, name) for dtype in dtypes for name in formulations]
+            kinds = [kind for kind in kinds if train or kind[1] != "plain"]
+            names = [f"{name}, {dtype}" for dtype, name in kinds]
+            contenders = {
+                label: make(model_name, name, dtype, config.batch_size, train, device)
+                for label, (dtype, name) in zip(names, kinds, strict=True)
+            }
+            first = {label: contender().float() for label, contender in contenders.items()}
+            timings = alternate(contenders, names[0], config.repeats, device)
+            contenders.clear()
+            synchronize(device)
+            for label, (dtype, name) in zip(names, kinds, strict=True):
+                values, ratios = timings.seconds[label], timings.ratios(label)
+                off = relative_difference(first[label], first[names[0]])
+                arguments = (model_name, name, dtype, config.batch_size, train)
+                _, added = peaks(make, *arguments, device=device.type, threads=config.threads)
+                rate = config.batch_size / median(values)
+                seconds[f"{model_name} {'train' if train else 'infer'}: {label}"] = values
+                rows.append(
+                    {
+                        "model": model_name,
+                        "": "training" if train else "inference",
+                        "formulation": label,
+                        "images/s": f"{rate:.1f}",
+                        "ratio": f"{median(ratios):.2f}× ({min(ratios):.2f} – {max(ratios):.2f})",
+                        "of the matrix rate": f"{rate * work / rates[dtype]:.0%}",
+                        "memory, MB": f"{added / MB:.0f}",
+                        "logits off by": f"{off:.0e}",
+                    }
+                )
+    limits = "; ".join(f"{dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in rates.items())
+    write_page(
+        config.out,
+        "Images a second",
+        f"Batches of {config.batch_size}, {config.threads} thread(s). Training: forward, backward, "
+        f"AdamW; inference: evaluation mode. Ratio: to {names[0]}. The matrix rate is that of a "
+        f"large square product in this run ({limits}); a share of it counts matrix products "
+        "and convolutions as work and everything else as loss. Memory is what the work adds to a "
+        "fresh process. Off by: logits of the first step against those of the first row, largest "
+        "difference; a near-tie that falls the other way shows there.",
+        rows,
+        seconds,
+        device,
+    )
+
+
+def _listed(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
+    listed = [name.strip() for name in text.split(",")]
+    known = tuple(name for name in known if name != "vig_study")
+    for name in listed:
+        if name not in known:
+            raise InputError(f"{flag} {text}: {name!r} is none of {', '.join(known)}")
+    return listed
