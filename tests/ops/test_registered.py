@@ -25,9 +25,9 @@ def test_torch_finds_nothing_wrong_with_them():
     calls = {
         "knn": [(x.detach(), y.detach(), None, 3, 2, True), (x.detach(), None, None, 3, 1, False)],
         "aggregate": [
-            (x, y, graph, None, "max", True),
-            (x, None, graph, None, "max_mean", False),
-            (None, y, graph, torch.rand(2, 10, 4, requires_grad=True), "sum", False),
+            (x, y, graph, None, "max", True, True),
+            (x, None, graph, None, "max_mean", False, True),
+            (None, y, graph, torch.rand(2, 10, 4, requires_grad=True), "sum", False, True),
         ],
         "norm": [
             (x, features(16), features(16), None, None, 1e-5, True),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.utils.model import reparameterize_model
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,6 +38,8 @@ def make(
 ) -> Callable[[], Tensor]:
     """A training step with AdamW, or a forward in evaluation mode; gives the logits."""
     model = make_model(model_name, name).to(device).train(train)
+    if not train and name.startswith("fused"):
+        model = reparameterize_model(model)  # norms folded into the weights
     run: Any = torch.compile(model) if name.endswith("compiled") else model
     generator = torch.Generator().manual_seed(0)
     size = create_size(model_name)
@@ -139,9 +142,9 @@ def bench_vig(config: VigBench) -> None:
         config.out,
         "Images a second",
         f"Batches of {config.batch_size}, {config.threads} thread(s). Training: forward, backward, "
-        f"AdamW; inference: evaluation mode. Ratio: to {names[0]}. The matrix rate is that of a "
-        f"large square product in this run ({limits}); a share of it counts matrix products "
-        "and convolutions as work and everything else as loss. Memory is what the work adds to a "
+        f"AdamW; inference: evaluation mode. Ratio: to the reference in {dtypes[0]}. The matrix rate "
+        f"is that of a large square product in this run ({limits}); a share of it counts matrix "
+        "products and convolutions as work and everything else as loss. Memory is what the work adds to a "
         "fresh process. Off by: logits of the first step against those of the first row, largest "
         "difference; a near-tie that falls the other way shows there.",
         rows,

@@ -1,10 +1,9 @@
 """Pointwise, norm, GELU or not, residual or not: what ViG is made of beside its graphs."""
 
-import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.norm import BatchNorm, make_norm
+from vigpipe.model.norm import BatchNorm, fold_for_good, folded_into, make_norm
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.ops.plain import finished
 
@@ -13,8 +12,7 @@ class Layer(nn.Sequential):
     """A 1x1 convolution and a norm, with the names `0` and `1` as published.
 
     What follows them is done in the same pass over memory where the norm is a BatchNorm; in
-    evaluation mode the norm itself is folded into the weights: BN(W x + b) = (s W) x + s (b - mean)
-    + bias, s = weight / sqrt(variance + eps).
+    evaluation mode the norm itself is folded into the weights.
 
     Args:
         in_channels: channels of the input.
@@ -50,10 +48,13 @@ class Layer(nn.Sequential):
             return finished(norm(pointwise(x)), residual, strength, self.gelu)
         if self.training or not self.fused:
             return norm(pointwise(x), residual, strength, self.gelu)
-        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        weight = pointwise.weight.flatten(1) * scale.unsqueeze(1)
-        bias = (pointwise.bias - norm.running_mean) * scale + norm.bias
+        weight, bias = folded_into(pointwise.weight.flatten(1), pointwise.bias, norm)
         return finished(pointwise.apply_weight(x, weight, bias), residual, strength, self.gelu)
+
+    def fuse(self) -> "Layer":
+        """Fold the norm for good: what `timm.utils.reparameterize_model` asks for."""
+        fold_for_good(self)
+        return self
 
     def extra_repr(self) -> str:
         """What follows the norm."""

@@ -4,6 +4,7 @@ Every layer takes (B, ..., C) and keeps the parameter names of its torch.nn name
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -97,6 +98,32 @@ class BatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """Channels, eps and momentum."""
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
+
+
+def folded_into(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    """Weights and bias of a layer such that the norm behind it, in evaluation mode, is in them.
+
+    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
+
+    Args:
+        weight: (C_out, ...).
+        bias: (C_out,).
+        norm: of C_out channels.
+    """
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    shape = (-1, *[1] * (weight.dim() - 1))
+    return weight * scale.view(shape), (bias - norm.running_mean) * scale + norm.bias
+
+
+@torch.no_grad()
+def fold_for_good(layers: nn.Sequential, index: int = 0) -> None:
+    """Fold the BatchNorm at index + 1 into the layer at index, and put an Identity in its place."""
+    layer: Any = layers[index]
+    norm = layers[index + 1]
+    if isinstance(norm, BatchNorm):
+        weight, bias = folded_into(layer.weight, layer.bias, norm)
+        layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+        layers[index + 1] = nn.Identity()
 
 
 class GroupNorm(nn.GroupNorm):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vigpipe.choices import Norm
 from vigpipe.model.noise import KeyedDropout
-from vigpipe.model.norm import make_norm
+from vigpipe.model.norm import fold_for_good, make_norm
 from vigpipe.model.pointwise import Pointwise
 
 WIDTH = 1024  # of the hidden layer
@@ -51,6 +51,11 @@ class Readout(nn.Sequential):
         self.pool = pool
         classify = Pointwise(WIDTH, num_classes) if num_classes else nn.Identity()
         self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
+
+    def fuse(self) -> "Readout":
+        """Fold the norm for good: what `timm.utils.reparameterize_model` asks for."""
+        fold_for_good(self)
+        return self
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | None, pre_logits: bool = False

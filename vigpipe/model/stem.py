@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.norm import BatchNorm, make_norm
+from vigpipe.model.norm import BatchNorm, fold_for_good, make_norm
 from vigpipe.ops.plain import finished
 
 
@@ -47,6 +47,12 @@ class ConvStem(nn.Module):
             x = y.movedim(-1, 1)
         return x.movedim(1, -1).contiguous()  # free too
 
+    def fuse(self) -> "ConvStem":
+        """Fold the norms for good: what `timm.utils.reparameterize_model` asks for."""
+        for i in range(0, len(self.convs), 3):
+            fold_for_good(self.convs, i)
+        return self
+
 
 class Downsample(nn.Module):
     """Half the height and the width, more channels: between two stages of a pyramid."""
@@ -61,6 +67,11 @@ class Downsample(nn.Module):
         """(B, H, W, C_in) -> (B, H / 2, W / 2, C_out), rounded up."""
         conv, norm = self.conv
         return norm(conv(x.movedim(-1, 1)).movedim(1, -1).contiguous())
+
+    def fuse(self) -> "Downsample":
+        """Fold the norm for good."""
+        fold_for_good(self.conv)
+        return self
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:

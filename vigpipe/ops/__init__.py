@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vigpipe.ops import plain
 
+_MOST_ON_GPU = 256  # neighbours that Triton's kernels hold in registers, or in a byte
 _versions: dict[tuple[str, str], str] = {}  # found so far
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -47,7 +48,7 @@ def knn(
     Returns:
         (B, N, k) int64.
     """
-    if fused and is_fused(x, "knn"):
+    if fused and is_fused(x, "knn", (k - 1) * dilation + 1):
         x, y = x.detach(), None if y is None else y.detach()
         return torch.ops.vigpipe.knn(x, y, bias, k, dilation, loop)
     return plain.knn(x, y, bias, k, dilation, loop)
@@ -84,8 +85,12 @@ def aggregate(
     """
     given = x if y is None else y
     assert given is not None
-    if fused and is_fused(given, "aggregate"):
-        return torch.ops.vigpipe.aggregate(x, y, graph, weights, mode, interleave)[0]
+    if fused and is_fused(given, "aggregate", graph.shape[2]):
+        has_backward = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, y, weights)
+        )
+        arguments = (x, y, graph, weights, mode, interleave, has_backward)
+        return torch.ops.vigpipe.aggregate(*arguments)[0]
     return plain.aggregate(x, y, graph, weights, mode, interleave)
 
 
@@ -155,11 +160,17 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: boo
     return plain.hidden(x, first, bias, second)
 
 
-def is_fused(x: Tensor, name: str) -> bool:
-    """Whether there is a fused operator for this tensor; ONNX knows none of ours."""
+def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
+    """Whether there is a fused operator for this tensor; ONNX knows none of ours.
+
+    Args:
+        x: floating point.
+        name: of the operator.
+        num_neighbours: that it has to rank, or to reduce.
+    """
     if torch.onnx.is_in_onnx_export() or x.is_meta or x.dtype not in _FLOATS:
         return False
-    if x.device.type == "cuda" and x.dtype == torch.float64 and name == "knn":
+    if x.is_cuda and (num_neighbours > _MOST_ON_GPU or (name, x.dtype) == ("knn", torch.float64)):
         return False
     return bool(_version(x.device.type, name))
 

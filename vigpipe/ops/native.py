@@ -86,13 +86,14 @@ def aggregate(
     weights: Tensor | None,
     mode: str,
     interleave: bool,
+    has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `vigpipe.ops.aggregate`; and the ranks of the neighbours that attain the maximum."""
+    """See `vigpipe.ops.aggregate`; and, for a backward, which neighbours attain the maximum."""
     given = x if y is None else y
     assert given is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = given.shape, graph.shape[1:]
     num_pieces = (2 if mode == "max_mean" else 1) + interleave
-    has_winners = mode in ("max", "max_mean")
+    has_winners = has_backward and mode in ("max", "max_mean")
     own, others = _wide(x, given), _wide(given)
     out = others.new_empty(num_images, num_nodes, num_channels * num_pieces)
     winners = torch.empty(

@@ -148,7 +148,9 @@ def norm(
 
 def finished(y: Tensor, residual: Tensor | None, strength: Tensor | None, gelu: bool) -> Tensor:
     """What follows a norm: GELU, and a residual to which each sample is added with its strength."""
-    y = F.gelu(y) if gelu else y
+    if gelu:
+        is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        y = torch.ops.aten.gelu_(y) if is_eager else F.gelu(y)  # y is nobody else's
     if residual is None:
         return y
     if strength is not None:

@@ -16,8 +16,8 @@ from vigpipe.ops import native
 
 _SCHEMAS = {
     "knn": "(Tensor x, Tensor? y, Tensor? bias, int k, int dilation, bool loop) -> Tensor",
-    "aggregate": "(Tensor? x, Tensor? y, Tensor graph, Tensor? weights, str mode, bool interleave)"
-    " -> (Tensor, Tensor)",
+    "aggregate": "(Tensor? x, Tensor? y, Tensor graph, Tensor? weights, str mode, bool interleave, "
+    "bool has_backward) -> (Tensor, Tensor)",
     "aggregate_backward": "(Tensor grad, Tensor? x, Tensor? y, Tensor graph, Tensor winners, "
     "Tensor? weights, str mode, bool interleave) -> (Tensor?, Tensor?, Tensor?)",
     "norm": "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, Tensor? strength, float eps, "
@@ -39,8 +39,10 @@ def _define() -> None:
         from vigpipe.ops import gpu
     except ImportError:  # no Triton
         return
-    for name in ("knn", "aggregate", "aggregate_backward"):
-        _library.impl(name, getattr(gpu, name), "CUDA")
+    # Triton's kernel notes the winners of a maximum for nothing, if there is no backward.
+    _library.impl("aggregate", lambda *arguments: gpu.aggregate(*arguments[:-1]), "CUDA")
+    _library.impl("knn", gpu.knn, "CUDA")
+    _library.impl("aggregate_backward", gpu.aggregate_backward, "CUDA")
 
 
 _define()
@@ -64,13 +66,14 @@ def _(
     weights: Tensor | None,
     mode: str,
     interleave: bool,
+    has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
     given = x if y is None else y
     assert given is not None
     num_images, num_nodes, k = graph.shape
     num_channels = given.shape[2]
     num_pieces = (2 if mode == "max_mean" else 1) + interleave
-    has_winners = mode in ("max", "max_mean")
+    has_winners = has_backward and mode in ("max", "max_mean")
     return (
         given.new_empty((num_images, num_nodes, num_channels * num_pieces)),
         given.new_empty(
@@ -130,7 +133,7 @@ def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _keep_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    x, y, graph, weights, ctx.mode, ctx.interleave = inputs
+    x, y, graph, weights, ctx.mode, ctx.interleave, _ = inputs
     ctx.mark_non_differentiable(output[1])
     # Only sizes of x and y are needed, and the numbers of y under weights; both live anyway.
     ctx.save_for_backward(x, y, graph, output[1], weights)
@@ -140,7 +143,7 @@ def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, 
     d_x, d_y, d_weights = torch.ops.vigpipe.aggregate_backward(
         grad, *ctx.saved_tensors, ctx.mode, ctx.interleave
     )
-    return d_x, d_y, None, d_weights, None, None
+    return d_x, d_y, None, d_weights, None, None, None
 
 
 def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401

@@ -59,23 +59,35 @@ struct Candidates {
 
     // 2 x y - |y|^2 of ROWS rows (ROWS, C) and all candidates: (ROWS, num_strips * STRIP).
     void similarities(const T* rows, T* to) const {
-        using V = Vector<T>;
         for (int64_t strip = 0; strip < num_strips; ++strip) {
-            const T* from = &packed[strip * STRIP * C];
-            V sums[ROWS][COLUMNS] = {};
-            for (int64_t c = 0; c < C; ++c) {
-                V columns[COLUMNS];
-                for (int v = 0; v < COLUMNS; ++v) columns[v] = load(from + c * STRIP + v * WIDTH<T>);
-                for (int r = 0; r < ROWS; ++r)
-                    for (int v = 0; v < COLUMNS; ++v) sums[r][v] += rows[r * C + c] * columns[v];
+            const int64_t left = M - strip * STRIP;  // the last strip may be narrower
+            if (left > 2 * WIDTH<T>) {
+                multiply<COLUMNS>(rows, strip, to);
+            } else if (left > WIDTH<T>) {
+                multiply<2>(rows, strip, to);
+            } else {
+                multiply<1>(rows, strip, to);
             }
-            for (int r = 0; r < ROWS; ++r)
-                for (int v = 0; v < COLUMNS; ++v) {
-                    const int64_t at = strip * STRIP + v * WIDTH<T>;
-                    store<T>(to + r * num_strips * STRIP + at,
-                             T(2) * sums[r][v] - load(&squares[at]));
-                }
         }
+    }
+
+   private:
+    template <int VECTORS>
+    void multiply(const T* rows, int64_t strip, T* to) const {
+        using V = Vector<T>;
+        const T* from = &packed[strip * STRIP * C];
+        V sums[ROWS][VECTORS] = {};
+        for (int64_t c = 0; c < C; ++c) {
+            V columns[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) columns[v] = load(from + c * STRIP + v * WIDTH<T>);
+            for (int r = 0; r < ROWS; ++r)
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] += rows[r * C + c] * columns[v];
+        }
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < VECTORS; ++v) {
+                const int64_t at = strip * STRIP + v * WIDTH<T>;
+                store<T>(to + r * num_strips * STRIP + at, T(2) * sums[r][v] - load(&squares[at]));
+            }
     }
 };
 
@@ -93,7 +105,7 @@ static inline int64_t ordered(double x) {
     return bits ^ ((bits >> 63) & INT64_MAX);
 }
 
-// How many of `num` keys are at least, or greater than, a bound; no branches.
+// How many of `num` keys are at least a bound; no branches.
 template <typename Key>
 static inline Key count_from(const Key* keys, int64_t num, Key bound) {
     Key total = 0;
@@ -137,8 +149,8 @@ class Selection {
     static constexpr int64_t FEW = 128;  // to be sorted by counting
     static constexpr int64_t BLOCK = 16, LANES = 64;
     const int64_t M, num;
-    std::vector<Key> keys, found;
-    std::vector<int64_t> indices, taken, slots;  // slots: what becomes of a place, -1 for nothing
+    std::vector<Key> keys, found, indices;
+    std::vector<int64_t> taken, slots;  // slots: what becomes of a place, -1 for nothing
 
    public:
     // Every dilation-th of the num is asked for.
@@ -152,11 +164,12 @@ class Selection {
         const int64_t size = collect(values);
         if (size > FEW) return sort(size, graph);
         const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
-        for (int64_t i = size; i < padded; ++i) found[i] = std::numeric_limits<Key>::min();
+        Key greater[FEW] = {};  // how many are, than each
+        for (int64_t j = 0; j < size; ++j)
+            for (int64_t i = 0; i < padded; ++i) greater[i] += found[j] > found[i];
         std::fill(taken.begin(), taken.end(), 0);
         for (int64_t i = 0; i < size; ++i) {
-            const int64_t greater = count_from(found.data(), padded, found[i] + 1);
-            const int64_t slot = slots[greater + taken[greater]++];
+            const int64_t slot = slots[greater[i] + taken[greater[i]]++];
             if (slot >= 0) graph[slot] = indices[i];
         }
     }
@@ -191,15 +204,30 @@ class Selection {
             low = *std::min_element(key, key + M);
         }
         low = bound_for(key, M, num, num + num / 8 + 4, low, high, reached);
-        int64_t size = 0;
-        for (int64_t start = 0; start < M; start += BLOCK) {
-            const int64_t end = std::min(start + BLOCK, M);
-            if (count_from(key + start, end - start, low) == 0) continue;
-            for (int64_t j = start; j < end; ++j) {
-                found[size] = key[j];
-                indices[size] = j;
-                size += key[j] >= low;
+        return keep_from(low);
+    }
+
+    // Moves the keys that reach a bound to `found`, in their order, and counts them.
+    int64_t keep_from(Key low) {
+        const Key* key = keys.data();
+        int64_t size = 0, j = 0;
+#if defined(__AVX512F__)
+        if constexpr (sizeof(Key) == 4) {
+            const __m512i bound = _mm512_set1_epi32(low);
+            __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            for (; j + 16 <= M; j += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
+                const __m512i some = _mm512_loadu_si512(key + j);
+                const __mmask16 kept = _mm512_cmpge_epi32_mask(some, bound);
+                _mm512_storeu_si512(&found[size], _mm512_maskz_compress_epi32(kept, some));
+                _mm512_storeu_si512(&indices[size], _mm512_maskz_compress_epi32(kept, index));
+                size += __builtin_popcount(kept);
             }
+        }
+#endif
+        for (; j < M; ++j) {
+            found[size] = key[j];
+            indices[size] = static_cast<Key>(j);
+            size += key[j] >= low;
         }
         return size;
     }
@@ -259,6 +287,22 @@ struct Pieces {
 
 constexpr int64_t BAND = 64;  // channels of a node that are reduced at once
 
+// Piece p of channel c goes to c * count + p.
+template <typename T>
+inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
+    if (count == 1) {
+        std::copy(values[0], values[0] + num, to);
+    } else if (count == 2) {
+        for (int64_t c = 0; c < num; ++c) {
+            to[2 * c] = values[0][c];
+            to[2 * c + 1] = values[1][c];
+        }
+    } else {
+        for (int64_t c = 0; c < num; ++c)
+            for (int p = 0; p < count; ++p) to[c * count + p] = values[p][c];
+    }
+}
+
 template <typename T, typename W>
 void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
                     W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Pieces pieces,
@@ -278,27 +322,25 @@ void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* 
     T* total = pieces.total ? values[piece++] : nullptr;
     for (int64_t c = 0; c < num; c += width) {
         const int64_t left = num - c;
-        V top = load(y + neighbours[0] * C + start + c, left), sums = {};
+        const T* from = y + start + c;
+        V top = load(from + neighbours[0] * C, left), sums = {};
         I winner = {};
         for (int64_t k = 0; k < K; ++k) {
-            const V value = load(y + neighbours[k] * C + start + c, left);
+            const V value = load(from + neighbours[k] * C, left);
             const I better = (value > top) | ((value != value) & (top == top));
             top = better ? value : top;
-            winner = better ? I{} + static_cast<Index>(k) : winner;
-            sums += weights ? weights[k] * value : value;
+            if (winners) winner = better ? I{} + static_cast<Index>(k) : winner;
+            if (mean || total) sums += weights ? weights[k] * value : value;
         }
         const V self = relative ? load(x + start + c, left) : V{};
-        if (largest) {
-            store<T>(largest + c, top - self, left);
-            for (int64_t i = 0; i < width && i < left; ++i) winners[start + c + i] = winner[i];
-        }
+        if (largest) store<T>(largest + c, top - self, left);
+        if (winners)
+            for (int64_t i = 0; i < width && i < left; ++i)
+                winners[start + c + i] = static_cast<W>(winner[i]);
         if (mean) store<T>(mean + c, sums / T(K) - self, left);
         if (total) store<T>(total + c, sums, left);
     }
-    const int count = pieces.count();
-    T* to = out + start * count;
-    for (int64_t c = 0; c < num; ++c)
-        for (int p = 0; p < count; ++p) to[c * count + p] = values[p][c];
+    interleave(values, num, pieces.count(), out + start * pieces.count());
 }
 
 template <typename T, typename W>
