@@ -263,3 +263,28 @@ def test_bfloat16_keeps_to_the_layout_and_near_float32():
     assert ours.losses[0] == pytest.approx(lowered.losses[0], rel=1e-6)  # before any update
     assert lowered.losses != full.losses
     assert lowered.losses[0] == pytest.approx(full.losses[0], rel=0.05)
+
+
+def crossing(rank, world_size, boundary) -> Any:
+    """Two steps of two stages: losses, and the dtypes of what this rank's stage takes and gives."""
+    torch.set_num_threads(1)
+    # No near-tie can flip on a grid.
+    config = replace(BASE, stages=2, microbatches=4, boundary=boundary, graph="grid")
+    worker = make_worker(make_job(config), rank, CPU)
+    ours = trace(worker, 2)
+    part = worker.pipeline.parts[0]
+    return ours, (part.input_dtype, part.output_dtype)
+
+
+def test_a_narrow_boundary_stays_near_a_full_one_and_trains_every_stage():
+    full = run_ranks(crossing, 2, "full")
+    narrow = run_ranks(crossing, 2, "bfloat16")
+    assert [dtypes for _, dtypes in narrow] == [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ]
+    (exact, _), (near, _) = full[1], narrow[1]
+    assert near.losses != exact.losses  # it was rounded on the way
+    assert near.losses == pytest.approx(exact.losses, rel=2e-2)
+    moved = {name.split(".")[0] for name, g in near.gradients[0].items() if g.abs().max() > 0}
+    assert moved >= {"stem", "backbone", "prediction"}

@@ -1,5 +1,6 @@
 """The facts of a run follow from its options."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,15 @@ def test_replicas_share_a_step_between_them():
     shares = [ours.cut(replica).positions(10) for replica in (0, 1)]
     real = torch.cat(shares)
     assert real[real >= 0].tolist() == list(range(10))
+
+
+def test_a_graph_may_not_be_rounded_on_its_way():
+    config = TrainConfig(
+        model="vig_cifar_ti", data="fake", stages=2, microbatches=2, boundary="bfloat16",
+        graph="knn,reuse", image_size=32,
+    )  # fmt: skip
+    cut_between = replace(config, graph="reuse,reuse,reuse,reuse,knn,reuse,reuse,reuse")
+    with pytest.raises(InputError, match=r"--boundary bfloat16: block 4 takes the graph"):
+        prepare(replace(config, graph="knn,reuse,reuse"), torch.float32)
+    assert prepare(cut_between, torch.float32).boundary_dtype == torch.bfloat16
+    assert prepare(replace(config, boundary="full"), torch.float32).boundary_dtype == torch.float32

@@ -38,6 +38,7 @@ Recipe = Literal["imagenet", "cifar"]
 RandomCrop = Literal["box", "shift"]
 Compat = Literal["reference"]
 Impl = Literal["fused", "plain"]
+Boundary = Literal["full", "bfloat16"]
 Recompute = Literal["never", "except-last", "always"]
 
 AGGREGATORS: tuple[str, ...] = get_args(Aggregator)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigpipe.choices import (
+    Boundary,
     Compat,
     Device,
     Dtype,
@@ -84,6 +85,8 @@ class TrainConfig:
         device: where to run; auto takes CUDA if there is a GPU.
         dtype: of weights and features; bfloat16 keeps float32 weights and lowers the matrix
             products.
+        boundary: what crosses from stage to stage: as wide as the weights (full), or rounded to
+            bfloat16, which halves the traffic; then the number of stages shows in the numbers.
         recompute: micro-batches whose features are computed again in the backward instead of kept.
         detect_anomaly: stop at the first block whose features are NaN or infinite.
         threads: threads a rank; else OMP_NUM_THREADS, else the host's cores divided by its ranks.
@@ -149,6 +152,7 @@ class TrainConfig:
     sync: Sync = "double"
     device: Device = "auto"
     dtype: Dtype = "float32"
+    boundary: Boundary = "full"
     recompute: Recompute = "never"
     detect_anomaly: bool = False
     threads: int | None = None

@@ -21,6 +21,7 @@ from vigpipe.errors import InputError
 from vigpipe.model.entries import FewNodesWarning
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import fit, load_weights, read_weights, to_reference_names
 from vigpipe.parallel.mesh import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
@@ -82,6 +83,11 @@ class Job:
         """Micro-batches of a step, the first ones, whose activations are computed twice."""
         most = self.layout.num_microbatches
         return {"never": 0, "except-last": most - 1, "always": most}[self.config.recompute]
+
+    @property
+    def boundary_dtype(self) -> torch.dtype:
+        """What crosses from stage to stage."""
+        return torch.bfloat16 if self.config.boundary == "bfloat16" else self.dtype
 
     def build(self) -> StagedModel:
         """The unsplit model with the weights of the seed, or of the file."""
@@ -181,6 +187,8 @@ def prepare(
     layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
     plan = plan or even_plan(num_blocks, num_ranks * virtual)
 
+    if config.boundary == "bfloat16":
+        _check_boundaries(model, plan)
     pieces = layout.num_microbatches * layout.num_replicas
     assert config.batch_size is not None
     fewest = min(config.batch_size, len(source.train))
@@ -194,6 +202,19 @@ def prepare(
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = tuple(str(warning.message) for warning in caught)
     return Job(config, source, layout, plan, order, dtype, notes)
+
+
+def _check_boundaries(model: StagedModel, plan: Plan) -> None:
+    """Raise InputError if a graph's indices would cross a boundary in bfloat16, exact up to 256."""
+    if not isinstance(model, VisionGnn):
+        return
+    for stage in plan.stages[1:]:
+        if model.entries[stage[0]].num_given:
+            raise InputError(
+                f"--boundary bfloat16: block {stage[0]} takes the graph of the block before it, in "
+                "another stage, whose indices bfloat16 would round; cut elsewhere, or choose a "
+                "--graph without reuse and lookahead, or --boundary full"
+            )
 
 
 def _augment(config: TrainConfig) -> bool | Augmentation:

@@ -89,7 +89,7 @@ def measure(job: Job, rank: int, device: torch.device, rows: Sequence[int]) -> P
     model = worker.models[0]
     names = ["stem", *(f"block {name}" for name in model.numbered_blocks), "readout"]
     boundaries = [prod(model.boundary_shape(i)) for i in range(model.span[1] + 1)]
-    width = torch.empty(0, dtype=job.dtype).element_size()
+    width = job.boundary_dtype.itemsize
     pieces = [
         Piece(
             name=name,

@@ -144,10 +144,8 @@ def make_worker(
     models = cut_parts(job.build, job.plan, part_indices)
     rows = job.cut(0).rows
     autocast = config.dtype == "bfloat16"
-    parts = [
-        Part(m, rows, job.image_shape, job.dtype, autocast, job.num_recomputed).to(device)
-        for m in models
-    ]
+    options = (job.dtype, autocast, job.boundary_dtype, job.num_recomputed)
+    parts = [Part(model, rows, job.image_shape, *options).to(device) for model in models]
 
     holder = nn.ModuleList(models)
     ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
@@ -157,8 +155,10 @@ def make_worker(
         parts, replicas.modules, part_indices, layout, device, stage_group, Loss(), recorder
     )
     assert config.opt is not None
+    # One pass over weights, gradients and moments, where torch has it.
+    fused: dict[str, Any] = {"fused": True} if config.opt in ("adam", "adamw", "sgd") else {}
     optimizer = create_optimizer_v2(
-        _parameter_groups(job, models), opt=config.opt, lr=config.lr, weight_decay=0.0
+        _parameter_groups(job, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
     )
     return Worker(
         job=job,

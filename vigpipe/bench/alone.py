@@ -13,20 +13,32 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.bench.measure import NUM_WARMUP
-from vigpipe.device import keep_freed_memory, peak_bytes, synchronize
+from vigpipe.bench.options import OpsBench
+from vigpipe.device import choose_device, keep_freed_memory, peak_bytes, synchronize
+from vigpipe.errors import InputError
 from vigpipe.origin import origin
 from vigpipe.timing.record import make_output_folder
 
 MB = 1e6
 
 
-def set_up(device_name: str, threads: int) -> torch.device:
-    """Threads and allocator as a rank has them; the device."""
+def set_up(config: OpsBench) -> torch.device:
+    """Threads and allocator as a rank has them; the device.
+
+    Raises:
+        InputError: a count below 1, or no such device.
+    """
+    for name in ("repeats", "threads"):
+        if getattr(config, name) < 1:
+            raise InputError(f"--{name} {getattr(config, name)}: must be at least 1")
+    device = choose_device(config.device, 0, 1)
+    _settle(config.threads)
+    return device
+
+
+def _settle(threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
-    if device_name == "auto":
-        device_name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device_name)
 
 
 def peaks(
@@ -62,7 +74,8 @@ def _measure_peaks(
     device_name: str,
     threads: int,
 ) -> None:
-    device = set_up(device_name, threads)
+    device = torch.device(device_name)
+    _settle(threads)
     contender = make(*arguments, device=device)
     gc.collect()
     if device.type == "cuda":

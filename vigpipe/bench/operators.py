@@ -78,7 +78,7 @@ def compare(
 
 def bench_ops(config: OpsBench) -> None:
     """Time the cases, compare results and gradients, and measure memory."""
-    device = set_up(config.device, config.threads)
+    device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     for case in CASES:

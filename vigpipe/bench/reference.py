@@ -7,6 +7,8 @@ as its author wrote it, with torch-geometric's GraphConv. Names of the parameter
 `vigpipe.model`, so weights load from one into the other.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -155,7 +157,11 @@ class ReferenceVig(nn.Module):
 class _StudyGrapher(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        from torch_geometric.nn import GraphConv
+        with (
+            warnings.catch_warnings()
+        ):  # it scripts functions as it is imported, which is deprecated
+            warnings.simplefilter("ignore", FutureWarning)
+            from torch_geometric.nn import GraphConv
 
         self.fc1 = nn.Sequential(nn.Linear(3, 256), nn.BatchNorm1d(256))
         self.graph_conv = GraphConv(256, 256)

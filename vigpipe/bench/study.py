@@ -71,7 +71,7 @@ def differences(batch_size: int, name: str) -> tuple[float, float]:
 
 def bench_study(config: StudyBench) -> None:
     """Time training steps of every batch size; what would not fit is left out and said so."""
-    device = set_up(config.device, config.threads)
+    device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     for batch_size in _batch_sizes(config.batch_sizes):

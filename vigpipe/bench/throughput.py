@@ -96,7 +96,7 @@ def flops(model_name: str, train: bool) -> int:
 
 def bench_vig(config: VigBench) -> None:
     """Time models side by side: ratio to the reference in float32, share of the matrix rate."""
-    device = set_up(config.device, config.threads)
+    device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     dtypes = _listed("--dtypes", config.dtypes, ("float32", "bfloat16"))
@@ -142,11 +142,12 @@ def bench_vig(config: VigBench) -> None:
         config.out,
         "Images a second",
         f"Batches of {config.batch_size}, {config.threads} thread(s). Training: forward, backward, "
-        f"AdamW; inference: evaluation mode. Ratio: to the reference in {dtypes[0]}. The matrix rate "
-        f"is that of a large square product in this run ({limits}); a share of it counts matrix "
-        "products and convolutions as work and everything else as loss. Memory is what the work adds to a "
-        "fresh process. Off by: logits of the first step against those of the first row, largest "
-        "difference; a near-tie that falls the other way shows there.",
+        "AdamW; inference: evaluation mode, norms folded into the weights where fused. Ratio: to "
+        f"the reference in {dtypes[0]}. The matrix rate is that of a large square product in this "
+        f"run ({limits}); a share of it counts matrix products and convolutions as work and "
+        "everything else as loss. Memory is what the work adds to a fresh process. Off by: logits "
+        "of the first step against those of the first row, largest difference; a near-tie that "
+        "falls the other way shows there.",
         rows,
         seconds,
         device,

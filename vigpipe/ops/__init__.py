@@ -184,13 +184,16 @@ def versions(device_type: str) -> dict[str, str]:
     return served
 
 
-@torch.compiler.assume_constant_result
 def _version(device_type: str, name: str) -> str:
     """The fused version of an operator on a device, loaded; empty if there is none."""
     key = device_type, name
     if key not in _versions:
         _versions[key] = _find_version(device_type, name)
     return _versions[key]
+
+
+# What torch.compiler.assume_constant_result sets; to call it takes 2 s, as it imports dynamo.
+_version._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _find_version(device_type: str, name: str) -> str:

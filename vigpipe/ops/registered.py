@@ -35,9 +35,11 @@ def _define() -> None:
     for name, schema in _SCHEMAS.items():
         _library.define(name + schema)
         _library.impl(name, getattr(native, name), "CPU")
+    if not torch.cuda.is_available():  # importing Triton takes half a second
+        return
     try:
         from vigpipe.ops import gpu
-    except ImportError:  # no Triton
+    except ImportError:
         return
     # Triton's kernel notes the winners of a maximum for nothing, if there is no backward.
     _library.impl("aggregate", lambda *arguments: gpu.aggregate(*arguments[:-1]), "CUDA")

@@ -104,8 +104,10 @@ class Pipeline:
                 # Both, so that torch need not probe the model (which would move BatchNorm's
                 # statistics), and floating boundaries requiring grad, or torch 2.13+ makes no slot
                 # for their gradients.
-                input_args=_example(part.input_shape, part.dtype, grad=not part.model.has_stem),
-                output_args=_example(part.output_shape, part.dtype, grad=True),
+                input_args=_example(
+                    part.input_shape, part.input_dtype, grad=not part.model.has_stem
+                ),
+                output_args=_example(part.output_shape, part.output_dtype, grad=True),
                 group=stage_group,
             )
             for part, module, index in zip(parts, modules, part_indices, strict=True)

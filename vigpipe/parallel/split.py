@@ -54,8 +54,9 @@ class Part(nn.Module):
         model: what `Cuttable.keep` left.
         rows: rows of a micro-batch, padding included.
         image_shape: (C, H, W) of the images.
-        dtype: of the weights and of what crosses a boundary.
+        dtype: of the weights.
         autocast: run the matrix products in bfloat16.
+        boundary: dtype of what crosses from stage to stage; by default that of the weights.
         num_recomputed: micro-batches of a step, the first ones, whose activations are computed
             again in the backward.
     """
@@ -67,10 +68,14 @@ class Part(nn.Module):
         image_shape: tuple[int, ...],
         dtype: torch.dtype,
         autocast: bool,
+        boundary: torch.dtype | None = None,
         num_recomputed: int = 0,
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.autocast = model, dtype, autocast
+        boundary = boundary or dtype
+        self.input_dtype = dtype if model.has_stem else boundary
+        self.output_dtype = dtype if model.has_readout else boundary
         self.num_recomputed, self.num_forwards = num_recomputed, 0
         start, end = (model.boundary_shape(block) for block in model.span)
         self.input_shape = (rows, *(image_shape if model.has_stem else start))
@@ -89,8 +94,8 @@ class Part(nn.Module):
             return self._connected_zeros(x)
         lowered = torch.autocast(x.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with lowered:
-            y = self.model(x[:num_samples], keys[:num_samples])
-        y = y.to(self.dtype).contiguous()  # what crosses a boundary has to be
+            y = self.model(x[:num_samples].to(self.dtype), keys[:num_samples])
+        y = y.to(self.output_dtype).contiguous()  # what crosses a boundary has to be
         if num_samples == len(keys):
             return y
         return torch.cat((y, y.new_zeros(len(keys) - num_samples, *y.shape[1:])))
@@ -101,7 +106,7 @@ class Part(nn.Module):
         zero = 0 * x.sum()
         for parameter in self.parameters():
             zero = zero + 0 * parameter.sum()
-        return zero.to(self.dtype).expand(self.output_shape).contiguous()
+        return zero.to(self.output_dtype).expand(self.output_shape).contiguous()
 
 
 def cut_parts(build: Callable[[], Model], plan: Plan, part_indices: tuple[int, ...]) -> list[Model]:

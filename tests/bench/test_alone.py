@@ -1,0 +1,139 @@
+"""Benchmarks in one process: the reference formulations, memory, and the pages."""
+
+import csv
+import re
+
+import pytest
+import torch
+
+from vigpipe.bench import operators, study, throughput
+from vigpipe.bench.alone import peaks
+from vigpipe.bench.reference import ReferenceStudy, ReferenceVig
+from vigpipe.cli import main
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+
+
+def allocate(megabytes, device):
+    """A contender that takes so much, and keeps it."""
+    kept = []
+    return lambda: kept or kept.append(torch.ones(int(megabytes * 1e6) // 4, device=device))
+
+
+def no_memory(*args, **kwargs):
+    return 2e6, 1e6
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch, capsys):
+    """Run a benchmark without measuring memory; gives its page and its rows."""
+    monkeypatch.chdir(tmp_path)
+    for module in (operators, study, throughput):
+        monkeypatch.setattr(module, "peaks", no_memory)
+    threads = torch.get_num_threads()
+
+    def run(*arguments):
+        assert main(["bench", *arguments, "--threads", "1", "--out", "out"]) == 0
+        text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        with (tmp_path / "out" / "rows.csv").open(encoding="utf-8") as file:
+            return text, list(csv.DictReader(file))
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_the_reference_is_the_same_model():
+    torch.manual_seed(0)
+    for name in ("vig_cifar_ti", "pvig_cifar_ti"):
+        model = create_model(name, num_classes=5).double().train()
+        assert isinstance(model, VisionGnn)
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+        reference = ReferenceVig(model).double().train()
+        torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
+    model = create_model("vig_study", num_classes=10).double().train()
+    reference = ReferenceStudy().double()
+    reference.load_state_dict(model.state_dict())
+    images = torch.rand(2, 3, 6, 5, dtype=torch.float64)
+    model = create_model("vig_study", num_classes=10, img_size=(6, 5)).double().train()
+    model.load_state_dict(reference.state_dict())
+    torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
+
+
+def test_memory_is_what_the_work_adds():
+    peak, added = peaks(allocate, 200.0, device="cpu", threads=1)
+    assert 195e6 < added < 230e6
+    assert peak > added + 50e6  # torch itself
+
+
+def test_a_contender_that_dies_is_told():
+    with pytest.raises(RuntimeError, match=r"allocate\(\('no number',\)|allocate.*ended early"):
+        peaks(allocate, "no number", device="cpu", threads=1)
+
+
+def test_operators(page, monkeypatch):
+    monkeypatch.setattr(operators, "CASES", (operators.Case(2, 30, 16, 4, 2),))
+    text, rows = page("ops", "--repeats", "2")
+    assert len(rows) == 3 * 2
+    fused = re.search(r"\| fused .*", text)
+    assert fused is not None
+    cells = [cell.strip() for cell in fused[0].split("|")]
+    assert float(cells[-2]) < 1e-5  # the gradient, on the reference's graph
+    assert "`vigpipe " in text
+
+
+def test_the_study(page):
+    text, rows = page(
+        "study",
+        "--batch-sizes",
+        "2,3",
+        "--most-reference",
+        "2",
+        "--compared",
+        "2",
+        "--repeats",
+        "1",
+    )
+    assert [row["contender"] for row in rows] == [
+        "batch 2: reference", "batch 2: plain", "batch 2: fused", "batch 3: fused"
+    ]  # fmt: skip
+    assert "vig_study: forward, backward and Adam" in text
+
+
+def test_throughput(page):
+    text, rows = page(
+        "vig",
+        "--models",
+        "vig_cifar_ti",
+        "--dtypes",
+        "float32",
+        "--batch-size",
+        "2",
+        "--repeats",
+        "1",
+    )
+    assert len(rows) == 5  # three that train, two that only look
+    assert "of the matrix rate" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vig", "--models", "vig_study"], "--models vig_study: 'vig_study' is none of vig_digits"),
+        (
+            ["vig", "--dtypes", "float16"],
+            "--dtypes float16: 'float16' is none of float32, bfloat16",
+        ),
+        (["study", "--batch-sizes", "ten"], "--batch-sizes ten: must be numbers of images"),
+        (["study", "--batch-sizes", "0"], "--batch-sizes 0: must be numbers of images"),
+        (["ops", "--repeats", "0"], "--repeats 0: must be at least 1"),
+        (["ops", "--threads", "0"], "--threads 0: must be at least 1"),
+        (["ops", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
