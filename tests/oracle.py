@@ -13,6 +13,7 @@ from vigpipe.data.shards import epoch_order
 from vigpipe.job import Job
 from vigpipe.model.noise import sample_keys
 from vigpipe.model.norm import BatchNorm
+from vigpipe.model.study import StudyFFN, StudyGrapher
 
 
 class FirstOf:
@@ -59,6 +60,18 @@ def oracle(job: Job, num_steps: int) -> Trace:
         norm.momentum = 0.0  # its own update then moves nothing
         seen[name] = []
         norm.register_forward_pre_hook(keep_inputs_of(name))
+    # vig_study folds a linear layer and its norm, which then is not called: what it would be given.
+    unfolded: dict[str, list[torch.Tensor]] = {name: [] for name in norms}
+
+    def keep_linear_of(name: str, linear: torch.nn.Module):
+        def keep(_, inputs):
+            unfolded[name].append(linear(inputs[0]).detach().flatten(0, -2))
+
+        return keep
+
+    for name, part in model.named_modules():
+        if isinstance(part, StudyGrapher | StudyFFN):
+            part.register_forward_pre_hook(keep_linear_of(f"{name}.fc1.1", part.fc1[0]))
     config = job.config
     assert config.opt is not None
     assert config.weight_decay is not None
@@ -68,6 +81,7 @@ def oracle(job: Job, num_steps: int) -> Trace:
         lr=config.lr,
         weight_decay=config.weight_decay,
         layer_decay=None if config.layer_decay == 1 else config.layer_decay,
+        fused=True,  # rounds in its own way, and so do near-ties after it
     )
     for group in optimizer.param_groups:
         group["lr"] *= group.get("lr_scale", 1.0)
@@ -113,8 +127,9 @@ def oracle(job: Job, num_steps: int) -> Trace:
             parameter.grad = gradients[name].clone()
         optimizer.step()
         for name, norm in norms.items():
-            rows = torch.cat(seen[name]).double()
+            rows = torch.cat(seen[name] or unfolded[name]).double()
             seen[name].clear()
+            unfolded[name].clear()
             norm.running_mean += 0.1 * (rows.mean(0) - norm.running_mean)
             norm.running_var += 0.1 * (rows.var(0) - norm.running_var)
     for name, tensor in model.state_dict().items():

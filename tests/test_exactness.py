@@ -288,3 +288,16 @@ def test_a_narrow_boundary_stays_near_a_full_one_and_trains_every_stage():
     assert near.losses == pytest.approx(exact.losses, rel=2e-2)
     moved = {name.split(".")[0] for name, g in near.gradients[0].items() if g.abs().max() > 0}
     assert moved >= {"stem", "backbone", "prediction"}
+
+
+# Dynamo itself looks at gradients of tensors that have none.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_blocks_do_the_same_and_keep_to_the_layout():
+    # Micro-batches of one size: each block compiles once.
+    config = replace(BASE, batch_size=8, drop_path=0.0, dropout=0.0, graph="grid", dtype="float64")
+    eager, compiled = on_ranks(
+        [replace(config, microbatches=2, compile=c) for c in (False, True)], 1, 16
+    )
+    (piped,) = on_ranks([replace(config, microbatches=2, compile=True, stages=2)], 2, 16)
+    assert_within(compiled, eager, torch.float64)
+    assert_identical(piped, compiled)

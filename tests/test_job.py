@@ -144,3 +144,9 @@ def test_a_graph_may_not_be_rounded_on_its_way():
         prepare(replace(config, graph="knn,reuse,reuse"), torch.float32)
     assert prepare(cut_between, torch.float32).boundary_dtype == torch.bfloat16
     assert prepare(replace(config, boundary="full"), torch.float32).boundary_dtype == torch.float32
+
+
+def test_compiled_blocks_are_not_recomputed():
+    config = TrainConfig(compile=True, recompute="always")
+    with pytest.raises(InputError, match=r"--compile with --recompute always: "):
+        prepare(config, torch.float32)

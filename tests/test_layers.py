@@ -61,6 +61,11 @@ def test_layers_do_not_import_one_another(layer):
     assert found == []
 
 
+def test_the_operators_know_of_nothing_else():
+    found = [(f, n) for f, n in imports_of_layer("ops") if is_within(n, "vigpipe")]
+    assert [(f, n) for f, n in found if not is_within(n, "vigpipe.ops")] == []
+
+
 def test_the_model_does_not_know_of_ranks():
     found = [(f, n) for f, n in imports_of_layer("model") if is_within(n, "torch.distributed")]
     assert found == []

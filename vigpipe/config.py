@@ -50,6 +50,8 @@ class TrainConfig:
         compat: reference keeps the quirks of the published code, for its weights.
         impl: fused operators where there are any (vigpipe doctor says which), or plain torch
             everywhere; for the same weights and, up to rounding, the same numbers.
+        compile: run every block through torch.compile; it pays on GPUs, where it fuses what has no
+            operator of ours.
         norm: normalisation layer; the result of layer and group does not depend on the
             micro-batches.
         drop_path: drop-path rate of the last block, rising linearly from 0 in the first.
@@ -124,6 +126,7 @@ class TrainConfig:
     stem_stride: int | None = None
     compat: Compat | None = None
     impl: Impl = "fused"
+    compile: bool = False
     norm: Norm = "batch"
     drop_path: float | None = None
     dropout: float = 0.0

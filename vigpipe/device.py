@@ -61,6 +61,11 @@ def keep_freed_memory() -> None:
         mallopt(top_pad, 1 << 26)  # bytes by which it grows
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether images must be copied to it; from pinned pages it fetches them by itself."""
+    return device.type == "cuda"
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":

@@ -187,6 +187,11 @@ def prepare(
     layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
     plan = plan or even_plan(num_blocks, num_ranks * virtual)
 
+    if config.compile and config.recompute != "never":
+        raise InputError(
+            f"--compile with --recompute {config.recompute}: a compiled block cannot tell a "
+            "repetition from a first run, and BatchNorm would count twice; leave one out"
+        )
     if config.boundary == "bfloat16":
         _check_boundaries(model, plan)
     pieces = layout.num_microbatches * layout.num_replicas

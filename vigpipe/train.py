@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vigpipe.checkpoint import gather_named, save_weights
 from vigpipe.config import MODEL_DEFAULTS, as_toml
 from vigpipe.data.shards import ReplicaBatch, epoch_order, repeated, replica_batches
-from vigpipe.device import hardware, peak_bytes, synchronize
+from vigpipe.device import hardware, has_own_memory, peak_bytes, synchronize
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
 from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
@@ -137,6 +137,7 @@ def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
             with_images=worker.pipeline.has_first,
             with_labels=worker.pipeline.has_last,
             dtype=job.dtype,
+            pin=has_own_memory(worker.device),
         )
         seen = 0
         for batch in batches:

@@ -149,6 +149,9 @@ def make_worker(
 
     holder = nn.ModuleList(models)
     ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
+    if config.compile:
+        for block in (block for model in models for block in model.numbered_blocks.values()):
+            block.compile(dynamic=False)  # in place: names and shapes stay
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
     replicas = Replicas(parts, replica_group, config.sync, reducing)
     pipeline = Pipeline(

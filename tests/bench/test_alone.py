@@ -78,7 +78,7 @@ def test_operators(page, monkeypatch):
     assert fused is not None
     cells = [cell.strip() for cell in fused[0].split("|")]
     assert float(cells[-2]) < 1e-5  # the gradient, on the reference's graph
-    assert "`vigpipe " in text
+    assert "- command: `vigpipe" in text
 
 
 def test_the_study(page):

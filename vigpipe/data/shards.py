@@ -124,6 +124,7 @@ def replica_batches(
     with_images: bool,
     with_labels: bool,
     dtype: torch.dtype = torch.float32,
+    pin: bool = False,
 ) -> Iterator[ReplicaBatch]:
     """Yield one replica's share of every step of an epoch; reads only what this rank needs.
 
@@ -140,6 +141,7 @@ def replica_batches(
         with_images: read the images (first stage).
         with_labels: read the labels (last stage).
         dtype: of the images, and of labels that are probabilities.
+        pin: put the images into pages that a GPU reads by itself, while this process goes on.
     """
     starts = range(0, len(order), cut.batch_size)
 
@@ -160,7 +162,7 @@ def replica_batches(
         real = positions >= 0
         images = labels = None
         if pictures is not None:
-            images = _padded(next(pictures).to(dtype), real, 0)
+            images = _padded(next(pictures).to(dtype), real, 0, pin)
         if with_labels:
             labels = _padded(torch.from_numpy(split.labels[order[mine]]), real, NO_LABEL)
         if mix is not None:
@@ -189,9 +191,10 @@ def _mixed(
     return soft
 
 
-def _padded(values: Tensor, real: Tensor, fill: int) -> Tensor:
+def _padded(values: Tensor, real: Tensor, fill: int, pin: bool = False) -> Tensor:
     # A fresh tensor even where there is no padding: convolutions choose their way by strides, and
     # those of one-channel images tell two memory formats apart only by chance.
-    padded = torch.full((len(real), *values.shape[1:]), fill, dtype=values.dtype)
+    shape = (len(real), *values.shape[1:])
+    padded = torch.full(shape, fill, dtype=values.dtype, pin_memory=pin)
     padded[real] = values
     return padded
