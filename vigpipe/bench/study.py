@@ -77,11 +77,16 @@ def bench_study(config: StudyBench) -> None:
     for batch_size in _batch_sizes(config.batch_sizes):
         fits = batch_size <= config.most_reference
         names = CONTENDERS if fits else ("fused",)
+        # Before this process has grown: two at once might not fit.
+        memory = {
+            name: peaks(make, name, batch_size, device=device.type, threads=config.threads)
+            for name in names
+        }
         contenders = {name: make(name, batch_size, device) for name in names}
         timings = alternate(contenders, names[0], config.repeats, device)
         del contenders
         for name in names:
-            peak, added = peaks(make, name, batch_size, device=device.type, threads=config.threads)
+            peak, added = memory[name]
             values, ratios = timings.seconds[name], timings.ratios(name)
             logits, gradient = differences(min(batch_size, config.compared), name)
             seconds[f"batch {batch_size}: {name}"] = values

@@ -1,16 +1,14 @@
-"""The fused operators as custom operators of torch: schemas, devices, shapes, gradients, FLOPs.
+"""The fused operators as custom operators of torch: schemas, devices, shapes, gradients.
 
 `torch.library.Library` and no `custom_op`: the latter checks every call for aliases, which costs
 more than a small operator.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
-from torch.utils.flop_counter import register_flop_formula
 
 from vigpipe.ops import native
 
@@ -173,33 +171,3 @@ def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN
 register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_keep_aggregate)
 register_autograd("vigpipe::norm", _norm_backward, setup_context=_keep_norm)
 register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_keep_hidden)
-
-
-# ---- FLOPs: matrix products only, as torch counts -----------------------------------------------
-
-
-def _knn_flops(x: Sequence[int], y: Sequence[int] | None, *_: object, **__: object) -> int:
-    num_images, num_nodes, num_channels = x
-    return 2 * num_images * num_nodes * (num_nodes if y is None else y[1]) * num_channels
-
-
-def _hidden_flops(
-    x: Sequence[int], first: Sequence[int], bias: object, second: Sequence[int], **_: object
-) -> int:
-    return 2 * x[0] * first[1] * (first[0] + second[0])
-
-
-def _hidden_backward_flops(
-    grad: object,
-    x: Sequence[int],
-    first: Sequence[int],
-    bias: object,
-    second: Sequence[int],
-    **_: object,
-) -> int:
-    return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])  # the hidden layer once more
-
-
-register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
-register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
-register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)

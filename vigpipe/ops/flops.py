@@ -1,0 +1,38 @@
+"""FLOPs of the fused operators for torch's counter: matrix products only, as it counts others.
+
+Imported by `vigpipe.register` when the counter is, which takes 70 MB.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from vigpipe.ops import registered  # noqa: F401  defines the operators
+
+
+def _knn_flops(x: Sequence[int], y: Sequence[int] | None, *_: object, **__: object) -> int:
+    num_images, num_nodes, num_channels = x
+    return 2 * num_images * num_nodes * (num_nodes if y is None else y[1]) * num_channels
+
+
+def _hidden_flops(
+    x: Sequence[int], first: Sequence[int], bias: object, second: Sequence[int], **_: object
+) -> int:
+    return 2 * x[0] * first[1] * (first[0] + second[0])
+
+
+def _hidden_backward_flops(
+    grad: object,
+    x: Sequence[int],
+    first: Sequence[int],
+    bias: object,
+    second: Sequence[int],
+    **_: object,
+) -> int:
+    return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])  # the hidden layer once more
+
+
+register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
+register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
+register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)
