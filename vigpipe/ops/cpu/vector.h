@@ -110,7 +110,8 @@ static inline Vector<float> reciprocal(Vector<float> x) {
 static inline Gaussian<float> gaussian(Vector<float> z) {
     using V = Vector<float>;
     V a = z < 0 ? -z : z;
-    a = a < 13.0f ? a : all(13.0f);  // behind it both are 0 in float; NaN comes back below
+    // Behind 12.8 both are next to 0, and denormal numbers would be slow. NaN comes back below.
+    a = a < 12.8f ? a : all(12.8f);
     V t = reciprocal(1.0f + 0.3f * a);
     V g = t * 0.0383344066f - 0.168952607f;
     g = g * t + 0.228218579f;
@@ -121,7 +122,7 @@ static inline Gaussian<float> gaussian(Vector<float> z) {
     g = g * t + 0.119493053f;
     g = g * t + 6.85347836e-06f;
 
-    V y = a * a * -0.721347520f;  // -a^2 / 2 in powers of two, at least -122
+    V y = a * a * -0.721347520f;  // -a^2 / 2 in powers of two, at least -119
     V shifted = y + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are y, rounded
     V rest = y - (shifted - 12582912.0f);
     V p = rest * 0.00132764068f + 0.00967554043f;
