@@ -8,6 +8,7 @@ as its author wrote it, with torch-geometric's GraphConv. Names of the parameter
 """
 
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -154,17 +155,19 @@ class ReferenceVig(nn.Module):
         return self.prediction(F.adaptive_avg_pool2d(x, 1)).flatten(1)
 
 
+def _torch_geometric() -> Any:  # noqa: ANN401
+    with warnings.catch_warnings():  # of what it does itself while it is imported
+        warnings.simplefilter("ignore")
+        import torch_geometric.nn
+        import torch_geometric.utils
+    return torch_geometric
+
+
 class _StudyGrapher(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        with (
-            warnings.catch_warnings()
-        ):  # it scripts functions as it is imported, which is deprecated
-            warnings.simplefilter("ignore", FutureWarning)
-            from torch_geometric.nn import GraphConv
-
         self.fc1 = nn.Sequential(nn.Linear(3, 256), nn.BatchNorm1d(256))
-        self.graph_conv = GraphConv(256, 256)
+        self.graph_conv = _torch_geometric().nn.GraphConv(256, 256)
         self.fc2 = nn.Sequential(nn.Linear(256, 3), nn.BatchNorm1d(3))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
@@ -197,10 +200,8 @@ class ReferenceStudy(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, 10)."""
-        from torch_geometric.utils import grid
-
         num_images, _, height, width = images.shape
-        edges = grid(height, width)[0]
+        edges = _torch_geometric().utils.grid(height, width)[0]
         edges = edges[:, edges[0] != edges[1]]  # (2, E), without loops
         offsets = torch.arange(num_images).view(-1, 1, 1) * (height * width)
         edges = (edges + offsets).transpose(0, 1).flatten(1)

@@ -1,9 +1,9 @@
-// The kNN graph and the aggregation over it, without a (B, N, M) or (B, N, K, C) tensor.
+// The kNN graph without a (B, N, M) tensor.
 //
 //     x (B, N, C) nodes   y (B, M, C) candidates   bias (1 or B, N, M)   graph (B, N, K) int64
 //
-// kNN: ROWS nodes at a time, their similarities to all candidates, a matrix product whose result
-// stays in cache, then the best of every row. Equal similarities: the lower index first.
+// ROWS nodes at a time, their similarities to all candidates, a matrix product whose result stays
+// in cache, then the best of every row. Equal similarities: the lower index first.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -278,162 +278,9 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
     }
 }
 
-// What is made of the neighbours y_j of a node x_i. With `relative`, x_i is taken off maximum and
-// mean; `with_self` puts x_i first. Pieces of a channel stand beside each other.
-struct Pieces {
-    bool max, mean, total, with_self;
-    int count() const { return max + mean + total + with_self; }
-};
-
-constexpr int64_t BAND = 64;  // channels of a node that are reduced at once
-
-// Piece p of channel c goes to c * count + p.
-template <typename T>
-inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
-    if (count == 1) {
-        std::copy(values[0], values[0] + num, to);
-    } else if (count == 2) {
-        for (int64_t c = 0; c < num; ++c) {
-            to[2 * c] = values[0][c];
-            to[2 * c + 1] = values[1][c];
-        }
-    } else {
-        for (int64_t c = 0; c < num; ++c)
-            for (int p = 0; p < count; ++p) to[c * count + p] = values[p][c];
-    }
-}
-
-template <typename T, typename W>
-void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
-                    W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Pieces pieces,
-                    bool relative) {
-    using V = Vector<T>;
-    using I = Whole<T>;
-    using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-    T values[4][BAND];
-    int piece = 0;
-    const int64_t width = WIDTH<T>;
-    if (pieces.with_self) {
-        for (int64_t c = 0; c < num; ++c) values[piece][c] = x[start + c];
-        ++piece;
-    }
-    T* largest = pieces.max ? values[piece++] : nullptr;
-    T* mean = pieces.mean ? values[piece++] : nullptr;
-    T* total = pieces.total ? values[piece++] : nullptr;
-    for (int64_t c = 0; c < num; c += width) {
-        const int64_t left = num - c;
-        const T* from = y + start + c;
-        V top = load(from + neighbours[0] * C, left), sums = {};
-        I winner = {};
-        for (int64_t k = 0; k < K; ++k) {
-            const V value = load(from + neighbours[k] * C, left);
-            const I better = (value > top) | ((value != value) & (top == top));
-            top = better ? value : top;
-            if (winners) winner = better ? I{} + static_cast<Index>(k) : winner;
-            if (mean || total) sums += weights ? weights[k] * value : value;
-        }
-        const V self = relative ? load(x + start + c, left) : V{};
-        if (largest) store<T>(largest + c, top - self, left);
-        if (winners)
-            for (int64_t i = 0; i < width && i < left; ++i)
-                winners[start + c + i] = static_cast<W>(winner[i]);
-        if (mean) store<T>(mean + c, sums / T(K) - self, left);
-        if (total) store<T>(total + c, sums, left);
-    }
-    interleave(values, num, pieces.count(), out + start * pieces.count());
-}
-
-template <typename T, typename W>
-void aggregate(const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,
-               int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Pieces pieces,
-               bool relative, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < B * N; ++i)
-        for (int64_t start = 0; start < C; start += BAND)
-            aggregate_node(x ? x + i * C : nullptr, y + i / N * M * C, graph + i * K,
-                           weights ? weights + i * K : nullptr, out + i * C * pieces.count(),
-                           winners ? winners + i * C : nullptr, K, C, start,
-                           std::min(BAND, C - start), pieces, relative);
-}
-
-// One image, channels start to start + num: gradients of x (nullptr: y is x) and y.
-template <typename T, typename W>
-void backward_band(const T* grad, const int64_t* graph, const W* winners, const T* weights, T* dx,
-                   T* dy, int64_t N, int64_t C, int64_t K, int64_t start, int64_t num,
-                   Pieces pieces, bool relative) {
-    const int count = pieces.count();
-    for (int64_t n = 0; n < N; ++n) {
-        const T* from = grad + (n * C + start) * count;
-        T self[BAND] = {};
-        int piece = 0;
-        if (pieces.with_self) {
-            for (int64_t c = 0; c < num; ++c) self[c] += from[c * count];
-            ++piece;
-        }
-        if (pieces.max) {
-            for (int64_t c = 0; c < num; ++c) {
-                const T g = from[c * count + piece];
-                if (relative) self[c] -= g;
-                dy[graph[n * K + winners[n * C + start + c]] * C + start + c] += g;
-            }
-            ++piece;
-        }
-        if (pieces.mean || pieces.total) {
-            T row[BAND];
-            for (int64_t c = 0; c < num; ++c) {
-                row[c] = from[c * count + piece];
-                if (pieces.mean) {
-                    if (relative) self[c] -= row[c];
-                    row[c] /= T(K);
-                }
-            }
-            for (int64_t k = 0; k < K; ++k) {
-                const T weight = weights ? weights[n * K + k] : T(1);
-                T* to = dy + graph[n * K + k] * C + start;
-                for (int64_t c = 0; c < num; ++c) to[c] += weight * row[c];
-            }
-        }
-        if (relative || pieces.with_self) {
-            T* to = (dx ? dx : dy) + n * C + start;
-            for (int64_t c = 0; c < num; ++c) to[c] += self[c];
-        }
-    }
-}
-
-// dx and dy come as zeros.
-template <typename T, typename W>
-void aggregate_backward(const T* grad, const T* y, const int64_t* graph, const W* winners,
-                        const T* weights, T* dx, T* dy, T* d_weights, int64_t B, int64_t N,
-                        int64_t M, int64_t C, int64_t K, Pieces pieces, bool relative,
-                        int threads) {
-    const int64_t num_bands = (C + BAND - 1) / BAND, width = C * pieces.count();
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t job = 0; job < B * num_bands; ++job) {
-        const int64_t b = job / num_bands, start = job % num_bands * BAND;
-        backward_band(grad + b * N * width, graph + b * N * K,
-                      winners ? winners + b * N * C : nullptr,
-                      weights ? weights + b * N * K : nullptr, dx ? dx + b * N * C : nullptr,
-                      dy + b * M * C, N, C, K, start, std::min(BAND, C - start), pieces, relative);
-    }
-    if (!d_weights) return;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < B * N; ++i)
-        for (int64_t k = 0; k < K; ++k) {
-            const T* row = y + (i / N * M + graph[i * K + k]) * C;
-            T total = 0;
-            for (int64_t c = 0; c < C; ++c)  // the sum is the last piece
-                total += grad[i * width + (c + 1) * pieces.count() - 1] * row[c];
-            d_weights[i * K + k] = total;
-        }
-}
-
-Pieces pieces_of(int mask) {
-    return {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0, (mask & 8) != 0};
-}
-
 }  // namespace
 
-#define NEIGHBOURS(T, NAME)                                                                        \
+#define KNN(T, NAME)                                                                              \
     extern "C" void vigpipe_knn_##NAME(const T* x, const T* y, const T* bias, int64_t* graph,      \
                                        int64_t B, int64_t N, int64_t M, int64_t C,                 \
                                        int64_t bias_stride, int64_t k, int64_t dilation, int loop, \
@@ -441,25 +288,5 @@ Pieces pieces_of(int mask) {
         knn(x, y, bias, graph, B, N, M, C, bias_stride, k, dilation, loop, threads);               \
     }
 
-#define AGGREGATE(T, NAME, W, WINNERS)                                                             \
-    extern "C" void vigpipe_aggregate_##NAME##_##WINNERS(                                          \
-        const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,        \
-        int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int pieces, int relative,           \
-        int threads) {                                                                             \
-        aggregate(x, y, graph, weights, out, winners, B, N, M, C, K, pieces_of(pieces), relative,  \
-                  threads);                                                                        \
-    }                                                                                              \
-    extern "C" void vigpipe_aggregate_backward_##NAME##_##WINNERS(                                 \
-        const T* grad, const T* y, const int64_t* graph, const W* winners, const T* weights,       \
-        T* dx, T* dy, T* d_weights, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K,         \
-        int pieces, int relative, int threads) {                                                   \
-        aggregate_backward(grad, y, graph, winners, weights, dx, dy, d_weights, B, N, M, C, K,     \
-                           pieces_of(pieces), relative, threads);                                  \
-    }
-
-NEIGHBOURS(float, float32)
-NEIGHBOURS(double, float64)
-AGGREGATE(float, float32, uint8_t, uint8)
-AGGREGATE(float, float32, int32_t, int32)
-AGGREGATE(double, float64, uint8_t, uint8)
-AGGREGATE(double, float64, int32_t, int32)
+KNN(float, float32)
+KNN(double, float64)
