@@ -34,12 +34,17 @@ class Case:
 CASES = (Case(8, 196, 192, 9), Case(8, 196, 192, 18, 3), Case(4, 1024, 64, 9))
 
 
-def make(case: Case, name: str, device: torch.device) -> Callable[[], tuple[Tensor, ...]]:
-    """The contender: graph, aggregate and gradient of x, all channels last."""
+def inputs_of(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes, which want a gradient, and the gradient of their aggregate: (B, N, C) each."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch, case.nodes, case.channels)
     x, grad = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
-    x.requires_grad_()
+    return x.requires_grad_(), grad
+
+
+def make(case: Case, name: str, device: torch.device) -> Callable[[], tuple[Tensor, ...]]:
+    """The contender: graph, aggregate and gradient of x, all channels last."""
+    x, grad = inputs_of(case, device)
     dense = x.detach().transpose(1, 2).unsqueeze(-1).contiguous().requires_grad_()
     dense_grad = grad.transpose(1, 2).unsqueeze(-1).contiguous()
 
@@ -59,11 +64,7 @@ def compare(
     case: Case, name: str, theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...]
 ) -> dict[str, str]:
     """How far a contender is from the reference; result and gradient on the reference's graph."""
-    device = theirs[0].device
-    generator = torch.Generator().manual_seed(0)
-    shape = (case.batch, case.nodes, case.channels)
-    x, grad = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
-    x.requires_grad_()
+    x, grad = inputs_of(case, theirs[0].device)
     found, (d_x,) = theirs[1], theirs[2:]
     if name != "reference":
         found = ops.aggregate(x, None, theirs[0], fused=name == "fused")

@@ -17,8 +17,8 @@ from vigpipe.bench.options import VigBench
 from vigpipe.bench.reference import ReferenceVig
 from vigpipe.choices import MODELS
 from vigpipe.device import synchronize
-from vigpipe.errors import InputError
-from vigpipe.model.variants import create_model
+from vigpipe.model.entries import listed
+from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
 
 NUM_CLASSES = 1000
@@ -42,7 +42,7 @@ def make(
         model = reparameterize_model(model)  # norms folded into the weights
     run: Any = torch.compile(model) if name.endswith("compiled") else model
     generator = torch.Generator().manual_seed(0)
-    size = create_size(model_name)
+    size = VIG_SHAPES[model_name].img_size
     images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
     if name.startswith("reference") and device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)
@@ -67,13 +67,6 @@ def make(
     return train_step if train else infer
 
 
-def create_size(model_name: str) -> tuple[int, int]:
-    """Height and width of the images that a model is meant for."""
-    from vigpipe.model.variants import VIG_SHAPES
-
-    return VIG_SHAPES[model_name].img_size
-
-
 def matrix_rate(dtype: str, device: torch.device) -> float:
     """FLOP/s of a large square matrix product, the best of ten: what this machine can give."""
     side = 8192 if device.type == "cuda" else 2048
@@ -86,7 +79,7 @@ def matrix_rate(dtype: str, device: torch.device) -> float:
 def flops(model_name: str, train: bool) -> int:
     """Of one image, matrix products and convolutions only; a multiply-add is two."""
     model = make_model(model_name, "fused").train(train)
-    images = torch.randn(1 + train, 3, *create_size(model_name))
+    images = torch.randn(1 + train, 3, *VIG_SHAPES[model_name].img_size)
     with FlopCounterMode(display=False) as counter:
         logits = model(images)
         if train:
@@ -99,12 +92,13 @@ def bench_vig(config: VigBench) -> None:
     device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
-    dtypes = _listed("--dtypes", config.dtypes, ("float32", "bfloat16"))
+    dtypes = listed(config.dtypes, ("float32", "bfloat16"), "--dtypes")
     formulations = ("reference", "plain", "fused")
     if config.compiled:
         formulations += ("reference, compiled", "fused, compiled")
     rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
-    for model_name in _listed("--models", config.models, MODELS):
+    known = [name for name in MODELS if name in VIG_SHAPES]
+    for model_name in listed(config.models, known, "--models"):
         for train in (True, False):
             work = flops(model_name, train)
             kinds = [(dtype, name) for dtype in dtypes for name in formulations]
@@ -152,12 +146,3 @@ def bench_vig(config: VigBench) -> None:
         seconds,
         device,
     )
-
-
-def _listed(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
-    listed = [name.strip() for name in text.split(",")]
-    known = tuple(name for name in known if name != "vig_study")
-    for name in listed:
-        if name not in known:
-            raise InputError(f"{flag} {text}: {name!r} is none of {', '.join(known)}")
-    return listed

@@ -144,8 +144,8 @@ def make_entries(
     Raises:
         InputError: a policy or an aggregator is unknown.
     """
-    policies = _listed(graph, POLICIES, "--graph")
-    aggregators = _listed(aggregator, AGGREGATORS, "--aggregator")
+    policies = listed(graph, POLICIES, "--graph")
+    aggregators = listed(aggregator, AGGREGATORS, "--aggregator")
     num_blocks = sum(shape.blocks)
     # As the reference computes them: in float32, and truncated.
     ks = [int(k) for k in torch.linspace(*shape.k, num_blocks, device="cpu").tolist()]
@@ -224,12 +224,17 @@ def warn_of_few_nodes(entries: Sequence[Entry], img_size: Grid) -> None:
         )
 
 
-def _listed(names: str, known: Sequence[str], flag: str) -> list[str]:
-    listed = [name.strip() for name in names.split(",")]
-    unknown = [name for name in listed if name not in known]
+def listed(names: str, known: Sequence[str], flag: str) -> list[str]:
+    """The names of a comma list.
+
+    Raises:
+        InputError: one of them is not known.
+    """
+    found = [name.strip() for name in names.split(",")]
+    unknown = [name for name in found if name not in known]
     if unknown:
         raise InputError(f"{flag} {names}: {unknown[0]!r} is none of {', '.join(known)}")
-    return listed
+    return found
 
 
 def _num_neighbours(rule: GraphRule, grid: Grid) -> int:

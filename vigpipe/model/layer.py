@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.norm import BatchNorm, fold_for_good, folded_into, make_norm
+from vigpipe.model.norm import BatchNorm, fold_for_good, folded_into, make_norm, normed
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.ops.plain import finished
 
@@ -44,10 +44,8 @@ class Layer(nn.Sequential):
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
-        if not isinstance(norm, BatchNorm):
-            return finished(norm(pointwise(x)), residual, strength, self.gelu)
-        if self.training or not self.fused:
-            return norm(pointwise(x), residual, strength, self.gelu)
+        if self.training or not self.fused or not isinstance(norm, BatchNorm):
+            return normed(norm, pointwise(x), residual, strength, self.gelu)
         weight, bias = folded_into(pointwise.weight.flatten(1), pointwise.bias, norm)
         return finished(pointwise.apply_weight(x, weight, bias), residual, strength, self.gelu)
 

@@ -134,6 +134,19 @@ class GroupNorm(nn.GroupNorm):
         return super().forward(input.movedim(-1, 1)).movedim(1, -1)
 
 
+def normed(
+    norm: nn.Module,
+    x: Tensor,
+    residual: Tensor | None = None,
+    strength: Tensor | None = None,
+    gelu: bool = False,
+) -> Tensor:
+    """A norm and what follows it, in one pass where it is a BatchNorm; see `vigpipe.ops.norm`."""
+    if isinstance(norm, BatchNorm):
+        return norm(x, residual, strength, gelu)
+    return finished(norm(x), residual, strength, gelu)
+
+
 def make_norm(kind: Norm, num_channels: int) -> nn.Module:
     """The layer for `kind`; groups are the largest divisor of the channels up to 8."""
     if kind == "batch":

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.choices import Norm
-from vigpipe.model.norm import BatchNorm, fold_for_good, make_norm
-from vigpipe.ops.plain import finished
+from vigpipe.model.norm import fold_for_good, make_norm, normed
 
 
 class ConvStem(nn.Module):
@@ -40,11 +39,7 @@ class ConvStem(nn.Module):
             has_gelu = i + 2 < len(self.convs)  # not after the last
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             y = conv(x).movedim(1, -1).contiguous()
-            if isinstance(norm, BatchNorm):
-                y = norm(y, gelu=has_gelu)
-            else:
-                y = finished(norm(y), None, None, has_gelu)
-            x = y.movedim(-1, 1)
+            x = normed(norm, y, gelu=has_gelu).movedim(-1, 1)
         return x.movedim(1, -1).contiguous()  # free too
 
     def fuse(self) -> "ConvStem":

@@ -15,12 +15,11 @@ from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.folded import folded
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.noise import KeyedDropout
-from vigpipe.model.norm import BatchNorm, make_norm
+from vigpipe.model.norm import BatchNorm, make_norm, normed
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import remembered
 from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
-from vigpipe.ops.plain import finished
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
@@ -134,7 +133,7 @@ def _through(
     strength: Tensor | None,
     narrow: nn.Sequential,
 ) -> Tensor:
-    """X + narrow(gelu(features first + bias)), the hidden layer in pieces that stay in the cache.
+    """Residual x + narrow(gelu(features first + bias)), in pieces that stay in the cache.
 
     Args:
         features: (B, N, F).
@@ -148,14 +147,12 @@ def _through(
     assert isinstance(linear, nn.Linear)
     rows = features.flatten(0, 1)
     y = ops.hidden(rows, first.to(rows), bias.to(rows), linear.weight.to(rows)) + linear.bias
-    return norm(y.view_as(x), x, strength)
+    return normed(norm, y.view_as(x), x, strength)
 
 
 def _narrowed(y: Tensor, x: Tensor, strength: Tensor | None, narrow: nn.Sequential) -> Tensor:
     linear, norm = narrow
-    if isinstance(norm, BatchNorm):
-        return norm(linear(y), x, strength)
-    return finished(norm(linear(y)), x, strength, gelu=False)
+    return normed(norm, linear(y), x, strength)
 
 
 class StudyBlock(nn.Module):

@@ -14,7 +14,7 @@ from vigpipe.ops.compiler import library
 
 _PIECES = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
-FEW = 256  # neighbours whose ranks fit a byte
+_FEW = 256  # neighbours whose ranks fit a byte
 _GRAIN = 1 << 15  # numbers that are worth a thread, as in torch
 
 
@@ -79,6 +79,23 @@ def knn(
     return graph
 
 
+def empty_aggregate(
+    given: Tensor, graph: Tensor, mode: str, interleave: bool, has_backward: bool
+) -> tuple[Tensor, Tensor]:
+    """Room for what `aggregate` returns, of the dtype and on the device of its candidates."""
+    num_images, num_nodes, k = graph.shape
+    num_channels = given.shape[2]
+    num_pieces = (2 if mode == "max_mean" else 1) + interleave
+    has_winners = has_backward and mode in ("max", "max_mean")
+    return (
+        given.new_empty((num_images, num_nodes, num_channels * num_pieces)),
+        given.new_empty(
+            (num_images, num_nodes, num_channels) if has_winners else (0,),
+            dtype=torch.uint8 if k <= _FEW else torch.int32,
+        ),
+    )
+
+
 def aggregate(
     x: Tensor | None,
     y: Tensor | None,
@@ -92,21 +109,15 @@ def aggregate(
     given = x if y is None else y
     assert given is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = given.shape, graph.shape[1:]
-    num_pieces = (2 if mode == "max_mean" else 1) + interleave
-    has_winners = has_backward and mode in ("max", "max_mean")
     own, others = _wide(x, given), _wide(given)
-    out = others.new_empty(num_images, num_nodes, num_channels * num_pieces)
-    winners = torch.empty(
-        (num_images, num_nodes, num_channels) if has_winners else (0,),
-        dtype=torch.uint8 if k <= FEW else torch.int32,
-    )
+    out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, num_candidates)
-        name = f"aggregate_{_dtype(others)}_{'uint8' if k <= FEW else 'int32'}"
+        name = f"aggregate_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
         pieces = _PIECES[mode] + _WITH_SELF * interleave
         sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
-        chosen = winners if has_winners else None
+        chosen = winners if winners.numel() else None
         arguments = (own, others, graph.contiguous(), _wide(weights, given), out, chosen, *sizes)
         _call(
             name, *arguments, pieces, int(is_relative), _threads(graph.numel() * num_channels // 4)
@@ -133,7 +144,7 @@ def aggregate_backward(
     d_y, wide = torch.zeros_like(others), _wide(weights, given)
     d_weights = None if wide is None else torch.zeros_like(wide)
     if grad.numel():
-        name = f"aggregate_backward_{_dtype(others)}_{'uint8' if k <= FEW else 'int32'}"
+        name = f"aggregate_backward_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
         pieces = _PIECES[mode] + _WITH_SELF * interleave
         sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"

@@ -136,13 +136,13 @@ def norm(
     """See `vigpipe.ops.norm`."""
     rows = x.reshape(-1, x.shape[-1])
     # Momentum 1 turns "running" statistics into this batch's own mean and unbiased variance.
-    mean, variance = weight.new_zeros(2, len(weight)).unbind()
-    mean, variance = mean.detach(), variance.detach()
+    mean, variance = weight.detach().new_zeros(2, len(weight)).unbind()
     y = torch.batch_norm(
         rows, weight, bias, mean, variance, True, 1.0, eps, torch.backends.cudnn.enabled
     )
-    share = (len(rows) - 1) / len(rows) if len(rows) > 1 else 0.0  # of one row it is 0/0
-    variance = variance.double().nan_to_num() * share if share == 0.0 else variance.double() * share
+    if len(rows) <= 1:  # the unbiased variance of one row is 0/0
+        variance = torch.zeros_like(variance)
+    variance = variance.double() * ((len(rows) - 1) / max(len(rows), 1))
     return finished(y.view(x.shape), residual, strength, gelu), mean.double(), variance
 
 

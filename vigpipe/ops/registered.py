@@ -70,17 +70,7 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     given = x if y is None else y
     assert given is not None
-    num_images, num_nodes, k = graph.shape
-    num_channels = given.shape[2]
-    num_pieces = (2 if mode == "max_mean" else 1) + interleave
-    has_winners = has_backward and mode in ("max", "max_mean")
-    return (
-        given.new_empty((num_images, num_nodes, num_channels * num_pieces)),
-        given.new_empty(
-            (num_images, num_nodes, num_channels) if has_winners else (0,),
-            dtype=torch.uint8 if k <= native.FEW else torch.int32,
-        ),
-    )
+    return native.empty_aggregate(given, graph, mode, interleave, has_backward)
 
 
 @register_fake("vigpipe::aggregate_backward")

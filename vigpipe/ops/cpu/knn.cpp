@@ -137,13 +137,6 @@ static Key bound_for(const Key* keys, int64_t size, int64_t num, int64_t enough,
 // numbers reach, and if the row is long hardly more. The place of each of those is then the count
 // of the greater ones, and of the equal ones before it. No branch depends on single numbers.
 template <typename T>
-static inline Whole<T> load_whole(const void* from) {
-    Whole<T> v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
-
-template <typename T>
 class Selection {
     using Key = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     static constexpr int64_t FEW = 128;  // to be sorted by counting
@@ -183,9 +176,9 @@ class Selection {
         std::fill(lanes, lanes + LANES, std::numeric_limits<Key>::min());
         const int64_t even = M / LANES * LANES;
         for (int64_t lane = 0; lane < LANES; lane += WIDTH<T>) {
-            Whole<T> most = load_whole<T>(lanes + lane);
+            Whole<T> most = read<Whole<T>>(lanes + lane);
             for (int64_t j = lane; j < even; j += LANES) {
-                const Whole<T> other = load_whole<T>(key + j);
+                const Whole<T> other = read<Whole<T>>(key + j);
                 most = other > most ? other : most;
             }
             std::memcpy(lanes + lane, &most, sizeof most);

@@ -38,11 +38,17 @@ using Whole = typename Lanes<T>::Whole;
 template <typename T>
 constexpr int WIDTH = VECTOR_BYTES / static_cast<int>(sizeof(T));
 
-template <typename T>
-static inline Vector<T> load(const T* from) {
-    Vector<T> v;
+// A vector of any kind, from wherever its bytes are.
+template <typename V>
+static inline V read(const void* from) {
+    V v;
     std::memcpy(&v, from, sizeof v);
     return v;
+}
+
+template <typename T>
+static inline Vector<T> load(const T* from) {
+    return read<Vector<T>>(from);
 }
 
 template <typename T>
