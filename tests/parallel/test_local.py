@@ -62,12 +62,13 @@ if __name__ == "__main__":
 
 
 class Toy:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, temporary: str = "tmp") -> None:
         self.folder = folder
         self.script = folder / "toy.py"
         self.script.write_text(SCRIPT)
-        self.env = {"TMPDIR": str(folder / "tmp")}
-        (folder / "tmp").mkdir()
+        self.temporary = folder / temporary
+        self.env = {"TMPDIR": str(self.temporary)}
+        self.temporary.mkdir()
 
     def line(self, launcher: str, mode: str, *more: str) -> list[str]:
         start = [str(self.script), "start"]
@@ -85,7 +86,7 @@ class Toy:
         return max((self.folder / f"met-{rank}").stat().st_mtime for rank in (0, 1))
 
     def files_left(self) -> list[Path]:
-        return list((self.folder / "tmp").iterdir())
+        return list(self.temporary.iterdir())
 
 
 @pytest.fixture
@@ -171,6 +172,12 @@ def test_the_ranks_of_a_killed_launcher_end_too(toy):
     assert done.returncode == -signal.SIGKILL
     # Python's own helper clears the launcher's semaphores away and says so.
     assert all("resource_tracker" in line for line in done.stderr.splitlines())
+
+
+def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
+    toy = Toy(tmp_path, "long" * 30)  # longer than the path of a Unix socket may be
+    done = run_command(toy.line("local", "ok"), toy.env)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def is_blocked(toy: Toy) -> bool:

@@ -10,7 +10,6 @@ processes end with them. Worker i of N reads batches i, i + N, ... and waits unt
     worker 1   read 1 | read 3 | ...
 """
 
-import multiprocessing
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vigpipe import forkserver
 from vigpipe.data import images
 from vigpipe.data.split import Split
 from vigpipe.errors import InputError
@@ -106,8 +106,7 @@ class Reader:
                 self.close()
 
     def _start(self) -> tuple[Connection, BaseProcess]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context = forkserver.start(PRELOAD)
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._splits), daemon=True)
         process.start()

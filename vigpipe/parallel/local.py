@@ -6,17 +6,16 @@ that has imported them, at the same time as this process does for its own checks
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from vigpipe import forkserver
 from vigpipe.parallel.failure import read_failures
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 
@@ -33,8 +32,7 @@ class _Stopped(BaseException):
 
 def preload(*modules: str) -> None:
     """Begin to import modules in the process that ranks are forked from; returns at once."""
-    multiprocessing.set_forkserver_preload(list(modules))
-    forkserver.ensure_running()
+    forkserver.start(modules)
 
 
 def start_local(
@@ -55,6 +53,7 @@ def start_local(
         0 if every rank returned 0, else the code of the rank that failed first by itself; 128 + n
         for a rank, or this launcher, ended by signal n.
     """
+    forkserver.start()
     # Under nohup, or as a shell's background job, some are ignored and stay so.
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in handled}
