@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.test_cli import make_pictures
 from vigpipe.card import read_card
-from vigpipe.checkpoint import save_weights
+from vigpipe.checkpoint.weights import save_weights
 from vigpipe.cli import main
 from vigpipe.data import open_source
 from vigpipe.errors import InputError

@@ -28,7 +28,7 @@ from vigpipe.errors import InputError
 def parse(monkeypatch):
     """Arguments -> the options that the command would run with."""
     seen = []
-    monkeypatch.setattr("vigpipe.start.run", lambda config, *_: seen.append(config) or 0)
+    monkeypatch.setattr("vigpipe.start.run", lambda config, *_, **__: seen.append(config) or 0)
 
     def parse(*arguments: str) -> TrainConfig:
         assert main(["train", *arguments]) == 0

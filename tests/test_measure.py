@@ -14,6 +14,7 @@ from vigpipe.cli import main
 
 FILES = {
     "config.toml",
+    ".lock",
     "metrics.jsonl",
     "summary.json",
     "timing.csv",

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.test_cli import refused
 from tests.world import run_command, run_ranks
 from vigpipe.card import read_card
-from vigpipe.checkpoint import save_weights
+from vigpipe.checkpoint.weights import save_weights
 from vigpipe.cli import main
 from vigpipe.errors import InputError
 from vigpipe.model.variants import create_model

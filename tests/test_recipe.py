@@ -13,7 +13,7 @@ from timm.utils.model_ema import ModelEmaV3
 from tests.test_cli import make_pictures
 from tests.world import run_ranks
 from vigpipe.check import differences, trace
-from vigpipe.checkpoint import gather_named, read_metadata
+from vigpipe.checkpoint.weights import gather_named, read_metadata
 from vigpipe.cli import main
 from vigpipe.config import (
     MODEL_DEFAULTS,

@@ -324,7 +324,7 @@ def test_the_description_has_the_account_and_the_bubble():
     assert text.startswith("2 steps after a warm-up of 4: median 12000.000 ms, 12000.000 to ")
     assert "Timing itself costs 1.23% of a step." in text
     (line,) = [line.split() for line in text.splitlines() if line.split()[:2] == ["1", "1"]]
-    assert line[2:] == ["12000.00", "9000.00", "3000.00", *["0.00"] * 5, "0.00%"]
+    assert line[2:] == ["12000.00", "9000.00", "3000.00", *["0.00"] * 6, "0.00%"]
     assert "Ranks wait 25.0% of a step; (S - 1) / (V M + S - 1) gives 25.0%" in text
     assert "filling and draining +25.0%; unequal stages +0.0%" in text
     assert "rank 0: 10 MB, rank 1: 20 MB" in text

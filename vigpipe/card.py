@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vigpipe.checkpoint import read_metadata
+from vigpipe.checkpoint.weights import read_metadata
 from vigpipe.choices import MODELS, NORMS, Compat
 from vigpipe.config import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.data.images import read_image

@@ -15,7 +15,7 @@ from rich.console import Console
 from tabulate import tabulate
 from torch import Tensor
 
-from vigpipe.checkpoint import gather_named
+from vigpipe.checkpoint.weights import gather_named
 from vigpipe.data.shards import ReplicaBatch
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.job import Job

@@ -92,7 +92,7 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.start import run
         from vigpipe.train import train as work
 
-        return run(config, arguments, work)
+        return run(config, arguments, work, trains=True)
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
@@ -194,6 +194,44 @@ def _app(arguments: list[str]) -> App:
 
         name = write(source, target)
         print(f"{target}: {name}, {len(read_weights(target))} tensors")
+
+    checkpoint = App(name="checkpoint", help="Look at what a run has saved.")
+    app.command(checkpoint)
+
+    @checkpoint.command(name="list")
+    def list_(run: Path, /) -> None:
+        """List the checkpoints of a run, newest first.
+
+        Args:
+            run: its folder.
+        """
+        from vigpipe.checkpoint.verbs import table_of
+
+        print(table_of(run))
+
+    @checkpoint.command
+    def verify(*places: Path) -> int:
+        """Read every byte, and say which checkpoints are whole; exit code 2 if one is not.
+
+        Args:
+            places: checkpoints, or folders of runs.
+        """
+        from vigpipe.checkpoint.verbs import verify_all
+
+        return verify_all(places, print)
+
+    @checkpoint.command
+    def export(place: Path, target: Path, /, *, average: bool = False) -> None:
+        """Write the weights of a checkpoint as one safetensors file.
+
+        Args:
+            place: a checkpoint, or a run, whose newest one is meant.
+            target: the .safetensors file to write.
+            average: write the moving average of the weights.
+        """
+        from vigpipe.checkpoint.verbs import export as write
+
+        print(f"{target}: weights of {write(place, target, average)}")
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)

@@ -1,7 +1,6 @@
 """Every option of a run: its meaning and its default, from flags and TOML files."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from vigpipe.choices import (
     LrSchedule,
     Model,
     Norm,
+    OnNan,
     Optimizer,
     RandomCrop,
     Recipe,
@@ -25,6 +25,7 @@ from vigpipe.choices import (
 )
 from vigpipe.errors import InputError
 from vigpipe.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
+from vigpipe.untrusted import read_toml
 
 SMALL_IMAGE = 32  # pixels; up to here a test image is not cut: every pixel counts
 _LARGEST_SIDE = 1 << 14
@@ -92,7 +93,8 @@ class TrainConfig:
         recompute: micro-batches whose features are computed again in the backward instead of kept.
         detect_anomaly: stop at the first block whose features are NaN or infinite.
         threads: threads a rank; else OMP_NUM_THREADS, else the host's cores divided by its ranks.
-        timeout: seconds after which a rank that waits for a silent peer gives up.
+        timeout: seconds after which a rank that waits for a silent peer gives up; by default 60,
+            and 600 where one rank works while others wait (check, plan, time, bench).
         opt: optimizer.
         lr: learning rate.
         weight_decay: weight decay, not applied to biases, norms and positional tables.
@@ -107,6 +109,18 @@ class TrainConfig:
         batch_size: B, samples of one optimizer step over all replicas.
         epochs: passes over the training images.
         steps: optimizer steps; wins over epochs.
+        checkpoint_every: steps between checkpoints (50), or time (10m, 2h), or never; asked to stop
+            by SIGTERM or SIGUSR1, a run saves one always.
+        keep: checkpoints that stay; the oldest goes when a newer one is whole.
+        resume: go on from a checkpoint, or from a run's newest one that is whole; auto takes that
+            of --out, and starts anew where there is none.
+        max_restarts: times that ranks started here begin again by themselves, from the newest
+            checkpoint, after one of them has died.
+        elastic: take as many replicas, and where that is not enough as many stages, as there are
+            ranks; a replica's micro-batches change so that the batch is cut as before.
+        stop_before: save and stop that long before Slurm's time limit (5m), or at a moment
+            (2026-11-22T06:00); exit code 75.
+        on_nan: at a step whose loss or gradients are NaN or infinite, stop, or skip it.
         evaluate_every: epochs between evaluations; the last epoch ends in one always.
         timing: time steps, stages, blocks and their parts, and account for the bubble.
         timing_warmup: steps, and test batches, that are not timed at first.
@@ -159,7 +173,7 @@ class TrainConfig:
     recompute: Recompute = "never"
     detect_anomaly: bool = False
     threads: int | None = None
-    timeout: float = 300.0
+    timeout: float | None = None
     opt: Optimizer | None = None
     lr: float | None = None
     weight_decay: float | None = None
@@ -173,6 +187,13 @@ class TrainConfig:
     batch_size: int | None = None
     epochs: int | None = None
     steps: int | None = None
+    checkpoint_every: int | str = "10m"
+    keep: int = 2
+    resume: str | None = None
+    max_restarts: int = 0
+    elastic: bool = False
+    stop_before: str | None = None
+    on_nan: OnNan = "stop"
     evaluate_every: int = 1
     timing: bool = False
     timing_warmup: int = 3
@@ -280,6 +301,8 @@ def check_numbers(config: TrainConfig) -> None:
         "batch_size": (1, 1 << 24),
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
+        "keep": (1, 1e6),
+        "max_restarts": (0, 1e6),
         "evaluate_every": (1, 1e6),
         "timing_warmup": (0, 1e6),
         "timing_steps": (1, 1e6),
@@ -311,7 +334,8 @@ def flag(name: str) -> str:
 
 def as_toml(config: TrainConfig) -> dict[str, Any]:
     """The options as a TOML table that `--config` reads back: `None` left out, paths as text."""
-    known = {f.name for f in fields(TrainConfig)} - {"config"}  # not what a verb adds to them
+    # Not what a verb adds to them, and not where an earlier run went on from.
+    known = {f.name for f in fields(TrainConfig)} - {"config", "resume"}
     table = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
     return {k: v for k, v in table.items() if v is not None and k in known}
 
@@ -323,7 +347,8 @@ def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
         Its options by flag name, and its path; empty without the flag.
 
     Raises:
-        InputError: the file cannot be read, is no TOML, has a key that is no option or a list.
+        InputError: the file cannot be read, is no TOML, has a key that is no option, a list, a
+            control character or a number of more than 64 bits.
     """
     path = None
     for i, argument in enumerate(arguments):
@@ -334,11 +359,9 @@ def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
     if path is None:
         return {}, ""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path}: not a TOML file ({error})") from error
+        table = read_toml(path)
+    except InputError as error:
+        raise InputError(f"--config {error}") from error
     known = {f.name for f in fields(TrainConfig)} - {"config"}
     for key, value in table.items():
         if key not in known:
@@ -347,4 +370,10 @@ def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
             )
         if isinstance(value, list | dict):
             raise InputError(f"{path}: {key} = {value}: must be a single value")
+        if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", value):
+            raise InputError(f"{path}: {key} = {value!r}: has a control character; leave it out")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # the range of TOML
+            raise InputError(
+                f"{path}: {key}: a whole number has at most 64 bits; give a smaller one"
+            )
     return {key.replace("_", "-"): value for key, value in table.items()}, str(path)

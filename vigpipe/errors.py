@@ -6,6 +6,7 @@ DIFFERS = (
 )
 WRONG_INPUT = 2
 PEER_LOST = 70
+SAVED = 75  # stopped before the end with a checkpoint: start again to go on
 NOT_FINITE = 76  # the loss is NaN or infinite
 INTERRUPTED = 130  # 128 + SIGINT
 

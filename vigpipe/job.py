@@ -1,5 +1,6 @@
 """The facts of a run, checked together before any process group exists."""
 
+import hashlib
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,6 +123,24 @@ class Job:
         )
         found = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
         return {name: found[id(p)] for name, p in model.named_parameters()}
+
+    def tensor_names(self) -> frozenset[str]:
+        """The names in the unsplit model's state dict."""
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)
+            return frozenset(_make(self.config, self.source)().state_dict())
+
+    def fingerprint(self) -> dict[str, object]:
+        """What tells one set of labelled images from another, wherever it lies."""
+        source = self.source
+        digest = hashlib.sha256("\0".join(source.class_names).encode())
+        for split in (source.train, source.test):
+            digest.update(split.labels.tobytes())
+        return {
+            "training images": len(source.train),
+            "test images": len(source.test),
+            "SHA-256 of the labels": digest.hexdigest(),
+        }
 
     def unsplit(self) -> "Job":
         """The contract's reference: one process, the same D x M micro-batches in the same order."""

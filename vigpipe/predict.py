@@ -96,7 +96,7 @@ def start(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]
     launch = from_environment(os.environ)
     if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
         preload("vigpipe.predict")
-    return run_rank(lambda: _start(config, given, arguments, launch), launch, None)
+    return run_rank(lambda: _start(config, given, arguments, launch), launch)
 
 
 def _start(

@@ -14,13 +14,14 @@ Kind = Literal[
     "backward",
     "wait input",  # for the stage before
     "wait gradient",  # for the stage behind
+    "wait end",  # for the slowest rank to come to the end of its backwards
     "send",  # handing on features and gradients, where that holds the rank up
     "all-reduce",  # adding gradients up over the replicas
     "optimizer",  # the update of the weights
     "other",  # statistics of the norms, clipping, moving averages, what is between the others
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-WAITING: tuple[Kind, ...] = ("wait input", "wait gradient")
+WAITING: tuple[Kind, ...] = ("wait input", "wait gradient", "wait end")
 COMPUTE: tuple[Kind, ...] = ("forward", "backward")
 
 

@@ -1,13 +1,14 @@
 """From options to ranks: check everything, start missing ranks, bring them together, run."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vigpipe.config import TrainConfig
-from vigpipe.errors import DONE, InputError
+from vigpipe.config import TrainConfig, as_toml, flag
+from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -15,12 +16,23 @@ if TYPE_CHECKING:
     from vigpipe.job import Job
     from vigpipe.options import PredictConfig
     from vigpipe.parallel.launch import Launch
+    from vigpipe.parallel.mesh import Layout
 
 Work = Callable[["Job", int, "torch.device", Path], int | None]
 
 
+# Exit codes after which ranks would fail again, or were asked to end (128 + SIGHUP, SIGTERM).
+FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
+FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
+
+
 def run(
-    config: TrainConfig, arguments: Sequence[str], work: Work, *, makes_folder: bool = True
+    config: TrainConfig,
+    arguments: Sequence[str],
+    work: Work,
+    *,
+    makes_folder: bool = True,
+    trains: bool = False,
 ) -> int:
     """Run `work(job, rank, device, folder)` on every rank of the layout.
 
@@ -32,6 +44,8 @@ def run(
         arguments: the command line behind `python -m vigpipe`, for ranks that are started here.
         work: what a rank does; returns the exit code, None for 0.
         makes_folder: whether it needs an output folder.
+        trains: whether it is a training run, which saves and goes on, and in which no rank waits
+            long for another.
 
     Returns:
         The exit code. Wrong options and data are told before any process group exists.
@@ -41,14 +55,20 @@ def run(
     from vigpipe.parallel.local import preload
 
     launch = from_environment(os.environ)
-    if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
+    several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
+    if launch.launcher == "alone" and several:
         preload(
             "vigpipe.evaluate",
             "rich.progress",
             *(["sklearn.datasets"] if config.data == "digits" else []),
         )
-    failures = config.out if launch.world_size > 1 else None
-    return run_rank(lambda: _run(config, arguments, work, launch, makes_folder), launch, failures)
+    # Of a default folder all ranks learn only when they have met.
+    failures = [config.out] if config.out is not None and launch.world_size > 1 else []
+    return run_rank(
+        lambda: _run(config, arguments, work, launch, makes_folder, trains, failures),
+        launch,
+        failures,
+    )
 
 
 def _run(
@@ -57,14 +77,20 @@ def _run(
     work: Work,
     launch: "Launch",
     makes_folder: bool,
+    trains: bool,
+    failures: list[Path],
 ) -> int:
-    from vigpipe.cli import main
     from vigpipe.device import backend, choose_device, weight_dtype
     from vigpipe.job import prepare
+    from vigpipe.parallel.exchange import check_alike, from_rank_0
     from vigpipe.parallel.launch import init_process_group, threads_per_rank
-    from vigpipe.parallel.local import start_local
-    from vigpipe.timing.record import make_output_folder
+    from vigpipe.timing.record import lock, make_output_folder, provenance
 
+    for name in FOR_TRAINING:
+        if getattr(config, name) and not trains:
+            raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
+    if config.resume == "auto" and config.out is None:
+        raise InputError("--resume auto: goes on with the run in --out; name that folder")
     if config.download and launch.launcher in ("srun", "torchrun"):
         raise InputError(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
@@ -75,19 +101,39 @@ def _run(
         config = replace(config, stages=_stages_there_are(config, launch))
     job = prepare(config, weight_dtype(config.dtype))
     world_size = job.layout.world_size
-    if launch.launcher == "alone" and world_size > 1:
+    if config.elastic and launch.launcher in ("srun", "torchrun"):
+        if world_size != launch.world_size:
+            config = fitted(config, job.layout, launch.world_size)
+            job = prepare(config, job.dtype)
+        world_size = launch.world_size
+    goes_on = config.resume == "auto"
+    if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
         choose_device(config.device, 0, world_size)
         if makes_folder:
-            folder = make_output_folder(config.out)
+            folder = make_output_folder(config.out, goes_on)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
+            config = replace(config, out=folder)
         threads = threads_per_rank(config.threads, world_size, os.environ)
-        return start_local(world_size, main, arguments, threads)
+        return _start_ranks(world_size, config, arguments, threads)
 
     device = claim_device(config, job, launch)
-    folder = make_output_folder(config.out) if makes_folder and launch.rank == 0 else Path()
+    folder = Path()
+    if makes_folder and launch.rank == 0:
+        folder = make_output_folder(config.out, goes_on)
+        lock(folder)
     if world_size > 1:
-        init_process_group(launch, backend(device), config.timeout)
-        folder = Path(_from_rank_0(str(folder)))
+        init_process_group(launch, backend(device), config.timeout or (60.0 if trains else 600.0))
+        folder = Path(from_rank_0(str(folder), world_size))
+        check_alike(
+            {
+                "options": as_toml(config),
+                "data": job.fingerprint(),
+                "software": provenance()["versions"],
+            },
+            world_size,
+        )
+    if makes_folder and folder not in failures:
+        failures.append(folder)
     if config.skip_bad_images:
         job = prepare(config, job.dtype, _bad_images(job, launch.rank))
     if is_planned and job.layout.num_stages > 1:
@@ -95,6 +141,63 @@ def _run(
 
         job = replanned(job, launch.rank, device, folder)
     return work(job, launch.rank, device, folder) or DONE
+
+
+def _start_ranks(
+    world_size: int, config: TrainConfig, arguments: Sequence[str], threads: int
+) -> int:
+    """Start the ranks here, and again after one has died, as often as --max-restarts allows."""
+    from vigpipe.checkpoint.manifest import list_checkpoints
+    from vigpipe.cli import main
+    from vigpipe.parallel.local import start_local
+
+    for restart in range(config.max_restarts + 1):
+        code = start_local(world_size, main, arguments, threads)
+        if code in FINAL or restart == config.max_restarts:
+            return code
+        saved = list_checkpoints(config.out or Path())
+        if saved or config.resume is None:
+            arguments = [*_without(arguments, "--resume"), "--resume", "auto"]
+        begin = saved[0].name if saved else "the start"
+        sys.stderr.write(
+            f"exit code {code}; restart {restart + 1} of {config.max_restarts}, from {begin}\n"
+        )
+    raise AssertionError("the last restart returns")
+
+
+def fitted(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfig:
+    """The options for the ranks there are: other replicas, and where those do not do other stages.
+
+    The micro-batches of a replica change so that the batch is cut into as many as before, or into
+    the next number that the replicas can share: BatchNorm then sees the same micro-batches.
+
+    Raises:
+        InputError: --stages is a plan, and no number of replicas fits it to the ranks.
+    """
+    stages = layout.num_stages
+    if world_size % stages:
+        if isinstance(config.stages, Path):
+            raise InputError(
+                f"--elastic: {world_size} ranks are no whole pipelines of {stages}, which "
+                f"{config.stages} has; give --stages a number, which may change"
+            )
+        whole = [s for s in range(1, world_size + 1) if world_size % s == 0]
+        stages = min(whole, key=lambda s: (abs(s - stages), s))
+        config = replace(config, stages=stages)
+    replicas = world_size // stages
+    microbatches = -(-layout.num_microbatches * layout.num_replicas // replicas)
+    return replace(config, dp=replicas, microbatches=microbatches)
+
+
+def _without(arguments: Sequence[str], name: str) -> list[str]:
+    """The arguments without a flag and what it is given."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if not skip and argument != name and not argument.startswith(f"{name}="):
+            kept.append(argument)
+        skip = not skip and argument == name
+    return kept
 
 
 def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
@@ -137,14 +240,6 @@ def claim_device(
         be_silent()
     keep_freed_memory()
     return device
-
-
-def _from_rank_0(text: str) -> str:
-    import torch.distributed as dist
-
-    box = [text]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def _bad_images(job: "Job", rank: int) -> frozenset[Path]:

@@ -23,7 +23,7 @@ from vigpipe.device import peak_bytes
 from vigpipe.job import Job
 from vigpipe.origin import origin
 from vigpipe.parallel.mesh import Layout
-from vigpipe.spans import Span
+from vigpipe.spans import WAITING, Span
 from vigpipe.timing.clock import clock_offsets, make_clock
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
@@ -240,7 +240,7 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
 
 def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:
     """Milliseconds of a step by what a rank does, mean over the steps; and the share missed."""
-    kinds = ("wait input", "wait gradient", "send", "all-reduce", "optimizer", "other")
+    kinds = (*WAITING, "send", "all-reduce", "optimizer", "other")
     lines = [
         (
             str(own.rank),

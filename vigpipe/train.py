@@ -2,88 +2,143 @@
 
 One batch's way: `data.shards.replica_batches` reads a replica's share of a step,
 `worker.train_step` runs it through `parallel.schedule.Pipeline`, adds gradients up over the
-replicas and steps the optimizer, `timing.record` keeps the row.
+replicas, asks all ranks whether every number is finite, and steps the optimizer;
+`timing.record` keeps the row, and `checkpoint.saver` now and then the state.
 """
 
 import json
-import math
+import os
+import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vigpipe.checkpoint import gather_named, save_weights
+from vigpipe.checkpoint.manifest import Manifest
+from vigpipe.checkpoint.resume import resume
+from vigpipe.checkpoint.saver import Saver, shard_name
+from vigpipe.checkpoint.state import share_of, state_of
+from vigpipe.checkpoint.weights import gather_named, save_weights
 from vigpipe.config import MODEL_DEFAULTS, as_toml
 from vigpipe.data.shards import ReplicaBatch, epoch_order, repeated, replica_batches
 from vigpipe.device import hardware, has_own_memory, peak_bytes, synchronize
+from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
+from vigpipe.parallel.exchange import Status, everyone, from_rank_0
+from vigpipe.straggler import Stragglers
 from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
 from vigpipe.timing.record import RunRecord, provenance
-from vigpipe.worker import Worker, make_worker, train_step
+from vigpipe.when import Clockwork, parse_every, parse_stop_before
+from vigpipe.worker import Worker, find_anomaly, make_worker, train_step
+
+MOST_SKIPPED = 10  # steps in a row: then skipping does not help
 
 
-def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
-    """Train as one rank; the one that knows the loss writes the run's files to `folder`."""
-    started = time.perf_counter()
+class Scores(NamedTuple):
+    """What an evaluation found, of the weights and of their moving average; None where not asked.
+
+    Ranks without the last stage know neither.
+    """
+
+    test: Score | None
+    average: Score | None
+
+
+def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
+    """Train as one rank; the one that knows the loss writes the run's files to `folder`.
+
+    Returns:
+        SAVED if the run was asked to stop and has left a checkpoint, else DONE.
+    """
+    started, config = time.perf_counter(), job.config
+    stop_at = parse_stop_before(config.stop_before, os.environ)
+    clockwork = Clockwork(parse_every(config.checkpoint_every), job.num_steps, stop_at)
     worker = make_worker(job, rank, device, make_recorder(job, rank, device))
-    record = RunRecord(folder, as_toml(job.config)) if worker.is_writer else None
-    console = Console(quiet=record is None, soft_wrap=True, highlight=False)
-    console.print(f"{job.config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
+    console = Console(quiet=not worker.is_writer, soft_wrap=True, highlight=False)
+    console.print(f"{config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
+    tell = partial(console.print, markup=False)
     for note in job.notes:
-        console.print(note)
+        tell(note)
+    before = resume(worker, folder, tell)
+    record = RunRecord(folder, as_toml(config), worker.step, tell) if worker.is_writer else None
+    saver = make_saver(worker, folder, tell)
+    stragglers = Stragglers(job.layout)
 
-    score: Score | None = None
-    average: Score | None = None
+    scores: Scores | None = None
     loss: float | None = None
+    num_skipped = 0  # steps in a row
     closes = nullcontext() if record is None else closing(record)
-    with closes, _progress(console) as progress:
-        bar = progress.add_task("", total=job.num_steps)
+    with closes, clockwork, _progress(console) as progress:
+        bar = progress.add_task("", total=job.num_steps, completed=worker.step)
+        if before is not None:
+            loss = before.loss
+            _note(record, "resumed", worker.step, f"from a checkpoint of {before.layout['text']}")
+            if not before.evaluated:
+                scores = _evaluate(worker, record, tell)
         for epoch, batch, evaluates in batches(worker):
+            worker.status = Status(
+                stop=clockwork.is_stop_due(),
+                save=worker.is_writer and clockwork.is_save_due(worker.step + 1),
+            )
             lr, step_started = worker.lr, time.perf_counter()
             with worker.timed("train", worker.step + 1):
                 loss = train_step(worker, batch)
             synchronize(device)
-            seconds = time.perf_counter() - step_started
-            if loss is not None and not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"step {worker.step}: the loss is {loss}; lower --lr, or bound the gradient "
-                    "with --clip 1"
-                )
-            if record is not None and loss is not None:
+            seconds, agreed = time.perf_counter() - step_started, worker.agreement
+            num_skipped = 0 if agreed.finite else num_skipped + 1
+            if num_skipped:
+                message = _not_finite(worker, batch, num_skipped)
+                loss = None
+                tell(_note(record, "skipped", worker.step, message))
+            elif record is not None and loss is not None:
                 record.add_step(worker.step, epoch, loss, lr, seconds, batch.num_samples)
-                progress.update(bar, advance=1, description=f"epoch {epoch}, loss {loss:.4f}")
-            if evaluates:
-                score = evaluate(worker)
-                if worker.ema is not None:
-                    with worker.averaged():
-                        average = evaluate(worker)
-                if record is not None and score is not None:
-                    _tell(record, console, epoch, score, average)
+                progress.update(
+                    bar, completed=worker.step, description=f"epoch {epoch}, loss {loss:.4f}"
+                )
+            for straggler in stragglers.add(agreed.busy_seconds):
+                tell(_note(record, "straggler", worker.step, str(straggler)))
+            if evaluates and not agreed.stop:
+                scores = _evaluate(worker, record, tell)
+            if agreed.save or agreed.stop:
+                if record is not None:
+                    record.sync()
+                saver.save(
+                    manifest_of(worker, loss, evaluated=not (evaluates and agreed.stop)),
+                    share_of(state_of(worker), worker.replica_index, job.layout.num_replicas),
+                )
+                clockwork.saved()
+            if agreed.stop:
+                return _stop(worker, saver, clockwork, tell)
 
+    if scores is None:  # the checkpoint was of the last step
+        scores = _evaluate(worker, None, tell)
     worker.reader.close()
     timing = gather_timing(worker) if worker.recorder is not None else None
     _save(worker, folder / "model.safetensors")
     if worker.ema is not None:
         with worker.averaged():
             _save(worker, folder / "model-ema.safetensors")
-    if record is None or score is None:
-        return
+    saver.finish()
+    if record is None or scores.test is None:
+        return DONE
     record.finish(
         {
-            "model": job.config.model,
+            "model": config.model,
             "data": job.source.name,
             "loss": loss,
-            "test": asdict(score),
-            **_average(average),
+            "test": asdict(scores.test),
+            **_average(scores.average),
             **facts(worker, started),
+            **({"resumed_at_step": before.step} if before is not None else {}),
             **({"timing": timing.summary()} if timing is not None else {}),
         }
     )
@@ -91,6 +146,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> None:
         write_timing(timing, job, folder, device)
         console.print(describe(timing), markup=False)
     console.print(f"weights and metrics in {folder}")
+    return DONE
 
 
 def facts(worker: Worker, started: float) -> dict[str, Any]:
@@ -115,20 +171,24 @@ def facts(worker: Worker, started: float) -> dict[str, Any]:
 
 
 def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
-    """This rank's share of every step, with its epoch and whether an evaluation follows."""
+    """This rank's share of every step left, with its epoch and whether an evaluation follows.
+
+    What a step reads depends on its number only, so a run goes on exactly where it ended.
+    """
     job = worker.job
-    step, epoch = 0, 0
+    step = worker.step
     while step < job.num_steps:
-        epoch += 1
+        epoch, skipped = step // job.steps_per_epoch + 1, step % job.steps_per_epoch
         order, copies = epoch_order(job.config.seed, epoch, len(job.source.train)), None
         if (job.config.repeated_augment or 1) > 1:
             order, copies = repeated(order, job.batch_size, job.config.repeated_augment or 1)
-        order = order[: (job.num_steps - step) * job.batch_size]
+        order = order[: (job.num_steps - step + skipped) * job.batch_size]
+        done = skipped * job.batch_size  # images of this epoch
         batches = replica_batches(
             job.source.train,
-            order,
+            order[done:],
             job.cut(worker.replica_index),
-            copies=copies,
+            copies=None if copies is None else copies[done:],
             mix=worker.mix,
             reader=worker.reader,
             seed=job.config.seed,
@@ -139,23 +199,112 @@ def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
             dtype=job.dtype,
             pin=has_own_memory(worker.device),
         )
-        seen = 0
         for batch in batches:
-            step, seen = step + 1, seen + batch.num_samples
+            step, done = step + 1, done + batch.num_samples
             due = epoch % job.config.evaluate_every == 0 or step == job.num_steps
-            yield epoch, batch, seen == len(order) and due
+            yield epoch, batch, done == len(order) and due
 
 
-def _tell(
-    record: RunRecord, console: Console, epoch: int, score: Score, average: Score | None
-) -> None:
-    row: dict[str, Any] = {"epoch": epoch, **asdict(score), **_average(average)}
-    record.add(**row)
-    console.print(
-        f"epoch {epoch}: test loss {score.loss:.4f}, top-1 {score.top1:.2%}, "
-        f"top-5 {score.top5:.2%} of {score.images} images"
-        + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
+def make_saver(worker: Worker, folder: Path, tell: Callable[[str], None]) -> Saver:
+    """This rank's part in the checkpoints; all ranks call it together."""
+    layout = worker.job.layout
+    shards = [
+        shard_name(stage, replica)
+        for replica in range(layout.num_replicas)
+        for stage in range(layout.num_stages)
+    ]
+    return Saver(
+        folder,
+        shards,
+        shard_name(worker.stage_index, worker.replica_index),
+        is_writer=worker.is_writer,
+        keep=worker.job.config.keep,
+        token=from_rank_0(secrets.token_hex(4), layout.world_size),
+        tell=tell,
     )
+
+
+def manifest_of(worker: Worker, loss: float | None, evaluated: bool) -> Manifest:
+    """What a checkpoint of now is of."""
+    job, layout = worker.job, worker.job.layout
+    return Manifest(
+        step=worker.step,
+        num_steps=job.num_steps,
+        evaluated=evaluated,
+        loss=loss,
+        config=as_toml(job.config),
+        data=job.fingerprint(),
+        layout={
+            "text": str(layout),
+            "stages": [list(blocks) for blocks in job.plan.stages],
+            "pieces": layout.num_microbatches * layout.num_replicas,
+        },
+        weights=weights_metadata(job),
+        versions=provenance(),
+    )
+
+
+def _evaluate(worker: Worker, record: RunRecord | None, tell: Callable[[str], None]) -> Scores:
+    """Score the weights, and their moving average if there is one."""
+    score, average = evaluate(worker), None
+    if worker.ema is not None:
+        with worker.averaged():
+            average = evaluate(worker)
+    if record is not None and score is not None:
+        epoch = -(-worker.step // worker.job.steps_per_epoch)
+        record.add(epoch=epoch, **asdict(score), **_average(average))
+        tell(
+            f"epoch {epoch}: test loss {score.loss:.4f}, top-1 {score.top1:.2%}, "
+            f"top-5 {score.top5:.2%} of {score.images} images"
+            + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
+        )
+    return Scores(score, average)
+
+
+def _not_finite(worker: Worker, batch: ReplicaBatch, num_skipped: int) -> str:
+    """What was wrong with a step that no rank has taken part in.
+
+    Raises:
+        FloatingPointError: the run is to stop at such a step, or skipping does not help.
+    """
+    where = find_anomaly(worker, batch)
+    why = f"step {worker.step}: the loss or a gradient is NaN or infinite; {where}"
+    if worker.job.config.on_nan == "stop":
+        raise FloatingPointError(
+            f"{why}; lower --lr, bound the gradient with --clip 1, or leave such steps out with "
+            "--on-nan skip"
+        )
+    if num_skipped == MOST_SKIPPED:
+        raise FloatingPointError(
+            f"{why}; {num_skipped} steps in a row were skipped, which does not help; lower --lr, "
+            "or bound the gradient with --clip 1"
+        )
+    return f"{why}; skipped"
+
+
+def _note(record: RunRecord | None, event: str, step: int, message: str) -> str:
+    if record is not None:
+        record.add_event(event, step, message)
+    return message
+
+
+def _stop(worker: Worker, saver: Saver, clockwork: Clockwork, tell: Callable[[str], None]) -> int:
+    """Wait for the checkpoint and leave, all ranks at once: launchers end the others."""
+    world_size = worker.job.layout.world_size
+    worker.reader.close()
+    saver.finish()
+    whys = [why for why in everyone(clockwork.why, world_size) if why]
+    newest = max(everyone(saver.newest or 0, world_size))
+    if newest != worker.step:
+        raise InputError(
+            f"asked to stop ({whys[0]}), but the checkpoint of step {worker.step} could not be "
+            f"written to {saver.folder}; make room, and go on from the newest with --resume auto"
+        )
+    tell(
+        f"stopped after step {worker.step} of {worker.job.num_steps} ({whys[0]}) with a checkpoint "
+        f"in {saver.folder}; go on with --resume auto"
+    )
+    return SAVED
 
 
 def _average(score: Score | None) -> dict[str, Any]:
@@ -168,8 +317,12 @@ def _save(worker: Worker, path: Path) -> None:
     """Write the weights of all stages, with what is needed to use them."""
     job = worker.job
     state = gather_named(worker.state(), worker.stage_group, job.layout.num_stages - 1)
-    if state is None or not worker.is_writer:
-        return
+    if state is not None and worker.is_writer:
+        save_weights(path, state, weights_metadata(job))
+
+
+def weights_metadata(job: Job) -> dict[str, str]:
+    """What a file of weights says of them."""
     config, source, pixels = job.config, job.source, MODEL_DEFAULTS[job.config.model]
     height, width = source.image_size
     facts = {
@@ -187,7 +340,7 @@ def _save(worker: Worker, path: Path) -> None:
         "stem_stride": config.stem_stride,
         "compat": config.compat,
     }
-    save_weights(path, state, {k: str(v) for k, v in facts.items() if v is not None})
+    return {k: str(v) for k, v in facts.items() if v is not None}
 
 
 def _progress(console: Console) -> Progress:

@@ -1,8 +1,10 @@
 """One rank's share of a job: its parts of the model, its optimizer, and one training step."""
 
+import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,15 +20,18 @@ from vigpipe.data.mix import Mix
 from vigpipe.data.shards import ReplicaBatch
 from vigpipe.job import Job
 from vigpipe.loss import Loss
+from vigpipe.model.graph import collected_anomalies
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.clip import clip_gradients
+from vigpipe.parallel.exchange import Agreement, Status, agree, everyone
 from vigpipe.parallel.mesh import make_mesh
 from vigpipe.parallel.replicate import Replicas
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import Part, cut_parts
 from vigpipe.spans import Kind
+from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
 
 
@@ -50,7 +55,10 @@ class Worker:
         mix: mixes samples and smooths labels; None where neither is on.
         ema: timm's moving average of `models`; None where it is off.
         recorder: of this rank's time; None where nobody asks for it.
-        step: optimizer steps done.
+        stopwatch: of its forwards and backwards.
+        status: what this rank will tell the others in the next step.
+        agreement: what all ranks told in the last one.
+        step: optimizer steps done, skipped ones among them.
     """
 
     job: Job
@@ -68,6 +76,9 @@ class Worker:
     mix: Mix | None
     ema: ModelEmaV3 | None
     recorder: Recorder | None
+    stopwatch: Stopwatch
+    status: Status = field(default_factory=Status)
+    agreement: Agreement = field(default_factory=lambda: Agreement([Status()]))
     step: int = 0
 
     @property
@@ -88,6 +99,18 @@ class Worker:
     def state(self) -> dict[str, Tensor]:
         """This rank's part of the unsplit model's state dict."""
         return {k: v for model in self.models for k, v in model.state_dict().items()}
+
+    def average(self) -> dict[str, Tensor]:
+        """The moving average of `state`, by the same names; empty where it is off."""
+        if self.ema is None:
+            return {}
+        return {k: v for model in self.ema.module for k, v in model.state_dict().items()}
+
+    def start_at(self, step: int) -> None:
+        """Go on after some steps of an earlier run, whose state this rank has been given."""
+        self.step = step
+        if step:
+            self.lr_schedule.step_update(step)
 
     def enter(self, kind: Kind) -> None:
         """Tell the recorder what begins."""
@@ -154,8 +177,17 @@ def make_worker(
             block.compile(dynamic=False)  # in place: names and shapes stay
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
     replicas = Replicas(parts, replica_group, config.sync, reducing)
+    stopwatch = Stopwatch(make_clock(device))
     pipeline = Pipeline(
-        parts, replicas.modules, part_indices, layout, device, stage_group, Loss(), recorder
+        parts,
+        replicas.modules,
+        part_indices,
+        layout,
+        device,
+        stage_group,
+        Loss(),
+        recorder,
+        stopwatch,
     )
     assert config.opt is not None
     # One pass over weights, gradients and moments, where torch has it.
@@ -179,6 +211,7 @@ def make_worker(
         mix=_mix(job),
         ema=ema,
         recorder=recorder,
+        stopwatch=stopwatch,
     )
 
 
@@ -228,13 +261,60 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
     Returns:
         The loss over the global batch on ranks of the last stage, else None.
     """
+    busy_seconds = (
+        worker.stopwatch.restart()
+    )  # of the step before, whose work a GPU has done by now
     worker.replicas.gradients.clear()
     losses = worker.pipeline.train_step(batch)  # forward and backward of every micro-batch
     worker.enter("all-reduce")
     worker.replicas.gradients.add_up()
     worker.enter("other")
-    loss = _share_statistics(worker, losses)
+    loss, moments = _gathered(worker, losses)
+    # All ranks take part, or none: a step that is not a finite number changes nothing.
+    told = worker.status._replace(finite=_is_finite(worker, loss), busy_seconds=busy_seconds)
+    world_size = worker.job.layout.world_size
+    if world_size > 1:
+        worker.enter("wait end")
+    worker.agreement = agree(told, world_size, worker.device)
+    worker.enter("other")
+    if worker.agreement.finite:
+        _update(worker, moments)
+    worker.step += 1
+    worker.lr_schedule.step_update(worker.step)
+    return loss
 
+
+def find_anomaly(worker: Worker, batch: ReplicaBatch) -> str:
+    """Run a step's forwards and backwards once more, and say where numbers cease to be finite.
+
+    Every rank calls this and gets the same sentence.
+    """
+    for model in worker.models:
+        model.set_detect_anomaly(True)
+    worker.replicas.gradients.clear()
+    with collected_anomalies() as found:
+        worker.pipeline.train_step(batch)
+    worker.statistics.take(worker.job.layout.num_microbatches)
+    for model in worker.models:
+        model.set_detect_anomaly(worker.job.config.detect_anomaly)
+    first = [
+        message
+        for messages in everyone(found[:1], worker.job.layout.world_size)
+        for message in messages
+    ]
+    if not first:
+        return "the features of all blocks are finite, so look at the readout and the gradients"
+    return min(first, key=lambda message: int(re.findall("[0-9]+", message)[0]))
+
+
+def _is_finite(worker: Worker, loss: float | None) -> bool:
+    gradients = [p.grad for p in worker.parameters().values() if p.grad is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
+    return math.isfinite(largest) and (loss is None or math.isfinite(loss))
+
+
+def _update(worker: Worker, moments: Tensor) -> None:
+    worker.statistics.update(moments)
     if worker.job.config.clip is not None:
         clip_gradients(
             worker.parameters(),
@@ -247,23 +327,21 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
     worker.enter("other")
     if worker.ema is not None:
         worker.ema.update(nn.ModuleList(worker.models))
-    worker.step += 1
-    worker.lr_schedule.step_update(worker.step)
-    return loss
 
 
-def _share_statistics(worker: Worker, losses: Tensor | None) -> float | None:
+def _gathered(worker: Worker, losses: Tensor | None) -> tuple[float | None, Tensor]:
+    """The loss over the global batch, and BatchNorm's moments of all its D * M micro-batches."""
     # One small exchange a step: BatchNorm's moments and, from the last stage, the losses of the
     # micro-batches.
     num_microbatches = worker.job.layout.num_microbatches
     moments = worker.statistics.take(num_microbatches).flatten()
     own = moments if losses is None else torch.cat((moments.to(losses), losses))
-    everyone = worker.replicas.gather(own)  # (D, moments + M)
-    pooled = everyone[:, : len(moments)].unflatten(
+    everyones = worker.replicas.gather(own)  # (D, moments + M)
+    pooled = everyones[:, : len(moments)].unflatten(
         1, (num_microbatches, 3, worker.statistics.num_channels)
     )
-    worker.statistics.update(pooled.flatten(0, 1))  # (D * M, 3, channels)
+    moments_of_all = pooled.flatten(0, 1)  # (D * M, 3, channels)
     if losses is None:
-        return None
+        return None, moments_of_all
     # In the order of the D x M micro-batches, which is the same for every layout.
-    return float(everyone[:, len(moments) :].flatten().sum())
+    return float(everyones[:, len(moments) :].flatten().sum()), moments_of_all

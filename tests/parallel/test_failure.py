@@ -35,25 +35,25 @@ def record(folder, **facts):
 
 
 def test_a_run_that_comes_to_its_end_returns_its_code(tmp_path, capfd):
-    assert failure.run_rank(lambda: 76, ALONE, tmp_path) == 76
+    assert failure.run_rank(lambda: 76, ALONE, [tmp_path]) == 76
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr().err == ""
 
 
 def test_the_record_of_an_earlier_run_goes(tmp_path):
     record(tmp_path)
-    assert failure.run_rank(lambda: 0, ALONE, tmp_path) == 0
+    assert failure.run_rank(lambda: 0, ALONE, [tmp_path]) == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_an_input_error_is_one_sentence(tmp_path, capfd):
-    assert failure.run_rank(raising(InputError("no such plan")), ALONE, tmp_path) == 2
+    assert failure.run_rank(raising(InputError("no such plan")), ALONE, [tmp_path]) == 2
     assert capfd.readouterr().err == "no such plan\n"
 
 
 def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
     folder = tmp_path / "made on demand"
-    assert failure.run_rank(raising(KeyError("x")), RANK_1, folder) == 1
+    assert failure.run_rank(raising(KeyError("x")), RANK_1, [folder]) == 1
     text = capfd.readouterr().err
     assert text.startswith("Traceback")
     assert text.endswith("rank 1: KeyError: 'x'\n")
@@ -66,30 +66,30 @@ def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
 
 def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capfd):
     (tmp_path / "file").touch()
-    assert failure.run_rank(raising(InputError("no")), ALONE, tmp_path / "file") == 2
+    assert failure.run_rank(raising(InputError("no")), ALONE, [tmp_path / "file"]) == 2
     assert capfd.readouterr().err == "no\n"
 
 
 def test_an_interrupt_is_quiet(capfd):
-    assert failure.run_rank(raising(KeyboardInterrupt()), ALONE, None) == INTERRUPTED
+    assert failure.run_rank(raising(KeyboardInterrupt()), ALONE) == INTERRUPTED
     assert capfd.readouterr().err == ""
 
 
 def test_a_mistake_of_all_ranks_is_told_by_rank_0(tmp_path, capfd):
     record(tmp_path, message="no such plan")
-    assert failure.run_rank(raising(InputError("no such plan")), RANK_1, tmp_path) == 2
+    assert failure.run_rank(raising(InputError("no such plan")), RANK_1, [tmp_path]) == 2
     assert capfd.readouterr().err == ""
 
 
 def test_a_mistake_of_one_rank_is_told_by_that_rank(tmp_path, capfd):
     record(tmp_path, message="something else")
-    assert failure.run_rank(raising(InputError("no data on host2")), RANK_1, tmp_path) == 2
+    assert failure.run_rank(raising(InputError("no data on host2")), RANK_1, [tmp_path]) == 2
     assert capfd.readouterr().err == "no data on host2\n"
 
 
 def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
     record(tmp_path, message="KeyError: 'x'")
-    assert failure.run_rank(raising(RuntimeError(LOST)), RANK_1, tmp_path) == 70
+    assert failure.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
     assert capfd.readouterr().err == ""
 
 
@@ -103,7 +103,7 @@ def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
 )
 def test_a_lost_peer_speaks_when_nobody_knows_the_cause(tmp_path, capfd, other):
     record(tmp_path, message="old news", **other)
-    assert failure.run_rank(raising(RuntimeError(LOST)), RANK_1, tmp_path) == 70
+    assert failure.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
     message = "RuntimeError: Connection closed by peer [127.0.0.1]:9"
     assert capfd.readouterr().err == f"rank 1 lost a peer: {message}\n"
 

@@ -49,7 +49,7 @@ def work(me, mode, folder, more):
 def rank(arguments):
     mode, folder, *more = arguments
     me = launch.from_environment(os.environ)
-    return failure.run_rank(lambda: work(me, mode, Path(folder), more), me, Path(folder, "out"))
+    return failure.run_rank(lambda: work(me, mode, Path(folder), more), me, [Path(folder, "out")])
 
 def main():
     if sys.argv[1] == "start":

@@ -123,7 +123,7 @@ def write_run(
         if step % 15 == 0:
             ema = {"loss": 1.0, "top1": 0.02 * step, "top5": 0.95}
             test = {"loss": 2.3 * 0.95**step, "top1": 0.03 * step, "top5": 0.99, "images": 360}
-            record._metrics.write(json.dumps({"epoch": step // 15, **test, "ema": ema}) + "\n")
+            record.add(epoch=step // 15, **test, ema=ema)
     for batch in range(1, NUM_TESTS + 1):
         forward = [span for span in spans if span.kind in ("forward", "wait input")]
         rows += rows_of(forward, "test", batch, stages)
@@ -167,7 +167,15 @@ def _timing(spans: list[Span], rows: list[Row], stages: int, replicas: int, micr
     for rank in range(stages * replicas):
         own = [span for span in spans if span.rank == rank]
         kinds = seconds_by_kind(own)
-        names = ("wait input", "wait gradient", "send", "all-reduce", "optimizer", "other")
+        names = (
+            "wait input",
+            "wait gradient",
+            "wait end",
+            "send",
+            "all-reduce",
+            "optimizer",
+            "other",
+        )
         accounting.append(
             {
                 "rank": rank,

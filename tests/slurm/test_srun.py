@@ -39,7 +39,7 @@ def work(me, mode, folder):
 
 me = launch.from_environment(os.environ)
 folder = Path(sys.argv[2])
-sys.exit(failure.run_rank(lambda: work(me, sys.argv[1], folder), me, folder / "out"))
+sys.exit(failure.run_rank(lambda: work(me, sys.argv[1], folder), me, [folder / "out"]))
 """
 
 

@@ -21,6 +21,7 @@ SPANS = [
     Span(1, "forward", 6.5, 7.0, 1, 0),
     Span(1, "backward", 7.0, 8.0, 1, 37),
     Span(1, "optimizer", 8.0, 11.0),
+    Span(1, "wait end", 11.0, 12.0),
 ]
 
 
@@ -58,7 +59,7 @@ def test_the_png_shows_every_kind_in_proportion_to_its_time(pictures):
 
 def test_the_svg_is_xml_with_titles_ranks_keys_and_microbatches(pictures):
     text = text_of(pictures[1])
-    for word in ("measured: 6000 ms", "predicted: 5000 ms", "rank 0", "rank 1", "37", *COLOURS):
+    for word in ("measured: 7000 ms", "predicted: 5000 ms", "rank 0", "rank 1", "37", *COLOURS):
         assert word in text, word
 
 

@@ -64,7 +64,7 @@ def start(options: EmulateBench, arguments: Sequence[str]) -> int:
     launch = from_environment(os.environ)
     if launch.launcher == "alone":
         preload("vigpipe.bench.emulate")
-    failures = options.out if launch.world_size > 1 else None
+    failures = [options.out] if options.out is not None and launch.world_size > 1 else []
     return run_rank(lambda: _start(options, arguments, launch), launch, failures)
 
 

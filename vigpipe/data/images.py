@@ -4,7 +4,8 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable
+import warnings
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +19,13 @@ EXTENSIONS = (
 )  # fmt: skip
 # Pillow goes by content, not by name, and on its own would try formats that start programs (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+LARGEST_BYTES = 1 << 29  # of a file: MAX_IMAGE_PIXELS of Pillow, with 16 bits for R, G and B
+LARGEST_RATIO = 256  # of the sides: resizing the shorter one makes the longer one as much larger
+# Pillow only warns of a decompression bomb, unless it has twice MAX_IMAGE_PIXELS.
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 _NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 NUM_THREADS = min(8, _NUM_CORES or 1)  # Pillow releases the GIL while it decodes
+_BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
 NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -30,9 +36,10 @@ def split_folders(root: Path) -> tuple[Path, Path]:
         InputError: one of them is missing.
     """
     train = root / "train"
-    test = root / "test" if (root / "test").is_dir() else root / "val"
+    test = root / "test" if os.path.isdir(root / "test") else root / "val"
     for folder, names in ((train, "train/"), (test, "test/ or val/")):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
+            _entries(root)  # says so where root may not be looked into
             raise InputError(
                 f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
                 f"and test/<class>/<image>"
@@ -43,20 +50,28 @@ def split_folders(root: Path) -> tuple[Path, Path]:
 def list_classes(folder: Path) -> dict[str, list[Path]]:
     """List the image files of every class folder, sorted by name, without opening any.
 
-    Class folders may have folders inside them and may be links; a folder that is reached twice (a
-    loop of links) is listed once. Hidden files and names without an image's extension are left
-    out. A folder is a folder even if it is called `x.png`. A link that leads nowhere is listed,
-    so that reading it reports it.
+    Class folders may have folders inside them and may be links; a folder that is reached twice is
+    listed once, and one that holds the class, which a loop of links leads back to, is not: other
+    classes are in there. Hidden files and names without an image's extension are left out. A folder
+    is a folder even if it is called `x.png`. An image's link that leads nowhere is listed, so that
+    reading it reports it.
 
     Raises:
         InputError: there are no class folders, one holds no image, or one cannot be listed.
     """
-    names = [entry.name for entry in _entries(folder) if _is_folder(entry)]
+    entries = _entries(folder)
+    for entry in entries:
+        if entry.is_symlink() and not os.path.exists(entry):
+            raise InputError(
+                f"{entry.path}: is a link that leads nowhere, where a class folder is expected; "
+                "mend or remove it"
+            )
+    names = [entry.name for entry in entries if _is_folder(entry)]
     if not names:
         raise InputError(
             f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
         )
-    classes = {name: images_below(folder / name) for name in names}
+    classes = {name: images_below(folder / name, _above(folder / name)) for name in names}
     for name, paths in classes.items():
         if not paths:
             raise InputError(
@@ -83,8 +98,11 @@ def list_images(root: Path) -> list[Path]:
 def read_image(path: Path) -> np.ndarray:
     """Decode one image file, the first frame of an animation, to (H, W, 3) uint8 RGB.
 
-    Transparent pixels show white behind them; 16-bit greys keep their upper byte. An orientation
-    noted in EXIF is not applied, as in torchvision and timm.
+    Transparent pixels show white behind them; CMYK becomes RGB without a colour profile. Of 16 bits
+    a channel the upper 8 are kept: Pillow itself does so for colours, but hands 16-bit greys on as
+    they are (mode I;16; I from PGM) and would turn all above 255 white; also 12-bit greys, which
+    lose their lower 4 here. An orientation noted in EXIF is not applied, as in torchvision and
+    timm.
 
     Raises:
         InputError: the file cannot be read or decoded; with path, reason and what to do.
@@ -134,36 +152,68 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
 
 
-def images_below(folder: Path, seen: set[tuple[int, int]] | None = None) -> list[Path]:
-    """List the images in folder and in the folders below it that are not yet in seen."""
-    seen = set() if seen is None else seen
-    status = folder.stat()
-    if (status.st_dev, status.st_ino) in seen:
-        return []
-    seen.add((status.st_dev, status.st_ino))
-    paths = []
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            paths += images_below(folder / entry.name, seen)
-        elif entry.name.lower().endswith(EXTENSIONS):
-            paths.append(folder / entry.name)
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
+    return status.st_dev, status.st_ino
+
+
+def _above(folder: Path) -> set[tuple[int, int]]:
+    """The folders that hold this one, and, if it is a link, its target."""
+    target, here = os.path.realpath(folder), os.path.realpath(folder.parent)
+    return {_identity(path) for path in (*Path(target).parents, *Path(here, folder.name).parents)}
+
+
+def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
+    """List the images in folder and, each once, in the folders below it, but those above."""
+    paths: list[Path] = []
+    seen = set(above)
+    pending = [(folder, True)]  # recursion would end at a depth of 1000
+    while pending:
+        path, is_folder = pending.pop()
+        if not is_folder:
+            paths.append(path)
+        elif (identity := _identity(path)) not in seen:
+            seen.add(identity)
+            for entry in reversed(_entries(path)):
+                if _is_folder(entry):
+                    pending.append((path / entry.name, True))
+                elif entry.name.lower().endswith(EXTENSIONS):
+                    pending.append((path / entry.name, False))
     return paths
 
 
 def _open(path: Path) -> Image.Image:
     """Open without decoding. The whole file is read, so that no file stays open."""
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for ever
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # opening a FIFO would wait for ever
         raise OSError("not a regular file")
+    if found.st_size > LARGEST_BYTES:
+        raise OSError(f"its {found.st_size} bytes are more than {LARGEST_BYTES}")
     data = path.read_bytes()
     if not data:
         raise OSError("the file is empty")
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    if not 0 < max(image.size) <= LARGEST_RATIO * min(image.size):
+        raise ValueError(
+            f"{image.width}×{image.height} pixels, where one side is at most {LARGEST_RATIO} times "
+            "the other"
+        )
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    clear = image.info.get("transparency")  # a colour of the file: Pillow compares 8-bit ones
+    if clear is not None and (is_16_bit or (isinstance(clear, tuple) and max(clear) > 255)):
+        raise ValueError("a transparent colour of 16 bits")
     if is_16_bit:  # convert() would clip: all above 255 turns white
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        tags = getattr(image, "tag_v2", {})  # of a TIFF, whose darkest value may be white
+        grey = np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)
+        grey = 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode!r} have no known range")
     if image.has_transparency_data:

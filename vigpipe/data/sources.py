@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,8 +103,8 @@ def open_source(
         return _cifar10(data_dir or CIFAR10_FOLDER, download, preparation)
     if name == "fake":
         return _fake(num_fake_images, num_fake_classes, preparation)
-    root = Path(name).expanduser()
-    if not root.is_dir():
+    root = Path(os.path.expanduser(name))  # of Path's own, an unknown ~user is a RuntimeError
+    if not os.path.isdir(root):  # and here a name of 300 letters an OSError
         raise InputError(
             f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
         )

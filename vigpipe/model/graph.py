@@ -1,10 +1,17 @@
 """The graph of nearest neighbours in feature space."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from vigpipe import ops
 from vigpipe.errors import InputError
+
+ANOMALY_ADVICE = (
+    "look for the cause in the block before, lower --lr, or bound the gradient with --clip 1"
+)
 
 
 def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -> None:
@@ -25,15 +32,32 @@ def fitting(k: int, dilation: int, num_candidates: int) -> tuple[int, int]:
     return k, min(dilation, num_candidates // k)
 
 
+_found: list[str] | None = None
+
+
+@contextmanager
+def collected_anomalies() -> Iterator[list[str]]:
+    """Let `check_finite` put what it finds on a list, and go on."""
+    global _found
+    _found = found = []
+    try:
+        yield found
+    finally:
+        _found = None
+
+
 def check_finite(x: Tensor, block: str) -> None:
     """Raise FloatingPointError if a node of (B, N, C) has a NaN or an infinite feature."""
     bad = ~x.isfinite().all(-1)  # (B, N)
-    if bad.any():
-        raise FloatingPointError(
-            f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
-            f"{len(bad)} images, have NaN or infinite features before the graph is made; look for "
-            "the cause in the block before, lower --lr, or bound the gradient with --clip 1"
-        )
+    if not bad.any():
+        return
+    message = (
+        f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
+        f"{len(bad)} images, have NaN or infinite features before the graph is made"
+    )
+    if _found is None:
+        raise FloatingPointError(f"{message}; {ANOMALY_ADVICE}")
+    _found.append(message)
 
 
 @torch.no_grad()

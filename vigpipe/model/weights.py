@@ -4,8 +4,11 @@ A file fits or it is refused: nothing is left out in silence. The exceptions are
 """
 
 import argparse
+import mmap
 import re
+import stat
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,10 @@ AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPERS = ("state_dict", "model", *AVERAGED)
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
 CLASSIFIER = "prediction.4."
+PLAIN = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
 MOST_NAMED = 10  # keys in an error, of each kind
 
 
@@ -66,16 +73,18 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
 
 def _read_file(path: Path) -> Any:  # noqa: ANN401
     try:
-        with path.open("rb") as file:
-            head, size = file.read(9), path.stat().st_size
-    except IsADirectoryError:
-        raise InputError(
-            f"{path}: is a folder where a file of weights is expected; name the file"
-        ) from None
+        mode, size = path.stat().st_mode, path.stat().st_size
+        head = b""
+        if stat.S_ISREG(mode):  # opening a pipe would wait for its writer
+            with path.open("rb") as file:
+                head = file.read(9)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file of weights; check the path") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "pipe or device"
+        raise InputError(f"{path}: is a {kind} where a file of weights is expected; name the file")
     is_zip = head.startswith(b"PK\x03\x04")
     # Eight bytes with the length of a JSON object, then the object.
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
@@ -102,19 +111,32 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_zip(path: Path) -> Any:  # noqa: ANN401
+    with zipfile.ZipFile(path) as archive:
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
+            raise ValueError("it is compressed, which torch.save never does; pack it with zip -0")
+    _refuse_bytearray(path)
     # timm's training script puts its parsed arguments into every checkpoint.
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _read_legacy(path: Path) -> Any:  # noqa: ANN401
+    _refuse_bytearray(path)
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def _refuse_bytearray(path: Path) -> None:
+    """Raise ValueError where a pickle names bytearray, whose argument is any number of bytes."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"bytearray\n") >= 0:
+            raise ValueError("it holds a bytearray, which no state dict does")
+
+
 def _why_not(path: Path, kind: str, error: Exception) -> str:
     """The sentence for what a reader of files raised."""
-    message = str(error)
+    message = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
     needed = re.search(r"GLOBAL (\S+)", message)
     if needed:
         return (
@@ -141,9 +163,16 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
                 f"name, and none of {', '.join(WRAPPERS)} holds one; save model.state_dict()"
             )
         name = _bare(key)
-        # A damaged size makes torch enlarge the storage beyond what the file has.
+        if not name.isprintable():
+            raise InputError(f"{path}: {name[:80]!r} is no name of a tensor; rename it")
+        # A damaged size makes torch enlarge the storage beyond what the file has; strides of 0
+        # make a tensor larger than its storage.
         is_plain = value.layout == torch.strided and value.device.type == "cpu"
-        if not is_plain or value.is_quantized or value.untyped_storage().nbytes() > size:
+        if (
+            not is_plain
+            or value.dtype not in PLAIN
+            or max(value.untyped_storage().nbytes(), value.nbytes) > size
+        ):
             raise InputError(
                 f"{path}: {key} is not a plain tensor ({value.layout}, {value.device}, "
                 f"{value.dtype}, shape {_text(value)}) of this file; save dense tensors"

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, WRONG_INPUT, InputError
+from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPUT, InputError
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 
+SAVED_FILE = "saved"  # in start_local's folder: its ranks have stopped with a checkpoint
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
 CAUSE_SECONDS = 2.0  # how long a rank waits for another one to tell the cause
 
@@ -38,8 +39,10 @@ LOST_PEER = re.compile(
     re.DOTALL,
 )
 
+OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|out of memory")
 
-def run_rank(work: Callable[[], int], launch: Launch, failures: Path | None) -> int:
+
+def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
     """Do one rank's work and return its exit code; end every rank when one fails.
 
     A rank that fails while a process group is up does not come back from here: it leaves through
@@ -50,22 +53,26 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Path | None) -> 
         work: returns the exit code of a run that came to its end. It ends with a barrier if the
             code is not 0, because launchers end the other ranks as soon as one returns that.
         launch: this rank's place.
-        failures: folder for failed-rank<R>.json, common to all ranks; None keeps no record.
+        failures: folders for failed-rank<R>.json, common to all ranks; `work` may add some.
     """
     began = time.time()
-    folders = [] if failures is None else [failures]
+    private = []
     if launch.launcher == "local":
-        folders.append(Path(os.environ[FOLDER_VARIABLE]))
+        private.append(Path(os.environ[FOLDER_VARIABLE]))
+        pid_file(private[0], launch.rank).write_text(str(os.getpid()))
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
-    for folder in folders:
+    for folder in (*failures, *private):
         with contextlib.suppress(OSError):
             _record_path(folder, launch).unlink()  # of an earlier run
     try:
         code = work()
+        if code == SAVED:
+            for folder in private:
+                (folder / SAVED_FILE).touch()  # the launcher may have been asked to stop, too
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        code = _report(error, launch, folders, began)
+        code = _report(error, launch, [*failures, *private], began)
         if _has_process_group():
             _leave(code)
         return code
@@ -76,11 +83,23 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Path | None) -> 
     return code
 
 
+def pid_file(folder: Path, rank: int) -> Path:
+    """In start_local's folder: the process of a rank."""
+    return folder / f"rank{rank}.pid"
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone or silent."""
     if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
         return True
     return error.__cause__ is not None and is_lost_peer(error.__cause__)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had, on the host or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def read_failures(folder: Path, job: str, since: float = 0.0) -> list[dict[str, Any]]:
@@ -105,6 +124,12 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
         message, alike = str(error), True
         code, text = NOT_FINITE, f"{message}\n"
+    elif is_out_of_memory(error):
+        message = (
+            f"rank {launch.rank} ran out of memory ({str(error).splitlines()[0]}); take more "
+            "--microbatches, --recompute except-last, a smaller --batch-size, or more memory"
+        )
+        text = f"{message}\n"
     elif launch.world_size > 1 and is_lost_peer(error):
         # Gloo adds its source file in front and advice behind.
         message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]

@@ -9,6 +9,7 @@ Ranks come from four places, tried in this order:
 """
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -23,6 +24,9 @@ from vigpipe.errors import InputError
 
 FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: where its ranks meet
 LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process id
+TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret of the ranks of one job
+OWNER_KEY = "vigpipe/owner"  # of the store: whose it is
+PATIENCE_SECONDS = 300.0  # for ranks that start late: imports from a file system that all share
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -103,6 +107,8 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
     port = 20000 + (job * 101 + step) % 10000
     if env.get("MASTER_PORT"):
         port = _count(env, "MASTER_PORT", least=1, below=65536)
+    # Keys of the store begin with this name: who does not know the token cannot name one.
+    secret = f".{_digest(env[TOKEN_VARIABLE])}" if env.get(TOKEN_VARIABLE) else ""
     return Launch(
         rank,
         world_size,
@@ -110,7 +116,8 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
         local_world_size,
         "srun",
         f"tcp://{address}:{port}",
-        f"slurm-{job}.{step}.{env.get('SLURM_RESTART_COUNT', 0)}",  # unset on the first run
+        # SLURM_RESTART_COUNT is unset on the first run.
+        f"slurm-{job}.{step}.{env.get('SLURM_RESTART_COUNT', 0)}{secret}",
     )
 
 
@@ -216,7 +223,8 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
     if launch.launcher == "torchrun":
         arguments["init_method"] = launch.init_method  # the store belongs to torchrun
     else:
-        store = dist.PrefixStore(launch.job, _make_store(launch, timeout))  # pyright: ignore[reportPrivateImportUsage]
+        store = _make_store(launch, timedelta(seconds=max(timeout_seconds, PATIENCE_SECONDS)))
+        store = _joined(store, launch)
         arguments |= {"store": store, "rank": launch.rank, "world_size": launch.world_size}
     if launch.world_size > 1:
         # Python runs its signal handlers between bytecodes, hence never inside a gloo wait.
@@ -246,6 +254,32 @@ def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is
     if launch.rank == 0:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, int(port))}
     return dist.TCPStore(host, int(port), launch.world_size, **arguments)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
+    """The part of the store that is this run's alone, once all its ranks are there.
+
+    Raises:
+        InputError: the store is another run's.
+    """
+    import torch.distributed as dist
+
+    own = _digest(launch.job)
+    if launch.rank == 0:
+        store.set(OWNER_KEY, own)
+    elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != own:
+        raise InputError(
+            f"rank {launch.rank} of {launch.job} found another run ({owner[:16]}) at "
+            f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
+        )
+    ours = dist.PrefixStore(launch.job, store)  # pyright: ignore[reportPrivateImportUsage]
+    ours.set(f"here/{launch.rank}", "")
+    ours.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    return ours
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _listen(launch: Launch, host: str, port: int) -> int:

@@ -10,15 +10,18 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from vigpipe import forkserver
-from vigpipe.parallel.failure import read_failures
+from vigpipe.errors import PEER_LOST, SAVED
+from vigpipe.parallel.failure import SAVED_FILE, pid_file, read_failures
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 
+FROZEN_SECONDS = 3.0  # that a rank has to end in after another one has failed
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,7 +53,8 @@ def start_local(
         threads: OMP_NUM_THREADS of the ranks.
 
     Returns:
-        0 if every rank returned 0, else the code of the rank that failed first by itself; 128 + n
+        0 if every rank returned 0; SAVED if they stopped with a checkpoint because they, or this
+        launcher, were asked to; else the code of the rank that failed first by itself; 128 + n
         for a rank, or this launcher, ended by signal n.
     """
     forkserver.start()
@@ -58,8 +62,12 @@ def start_local(
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
-        with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:  # mode 0700
-            return _start_agent(world_size, main, arguments, threads, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="vigpipe-") as name:  # mode 0700
+            folder = Path(name)
+            try:
+                return _start_agent(world_size, main, arguments, threads, folder)
+            except _Stopped as stopped:
+                return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
     except _Stopped as stopped:
         return 128 + stopped.signum
     finally:
@@ -107,13 +115,37 @@ def _start_agent(
         "OMP_NUM_THREADS": str(threads),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
     }
+    over, frozen = threading.Event(), set[int]()
+    warden = threading.Thread(target=_end_frozen, args=(folder, world_size, over, frozen))
+    warden.start()
     try:
         with _environment(variables):
             elastic_launch(config, _rank)(main, list(arguments), variables)
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return _root_cause(exit_codes, read_failures(folder, folder.name))
+        return _root_cause(exit_codes, read_failures(folder, folder.name), frozen)
+    finally:
+        over.set()
+        warden.join()
     return 0
+
+
+def _end_frozen(folder: Path, world_size: int, over: threading.Event, frozen: set[int]) -> None:
+    """Kill ranks that do not end after another one has failed; SIGTERM does not reach the frozen.
+
+    torchrun's agent would wait for them for half a minute.
+    """
+    while not any(folder.glob("failed-rank*.json")):
+        if over.wait(0.1):
+            return
+    if over.wait(FROZEN_SECONDS):
+        return
+    for rank in range(world_size):
+        with contextlib.suppress(OSError, ValueError):
+            process = os.pidfd_open(int(pid_file(folder, rank).read_text()))
+            frozen.add(rank)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
 
 
 def _rank(
@@ -127,11 +159,18 @@ def _rank(
         os._exit(code)
 
 
-def _root_cause(exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> int:
+def _root_cause(
+    exit_codes: Mapping[int, int],
+    records: Sequence[Mapping[str, Any]],
+    frozen: Collection[int] = (),
+) -> int:
     """Choose the exit code of a failed world; exit_codes are in the order the agent saw them."""
     own = [record for record in records if record["kind"] == "own"]
     if own:
         return own[0]["code"]
+    for rank in frozen:
+        sys.stderr.write(f"rank {rank} answered no more, and was killed; was it stopped?\n")
+        return PEER_LOST
     # The agent ends the survivors with SIGTERM, so any other signal came first.
     killed = [(r, -c) for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM]
     rank, code = next(iter(exit_codes.items()))

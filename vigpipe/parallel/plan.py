@@ -1,11 +1,12 @@
 """Which block goes to which stage: an even cut, or a plan file (format: stages/README.md)."""
 
-import tomllib
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from vigpipe.errors import InputError
+from vigpipe.untrusted import read_toml
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,13 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
         InputError: the file cannot be read, has an unknown or missing key, is for another model, or
             does not give every block of the model to exactly one stage, in order.
     """
+    advice = "give a number of stages or a plan file"
+    if os.path.isdir(path):
+        raise InputError(f"--stages {path}: cannot be read (it is a folder); {advice}")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"--stages {path}: cannot be read ({error.strerror}); "
-            "give a number of stages or a plan file"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--stages {path}: not a TOML file ({error})") from error
+        content = read_toml(path)
+    except InputError as error:
+        raise InputError(f"--stages {error}; {advice}") from error
     for key in content:
         if key not in ("model", "stages"):
             raise InputError(f"{path}: unknown key {key!r}; a plan has the keys model and stages")

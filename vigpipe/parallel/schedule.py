@@ -7,7 +7,7 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -72,6 +72,7 @@ class Pipeline:
         stage_group: the ranks of this pipeline; None where there is one stage.
         loss: of a micro-batch, on the last stage.
         watcher: is told what the rank does.
+        work: is entered for every forward and backward of a training step.
     """
 
     def __init__(
@@ -84,19 +85,22 @@ class Pipeline:
         stage_group: ProcessGroup | None,
         loss: Loss,
         watcher: Watcher | None = None,
+        work: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.parts, self.device, self.loss, self.watcher = parts, device, loss, watcher
+        work = work or nullcontext()
         self.has_first = parts[0].model.has_stem
         self.has_last = parts[-1].model.has_readout
         if layout.num_stages == 1:
             self._schedule = _OneRank(
-                modules, part_indices[-1], layout.num_microbatches, self._loss, watcher
+                modules, part_indices[-1], layout.num_microbatches, self._loss, watcher, work
             )
             return
         num_parts = layout.num_stages * layout.virtual_stages
         stages = [
             _Stage(
                 watcher,
+                work,
                 module,
                 index,
                 num_parts,
@@ -171,25 +175,37 @@ class Pipeline:
 class _Stage(PipelineStage):
     """torch's stage, which tells a watcher of what the schedule makes it do."""
 
-    def __init__(self, watcher: Watcher | None, *args: Any, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        watcher: Watcher | None,
+        work: AbstractContextManager[Any],
+        *args: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(*args, **options)
-        self._watcher = watcher
+        self._watcher, self._work = watcher, work
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         if self._watcher is None:
-            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+            with self._work:
+                return super().forward_one_chunk(fwd_chunk_id, *args, **options)
         gap = None if self.is_first else "wait input"
         self._watcher.enter("forward", self.stage_index, fwd_chunk_id, gap)
-        result = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        with self._work:
+            result = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         self._watcher.leave()
         return result
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if self._watcher is None or not self.has_backward:  # an evaluation calls it too
+        if not self.has_backward:  # an evaluation calls it too
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
+        if self._watcher is None:
+            with self._work:
+                return super().backward_one_chunk(bwd_chunk_id, *args, **options)
         gap = None if self.is_last else "wait gradient"
         self._watcher.enter("backward", self.stage_index, bwd_chunk_id, gap)
-        result = super().backward_one_chunk(bwd_chunk_id, *args, **options)
+        with self._work:
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **options)
         self._watcher.leave()
         return result
 
@@ -229,7 +245,9 @@ class _OneRank:
         num_microbatches: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         watcher: Watcher | None,
+        work: AbstractContextManager[Any],
     ) -> None:
+        self.work = work
         self.modules, self.num_microbatches, self.loss = modules, num_microbatches, loss
         self.stage, self.watcher = stage, watcher
 
@@ -245,6 +263,7 @@ class _OneRank:
         rows = self._cut(images), self._cut(keys), self._cut(target)
         for i, (x, key, label) in enumerate(zip(*rows, strict=True)):
             with ExitStack() as stack:
+                stack.enter_context(self.work)
                 if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
                     for module in self.modules:
                         if isinstance(module, DistributedDataParallel):

@@ -1,7 +1,6 @@
 """What the pieces of a model cost on a machine: measured by `vigpipe plan`, kept as a JSON file."""
 
 import json
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -9,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
+from vigpipe.untrusted import read_text
+
+_MOST = 1e18  # seconds, bytes or samples; what is made of them stays a finite number
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ def read_profile(path: Path) -> Profile:
     """
     hint = "vigpipe plan without --profile makes one"
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--profile {path}: cannot be read ({error.strerror}); {hint}") from error
+        table = json.loads(read_text(path), object_pairs_hook=_unique)
+    except InputError as error:
+        raise InputError(f"--profile {error}; {hint}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
     known = {f.name for f in fields(Profile)}
@@ -119,15 +121,16 @@ def read_profile(path: Path) -> Profile:
             **{
                 **table,
                 "rows": tuple(table["rows"]),
-                "slowdown": tuple(map(float, table["slowdown"])),
+                "slowdown": tuple(table["slowdown"]),
                 "stem": _piece(table["stem"]),
                 "blocks": tuple(map(_piece, table["blocks"])),
                 "readout": _piece(table["readout"]),
             }
         )
         _check(profile)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"--profile {path}: no profile ({error}); {hint}") from error
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error)[:200]
+        raise InputError(f"--profile {path}: no profile ({reason}); {hint}") from error
     return profile
 
 
@@ -147,29 +150,51 @@ def check_options(profile: Profile, where: str, model: str, options: Mapping[str
             )
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"the key {key[:40]!r} is there twice")
+        table[key] = value
+    return table
+
+
+def _is_amount(value: Any) -> bool:  # noqa: ANN401
+    return type(value) in (int, float) and 0 <= value <= _MOST  # NaN fails too
+
+
 def _piece(table: Mapping[str, Any]) -> Piece:
+    wrong = set(table) ^ {f.name for f in fields(Piece)}
+    if wrong:
+        raise ValueError(f"{min(wrong)!r} of a piece is amiss")
     own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     piece = Piece(**own)
+    if not isinstance(piece.name, str) or not piece.name.isprintable():
+        raise ValueError(f"{piece.name!r} is no name of a piece")
     for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
         for value in getattr(piece, name):
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
+            if not _is_amount(value):
                 raise ValueError(f"{piece.name}: {name} holds {value!r}")
-    if type(piece.parameter_bytes) is not int or piece.parameter_bytes < 0:
+    if type(piece.parameter_bytes) is not int or not _is_amount(piece.parameter_bytes):
         raise ValueError(f"{piece.name}: parameter_bytes is {piece.parameter_bytes!r}")
     return piece
 
 
 def _check(profile: Profile) -> None:
     rows = profile.rows
-    if not rows or any(type(n) is not int or n < 1 for n in rows) or list(rows) != sorted({*rows}):
+    are_counts = all(type(n) is int and 1 <= n <= _MOST for n in rows)
+    if not rows or not are_counts or list(rows) != sorted({*rows}):
         raise ValueError(f"rows are {list(rows)}")
+    if not isinstance(profile.model, str):
+        raise ValueError(f"model is {profile.model!r}")
     if not profile.blocks:
         raise ValueError("it has no blocks")
     for piece in (profile.stem, *profile.blocks, profile.readout):
         for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
             if len(getattr(piece, name)) != len(rows):
                 raise ValueError(f"{piece.name}: {name} has not one value for each of {rows}")
-    if not profile.slowdown or any(not 0.5 <= value < 1e3 for value in profile.slowdown):
+    are_factors = all(_is_amount(n) and 0.5 <= n < 1e3 for n in profile.slowdown)
+    if not profile.slowdown or not are_factors:
         raise ValueError(f"slowdown is {list(profile.slowdown)}")
     for name in (
         "dispatch_seconds",
@@ -181,10 +206,10 @@ def _check(profile: Profile) -> None:
         "base_bytes",
     ):
         value = getattr(profile, name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
+        if not _is_amount(value):
             raise ValueError(f"{name} is {value!r}")
-    if profile.bandwidth == 0:
-        raise ValueError("bandwidth is 0")
+    if profile.bandwidth < 1:
+        raise ValueError(f"bandwidth is {profile.bandwidth}")
     for name in ("options", "facts"):
         if not isinstance(getattr(profile, name), dict):
             raise ValueError(f"{name} is no table")

@@ -131,6 +131,8 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[Step, ...], tuple[Evaluation, .
     steps: list[Step] = []
     evaluations: list[Evaluation] = []
     for row in rows:
+        if "event" in row:  # beside the steps: a straggler, a resumption
+            continue
         if "step" in row:
             steps.append(
                 Step(

@@ -16,6 +16,7 @@ PARTS = (
     "compute",
     "wait input",
     "wait gradient",
+    "wait end",
     "send",
     "all-reduce",
     "optimizer",
@@ -183,7 +184,8 @@ def _accounts(known: Fields) -> tuple[Account, ...]:
                 replica=row.whole("replica"),
                 stages=tuple(int(stage) for stage in row.numbers("stages")),
                 step_seconds=row.number("step_seconds"),
-                seconds={part: row.number(part) for part in PARTS},
+                # Before 0.2 ranks did not wait for each other at the end.
+                seconds={part: row.number(part) if part in row else 0.0 for part in PARTS},
             )
         )
     return tuple(accounts)

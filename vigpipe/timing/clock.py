@@ -80,6 +80,33 @@ class CudaClock:
         return self._first_seconds + self._first.elapsed_time(stamp) / 1e3
 
 
+class Stopwatch:
+    """Adds up the time between entering and leaving; one step is told while the next one runs.
+
+    Args:
+        clock: of the device, and of this stopwatch alone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stamps: list[Any] = []
+        clock.begin()
+
+    def restart(self) -> float:
+        """Seconds since the last restart; the device has reached the last stamp meanwhile."""
+        self._clock.finish()
+        times = [self._clock.seconds(stamp) for stamp in self._stamps]
+        self._stamps.clear()
+        self._clock.begin()
+        return sum(times[1::2]) - sum(times[::2])
+
+    def __enter__(self) -> None:
+        self._stamps.append(self._clock.stamp())
+
+    def __exit__(self, *_: object) -> None:
+        self._stamps.append(self._clock.stamp())
+
+
 def make_clock(device: torch.device) -> Clock:
     """The clock of a device."""
     return CudaClock() if device.type == "cuda" else HostClock()

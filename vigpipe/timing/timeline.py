@@ -11,6 +11,7 @@ COLOURS: dict[Kind, str] = {
     "backward": "#009e73",
     "wait input": "#eeeeee",
     "wait gradient": "#dddddd",
+    "wait end": "#cccccc",
     "send": "#f0e442",
     "all-reduce": "#d55e00",
     "optimizer": "#cc79a7",

@@ -7,6 +7,8 @@ Load them with one line:
 The file's metadata say which model that is and what its images look like (`read_metadata`).
 """
 
+import contextlib
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.untrusted import opened
 
 
 def gather_named(
@@ -52,10 +55,40 @@ def save_weights(
         path: the file.
         state: by the unsplit model's names.
         metadata: what `read_metadata` gives back.
+
+    Raises:
+        InputError: the file cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
-    _sort_metadata(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
+        _sort_metadata(partial)
+        partial.replace(path)  # a crash leaves the old file or the new one
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); make room or choose another "
+            "folder, and go on with --resume"
+        ) from error
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write safetensors with the permissions of the user's umask; the library's own are 0600.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
+    path.chmod(mode)
 
 
 def _sort_metadata(path: Path) -> None:
@@ -83,6 +116,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         InputError: the file cannot be read, or is no safetensors file.
     """
+    opened(path).close()  # safetensors would wait at a pipe
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})

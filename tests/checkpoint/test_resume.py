@@ -1,0 +1,302 @@
+"""A run that ended goes on as if it had not: bit for bit, or in another layout by the contract."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoint.test_manifest import flip
+from tests.world import run_ranks
+from vigpipe import train as training
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.cli import main
+from vigpipe.config import TrainConfig
+from vigpipe.errors import SAVED, InputError
+from vigpipe.job import prepare
+from vigpipe.train import train
+
+pytestmark = pytest.mark.multiprocess
+
+CPU = torch.device("cpu")
+# 48 images an epoch in steps of 20, 20 and 8: checkpoints lie within epochs and at their ends.
+SMALL = TrainConfig(
+    model="vig_digits",
+    batch_size=20,
+    steps=8,
+    epochs=9,
+    microbatches=4,
+    checkpoint_every=1,
+    keep=99,
+    ema=0.9,
+    clip=1.0,
+    drop_path=0.2,
+    repeated_augment=2,
+    mixup=0.4,
+    dtype="float64",
+    workers=0,
+    lr_schedule="cosine",
+)
+
+
+def make_job(config):
+    job = prepare(config, torch.float64)
+    source = replace(job.source, train=Part(job.source.train, 48), test=Part(job.source.test, 30))
+    return replace(job, source=source)
+
+
+class Part:
+    """The first samples of a split."""
+
+    def __init__(self, split, count):
+        self.split, self.labels = split, split.labels[:count]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def read(self, *args):
+        return self.split.read(*args)
+
+
+def run(config, folder, rank=0):
+    torch.set_num_threads(1)  # fixtures of the module come before the one that does it
+    folder.mkdir(parents=True, exist_ok=True)
+    return train(make_job(config), rank, CPU, folder)
+
+
+def run_rank(rank, world_size, config, folder):
+    return run(config, folder, rank)
+
+
+def rows(folder):
+    """What metrics.jsonl tells, but for the times."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("step_seconds", "images_per_second")
+    return [{k: v for k, v in row.items() if k not in timed} for row in found if "event" not in row]
+
+
+def files(folder):
+    return [load_file(folder / name) for name in ("model.safetensors", "model-ema.safetensors")]
+
+
+def largest_difference(ours, theirs):
+    assert [table.keys() for table in ours] == [table.keys() for table in theirs]
+    return max(
+        float((ours[i][name].double() - theirs[i][name].double()).abs().max())
+        for i in range(len(ours))
+        for name in ours[i]
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert run(SMALL, folder) == 0
+    return folder
+
+
+def cut_off(whole, folder, step):
+    """The run as it was when it died some time after the checkpoint of a step."""
+    shutil.copytree(whole, folder)
+    for checkpoint in list_checkpoints(folder):
+        if int(checkpoint.name[-8:]) > step:
+            shutil.rmtree(checkpoint)
+    for name in ("model.safetensors", "model-ema.safetensors", "summary.json"):
+        (folder / name).unlink()
+    if step < 8:  # what a checkpoint has behind it is on disk
+        lines = (folder / "metrics.jsonl").read_bytes()
+        (folder / "metrics.jsonl").write_bytes(lines[:-40])  # torn in the middle of a line
+    return folder
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 8])
+def test_the_same_layout_goes_on_bit_for_bit(whole, step, tmp_path):
+    folder = cut_off(whole, tmp_path / "run", step)
+    assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert largest_difference(files(folder), files(whole)) == 0
+    assert rows(folder) == rows(whole)
+    assert json.loads((folder / "summary.json").read_text())["resumed_at_step"] == step
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"stages": 2},
+        {"dp": 2, "microbatches": 2},
+        {"stages": 2, "dp": 2, "microbatches": 2, "schedule": "1f1b"},
+        {"stages": 2, "schedule": "interleaved1f1b", "virtual_stages": 2},
+    ],
+    ids=str,
+)
+def test_another_layout_goes_on_within_the_contract(whole, layout, tmp_path):
+    config = replace(SMALL, **layout)
+    step = 4
+    there = cut_off(whole, tmp_path / "there", step)
+    assert isinstance(config.stages, int)
+    ranks = config.stages * config.dp
+    resumed = replace(config, resume="auto")
+    assert run_ranks(run_rank, ranks, resumed, there) == [0] * ranks
+    bound = 0 if layout.get("dp", 1) == 1 else 1e-10
+    assert largest_difference(files(there), files(whole)) <= bound
+    # And back: what these ranks have saved, each its share, one process goes on from.
+    back = cut_off(there, tmp_path / "back", 6)
+    newest = list_checkpoints(back)[0]
+    assert len(list(newest.glob("*.safetensors"))) == ranks
+    assert run(replace(SMALL, resume="auto"), back) == 0
+    assert largest_difference(files(back), files(whole)) <= bound
+
+
+@pytest.mark.parametrize("opt", ["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"])
+def test_every_optimizer_goes_on(opt, tmp_path):
+    config = replace(SMALL, opt=opt, lr=1e-3, steps=4, dtype="float32", evaluate_every=9)
+    assert run(config, tmp_path / "whole") == 0
+    folder = cut_off(tmp_path / "whole", tmp_path / "run", 2)
+    assert run(replace(config, resume="auto"), folder) == 0
+    assert largest_difference(files(folder), files(tmp_path / "whole")) == 0
+
+
+@pytest.mark.parametrize("step", [2, 3, 8])
+def test_asked_to_stop_a_run_saves_and_loses_not_even_an_evaluation(
+    whole, step, tmp_path, monkeypatch
+):
+    def due(clockwork):
+        clockwork.why = "somebody asked"
+        return len(seen) == step or seen.append(1)
+
+    seen = [1]
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Clockwork, "is_stop_due", due)
+        assert run(replace(SMALL, checkpoint_every="never"), folder) == SAVED
+    assert [path.name for path in list_checkpoints(folder)] == [f"step-{step:08d}"]
+    assert not (folder / "summary.json").exists()
+    assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert largest_difference(files(folder), files(whole)) == 0
+    assert rows(folder) == rows(whole)
+
+
+def test_a_longer_run_goes_on_and_says_what_changes(whole, tmp_path, capsys):
+    folder = cut_off(whole, tmp_path / "run", 8)
+    assert run(replace(SMALL, steps=10, resume="auto"), folder) == 0
+    assert "the run has 10 steps, not 8" in capsys.readouterr().out
+    assert [row["step"] for row in rows(folder) if "step" in row] == list(range(1, 11))
+
+
+def test_auto_falls_back_to_the_newest_that_is_whole_and_says_so(whole, tmp_path, capsys):
+    folder = cut_off(whole, tmp_path / "run", 6)
+    flip(list_checkpoints(folder)[0] / "stage0-replica0.safetensors")
+    (list_checkpoints(folder)[1] / "manifest.json").unlink()
+    assert run(replace(SMALL, resume="auto"), folder) == 0
+    said = capsys.readouterr().out
+    assert f"passed over: {folder}/checkpoints/step-00000006/stage0-replica0.safetensors" in said
+    assert f"passed over: {folder}/checkpoints/step-00000005/manifest.json" in said
+    assert f"going on after step 4, from {folder}/checkpoints/step-00000004" in said
+    assert largest_difference(files(folder), files(whole)) == 0
+
+
+def test_auto_begins_anew_where_there_is_nothing(whole, tmp_path):
+    folder = cut_off(whole, tmp_path / "run", 0)
+    assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert largest_difference(files(folder), files(whole)) == 0
+    assert rows(folder) == rows(whole)
+
+
+def test_without_a_whole_checkpoint_nothing_is_begun_anew_in_silence(whole, tmp_path):
+    folder = cut_off(whole, tmp_path / "run", 2)
+    for checkpoint in list_checkpoints(folder):
+        flip(checkpoint / "stage0-replica0.safetensors")
+    with pytest.raises(InputError, match=r"none of the 2 checkpoints in .* is whole"):
+        run(replace(SMALL, resume="auto"), folder)
+
+
+def test_a_named_checkpoint_is_taken_or_refused_but_not_replaced(whole, tmp_path):
+    folder = cut_off(whole, tmp_path / "run", 4)
+    fresh = tmp_path / "fresh"
+    assert run(replace(SMALL, resume=str(list_checkpoints(folder)[1])), fresh) == 0
+    assert [row["step"] for row in rows(fresh) if "step" in row] == [4, 5, 6, 7, 8]
+    assert largest_difference(files(fresh), files(whole)) == 0
+    flip(list_checkpoints(folder)[1] / "stage0-replica0.safetensors")
+    with pytest.raises(InputError, match=r"step-00000003/.*SHA-256"):
+        run(replace(SMALL, resume=str(list_checkpoints(folder)[1])), tmp_path / "fresh2")
+    assert run(replace(SMALL, resume=str(folder)), tmp_path / "fresh3") == 0  # a run: its newest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.5}, r"its --lr is 0.004, this run's is 0.5"),
+        ({"seed": 7}, "its --seed is 0, this run's is 7"),
+        ({"batch_size": 16}, "its --batch-size is 20"),
+        ({"graph": "grid"}, "its --graph is not set, this run's is grid"),
+        ({"opt": "sgd"}, "its --opt is adamw"),
+        ({"ema": 0.0}, "its --ema is 0.9"),
+    ],
+)
+def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(replace(SMALL, resume=str(whole), **changes), tmp_path / "run")
+
+
+def test_other_images_are_refused(whole, tmp_path):
+    job = make_job(replace(SMALL, resume=str(whole)))
+    other = replace(job.source, train=Part(job.source.train, 47))
+    with pytest.raises(InputError, match="training images was 48, is 47"):
+        train(replace(job, source=other), 0, CPU, tmp_path)
+
+
+def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):
+    assert run(replace(SMALL, resume=str(whole), microbatches=2, steps=9), tmp_path) == 0
+    assert "--microbatches x --dp was 4, is 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "auto"], "--resume auto: goes on with the run in --out"),
+        (["--resume", "nowhere", "--out", "{}/a"], "--resume nowhere: is no folder"),
+        (["--resume", "{}", "--out", "{}/a"], "holds no checkpoints"),
+        (["--checkpoint-every", "0"], "--checkpoint-every 0: must be a number of steps"),
+        (["--checkpoint-every", "10x"], "--checkpoint-every 10x: must be"),
+        (["--keep", "0"], "--keep 0: must be a number from 1"),
+        (["--stop-before", "5m"], "SLURM_JOB_END_TIME is not set"),
+        (["--stop-before", "soon"], "--stop-before soon: must be a time"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    given = [a.format(tmp_path) for a in arguments]
+    assert main(["train", "--steps", "1", *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [["--resume", "auto"], ["--elastic"], ["--max-restarts", "1"]])
+def test_what_is_for_training_is_refused_elsewhere(option, tmp_path, capsys):
+    assert main(["check", *option, "--out", str(tmp_path / "a")]) == 2
+    assert "is for vigpipe train only" in capsys.readouterr().err
+
+
+def test_the_verbs(whole, tmp_path, capsys):
+    assert main(["checkpoint", "list", str(whole)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:4] == ["step-00000008", "8", "of", "8"]
+    assert len(lines) == 10
+    assert main(["checkpoint", "verify", str(whole)]) == 0
+    assert capsys.readouterr().out.count(": whole, ") == 8
+    target = tmp_path / "w.safetensors"
+    assert main(["checkpoint", "export", str(whole), str(target)]) == 0
+    assert target.read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert main(["checkpoint", "export", str(whole), str(target), "--average"]) == 0
+    assert target.read_bytes() == (whole / "model-ema.safetensors").read_bytes()
+    damaged = Path(shutil.copytree(list_checkpoints(whole)[0], tmp_path / "step-00000008"))
+    flip(damaged / "stage0-replica0.safetensors")
+    capsys.readouterr()
+    assert main(["checkpoint", "verify", str(damaged), str(whole)]) == 2
+    assert f"{damaged}/stage0-replica0.safetensors: its SHA-256" in capsys.readouterr().out
+    assert main(["checkpoint", "list", str(tmp_path / "nowhere")]) == 2
+    assert main(["checkpoint", "verify"]) == 2
+    assert main(["checkpoint", "export", str(damaged), str(target)]) == 2

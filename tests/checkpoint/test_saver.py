@@ -1,0 +1,215 @@
+"""A checkpoint appears whole or not at all, whatever happens while it is written."""
+
+import os
+import resource
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.checkpoint.test_manifest import PLAIN
+from tests.world import wait_until
+from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
+from vigpipe.checkpoint.saver import Saver, shard_name
+from vigpipe.checkpoint.state import share_of
+
+SHARDS = [shard_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
+
+
+def savers(folder, told, token="aa", keep=2, **options):
+    """Those of four ranks; the second one's is the writer."""
+    return [
+        Saver(folder, SHARDS, name, name == SHARDS[1], keep, token, told.append, **options)
+        for name in SHARDS
+    ]
+
+
+def manifest(step):
+    return PLAIN.__class__(**{**PLAIN.__dict__, "step": step})
+
+
+def save(ranks, step):
+    for rank, saver in enumerate(ranks):
+        saver.save(manifest(step), {f"model/{rank}": torch.full((64,), float(step))})
+
+
+def finish(ranks):
+    for saver in ranks:
+        saver.finish()
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_every_rank_writes_a_share_and_the_newest_stay(tmp_path):
+    told: list[str] = []
+    ranks = savers(tmp_path, told)
+    for step in (1, 2, 3):
+        save(ranks, step)
+    finish(ranks)
+    assert told == []
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+    newest = list_checkpoints(tmp_path)[0]
+    whole = verify(newest)
+    assert sorted(path.name for path in newest.iterdir()) == sorted([*SHARDS, "manifest.json"])
+    where = tensor_names(newest, whole)
+    assert set(where) == {f"model/{rank}" for rank in range(4)}
+    assert all(t.eq(3).all() for _, t in read_tensors(newest, where, list(where)))
+    assert ranks[1].newest == 3
+
+
+def test_what_is_written_is_the_state_of_the_call(tmp_path):
+    weights = {"model/w": torch.zeros(1 << 20)}
+    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 2, "aa", print)
+    saver.save(manifest(1), weights)
+    weights["model/w"].fill_(9.0)  # the next step, while the thread writes
+    saver.finish()
+    newest = list_checkpoints(tmp_path)[0]
+    where = tensor_names(newest, verify(newest))
+    ((_, tensor),) = read_tensors(newest, where, ["model/w"])
+    assert not tensor.any()
+
+
+def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
+    told: list[str] = []
+    ranks = savers(tmp_path, told)
+    save(ranks[:3], 7)
+    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, 10, "three notes")
+    assert list_checkpoints(tmp_path) == []
+    ranks[3].save(manifest(7), {"model/3": torch.zeros(2)})
+    finish(ranks)
+    assert names(tmp_path) == ["step-00000007"]
+
+
+def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
+    told: list[str] = []
+    ranks = savers(tmp_path, told, patience=0.3)
+    save(ranks, 1)
+    save(ranks[:3], 2)
+    finish(ranks)
+    assert names(tmp_path) == ["step-00000001"]
+    assert "stage1-replica1.safetensors was not there after 0.3 s" in told[0]
+    assert "the newest is step-00000001" in told[0]
+    save(ranks, 3)
+    finish(ranks)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """As on a full disk, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_that_checkpoint_only(tmp_path):
+    told: list[str] = []
+    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    big = {"model/w": torch.zeros(1 << 16)}
+    saver.save(manifest(1), big)
+    saver.finish()
+    with files_of_at_most(1 << 12):
+        saver.save(manifest(2), big)
+        saver.finish()
+    assert len(told) == 1
+    assert told[0].startswith("checkpoint of step 2: could not be written to")
+    assert told[0].endswith("the run goes on, the newest is step-00000001")
+    assert "\n" not in told[0]
+    assert names(tmp_path) == ["step-00000001"]
+    verify(list_checkpoints(tmp_path)[0])
+    saver.save(manifest(3), big)
+    saver.finish()
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
+    told: list[str] = []
+    ranks = savers(tmp_path, told)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ranks[3], "_write_shard", full)
+    save(ranks, 5)
+    finish(ranks)
+    assert "No space left on device" in told[0]
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    told: list[str] = []
+    (tmp_path / "checkpoints").touch()
+    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    saver.save(manifest(2), {"model/w": torch.zeros(1)})
+    saver.finish()
+    assert "none is yet" in told[0]
+
+
+def test_what_a_run_left_half_written_is_swept_away_by_the_next(tmp_path):
+    told: list[str] = []
+    for left in (".step-00000009-old", ".old-step-00000001-old", ".step-00000009-aa"):
+        (tmp_path / "checkpoints" / left).mkdir(parents=True)
+    savers(tmp_path, told)
+    assert names(tmp_path) == [".step-00000009-aa"]  # its own
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, monkeypatch):
+    told: list[str] = []
+    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    saver.save(manifest(1), {"model/w": torch.zeros(3)})
+    saver.finish()
+    before = list_checkpoints(tmp_path)[0]
+    seen = []
+    rename = type(before).rename
+
+    def spy(path, target):
+        if path.name.startswith("."):  # the new one, on its way to the name
+            seen.append((before / "manifest.json").exists())
+        elif path == before:
+            seen.append(len(list((tmp_path / "checkpoints").glob(".step-*/manifest.json"))))
+        return rename(path, target)
+
+    monkeypatch.setattr(type(before), "rename", spy)
+    saver.save(manifest(1), {"model/w": torch.ones(3)})
+    saver.finish()
+    assert seen == [1, False]  # the new one was whole before the old one gave up its name
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
+    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 5, "aa", print)
+    gate = threading.Event()
+    write = saver._write_shard
+    monkeypatch.setattr(saver, "_write_shard", lambda *a: (gate.wait(10), write(*a)))
+    saver.save(manifest(1), {"model/w": torch.zeros(3)})
+    threading.Timer(0.2, gate.set).start()
+    saver.save(manifest(2), {"model/w": torch.ones(3)})
+    assert names(tmp_path)[-1] == "step-00000001"  # before anything of the second
+    saver.finish()
+
+
+def test_files_have_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", print)
+        saver.save(manifest(1), {"model/w": torch.zeros(3)})
+        saver.finish()
+    finally:
+        os.umask(before)
+    for path in list_checkpoints(tmp_path)[0].iterdir():
+        assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_replicas_share_the_work(num_replicas):
+    tensors = {f"t{i}": torch.zeros(i * 100) for i in range(20)}
+    shares = [share_of(tensors, replica, num_replicas) for replica in range(num_replicas)]
+    assert sorted(name for share in shares for name in share) == sorted(tensors)
+    loads = [sum(t.nbytes for t in share.values()) for share in shares]
+    assert max(loads) - min(loads) <= 4 * 1900

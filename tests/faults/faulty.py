@@ -1,0 +1,109 @@
+"""A run in which something goes wrong at a chosen place: `python faulty.py FAULT RANKS OPTIONS...`.
+
+FAULT is PLACE:STEP:RANK:WHAT, for example `backward:3:1:kill`. Ranks are started as `vigpipe train`
+starts them; each puts the fault in place and then runs the command, of which nothing is changed.
+A fault happens once, and tells the file $FAULT_DONE when; with $FAULT_AFTER it waits for that path.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from vigpipe.cli import main
+from vigpipe.parallel import local
+from vigpipe.parallel.launch import from_environment
+
+
+def happen(what: str) -> None:
+    done = Path(os.environ["FAULT_DONE"])
+    if done.exists():
+        return
+    while "FAULT_AFTER" in os.environ and not Path(os.environ["FAULT_AFTER"]).exists():
+        time.sleep(0.01)  # until a checkpoint that is being written has its name
+    done.write_text(f"{os.getpid()} {time.time()}")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "raise":
+        raise RuntimeError("the fault of the test")
+    if what == "memory":
+        import torch
+
+        torch.empty(1 << 50, dtype=torch.uint8)
+    if what == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def put(place: str, step: int, what: str) -> None:
+    import torch
+
+    from vigpipe import train, worker
+    from vigpipe.checkpoint import saver
+    from vigpipe.parallel import schedule
+
+    now = [0]
+    train_step = worker.train_step
+
+    def counted(the_worker, batch):
+        now[0] = the_worker.step + 1
+        if place == "step" and now[0] == step:
+            happen(what)
+        if place == "loss" and now[0] == step and batch.images is not None:
+            batch.images.fill_(torch.nan)
+        return train_step(the_worker, batch)
+
+    train.train_step = counted
+
+    def wrap(owner, name):
+        before = getattr(owner, name)
+
+        def wrapped(*args, **options):
+            result = before(*args, **options)
+            if now[0] == step:
+                happen(what)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    if place == "forward":
+        wrap(schedule._Stage, "forward_one_chunk")
+    if place == "backward":
+        wrap(schedule._Stage, "backward_one_chunk")
+    if place == "all-reduce":
+        from vigpipe.parallel import replicate
+
+        before = replicate.dist.all_reduce
+
+        def begun(*args, **options):
+            work = before(*args, async_op=True)  # and never waited for
+            if now[0] == step:
+                happen(what)
+            work.wait()
+
+        replicate.dist.all_reduce = begun
+    if place == "checkpoint":
+        write = saver.Saver._write_shard
+
+        def written(self, path, tensors):
+            write(self, path, tensors)
+            if path.parent.name.startswith(f".step-{step:08d}"):
+                happen(what)
+
+        saver.Saver._write_shard = written
+
+
+def rank(arguments: list[str]) -> int:
+    fault, *command = arguments
+    place, step, which, what = fault.split(":")
+    if str(from_environment(os.environ).rank) == which:
+        put(place, int(step), what)
+    return main(command)
+
+
+if __name__ == "__main__":
+    local.preload("vigpipe.evaluate", "rich.progress", "sklearn.datasets")
+    fault, num_ranks, *command = sys.argv[1:]
+    sys.exit(local.start_local(int(num_ranks), rank, [fault, *command], threads=1))

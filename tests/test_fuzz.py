@@ -1,0 +1,396 @@
+"""Thousands of wrong files: each is read as something sensible, or refused in one sentence."""
+
+import io
+import json
+import math
+import os
+import re
+import struct
+import unicodedata
+import zipfile
+from contextlib import redirect_stderr
+from dataclasses import asdict, fields
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save
+from torch import nn
+
+from tests.planning.profiles import make_piece, make_profile
+from vigpipe.cli import main
+from vigpipe.config import (
+    TrainConfig,
+    as_toml,
+    check_numbers,
+    read_config_file,
+    with_model_defaults,
+)
+from vigpipe.data import images
+from vigpipe.errors import InputError
+from vigpipe.model.weights import load_weights, read_weights
+from vigpipe.parallel.plan import read_plan
+from vigpipe.planning.profile import read_profile
+
+# Outside of tests what Pillow and torch warn of is no error.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+thousands = settings(
+    max_examples=500,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+# ---- how files go wrong -----------------------------------------------------------------------
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """The file with bits flipped, and pieces cut out, put in, doubled or cut off."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        if not data:
+            break
+        at = draw(st.integers(0, len(data) - 1))
+        end = min(len(data), at + draw(st.integers(1, 16)))
+        change = draw(st.sampled_from(["flip", "cut", "insert", "double", "truncate"]))
+        if change == "flip":
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif change == "cut":
+            del data[at:end]
+        elif change == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=16))
+        elif change == "double":
+            data[at:at] = data[at:end]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+numbers = (
+    st.integers(-3, 40)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([1 << 31, 1 << 63, 1 << 64, 10**400, -(10**400), 1e308, -0.0])
+)
+scalars = numbers | st.booleans() | st.text(max_size=8) | st.sampled_from(["nan", "inf", "1e400"])
+values = st.recursive(
+    scalars | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+monsters = st.sampled_from(
+    [
+        b"\xff\xfe\x00",
+        b"model = " + b"[" * 3000,
+        b"steps = " + b"9" * 5000,
+        b"steps = 0x" + b"f" * 5000,
+        b"stages = [[0x" + b"f" * 5000 + b"]]\nmodel = 'm'",
+        b".".join([b"a"] * 3000) + b" = 1",
+        b"dp = 1" + b"0" * 400,
+        b"#" * (17 << 20),
+        b"{" * 3000,
+        b'{"a":' * 3000,
+    ]
+)
+
+
+def refusal(read, content: bytes, path) -> str | None:
+    """What a reader says to a file, if it refuses it; any other exception fails the test."""
+    path.unlink(missing_ok=True)  # not written over: tensors read before may still map it
+    path.write_bytes(content)
+    try:
+        read(path)
+        return None
+    except InputError as error:
+        said = str(error)
+    assert str(path) in said
+    assert said.isprintable()  # one line, and nothing that moves the cursor
+    return said
+
+
+# ---- options ----------------------------------------------------------------------------------
+
+CONFIG = tomli_w.dumps(as_toml(with_model_defaults(TrainConfig(seed=7)))).encode()
+OPTIONS = [field.name for field in fields(TrainConfig)]
+tables = st.dictionaries(
+    st.sampled_from(OPTIONS) | st.text(max_size=4), scalars | values, max_size=4
+).map(lambda table: tomli_w.dumps(table).encode())
+
+
+@thousands
+@given(content=damaged(CONFIG) | tables | monsters)
+def test_config_files(content, tmp_path, monkeypatch):
+    resolved = []
+
+    def run(config, *_, **__):
+        check_numbers(config)
+        resolved.append(with_model_defaults(config))
+        return 0
+
+    monkeypatch.setattr("vigpipe.start.run", run)
+    path = tmp_path / "config.toml"
+    path.write_bytes(content)
+    with redirect_stderr(io.StringIO()) as stderr:
+        code = main(["train", "--config", str(path)])
+    if code == 0:
+        (config,) = resolved
+        assert stderr.getvalue() == ""
+        assert all(math.isfinite(v) for v in vars(config).values() if isinstance(v, int | float))
+    else:
+        assert code == 2
+        (line,) = stderr.getvalue().splitlines()
+        assert not any(unicodedata.category(letter) == "Cc" for letter in line)
+
+
+# ---- plans and profiles -----------------------------------------------------------------------
+
+PLAN = b'# a comment\nmodel = "m"\nstages = [[0, 1], [2], [3, 4, 5]]\n'
+plan_tables = st.fixed_dictionaries(
+    {"model": st.just("m") | scalars},
+    optional={"stages": values | st.lists(values | st.lists(st.integers(0, 6))), "note": values},
+).map(lambda table: tomli_w.dumps(table).encode())
+
+
+@thousands
+@given(content=damaged(PLAN) | plan_tables | monsters)
+def test_plan_files(content, tmp_path):
+    def read(path):
+        plan = read_plan(path, "m", 6)
+        assert [block for stage in plan.stages for block in stage] == list(range(6))
+
+    refusal(read, content, tmp_path / "plan.toml")
+
+
+PROFILE = asdict(make_profile([make_piece("block 0", 1.0), 2.0], make_piece("stem")))
+
+
+@st.composite
+def wrong_profiles(draw) -> bytes:
+    """One place of a profile, however deep, holds something else."""
+    table = json.loads(json.dumps(PROFILE))
+    at, key = table, draw(st.sampled_from(sorted(table)))
+    while isinstance(at[key], dict | list) and at[key] and draw(st.integers(0, 3)):
+        at = at[key]
+        key = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else [0, -1]))
+    at[key] = draw(scalars | values.filter(lambda value: "date" not in repr(value)))
+    return json.dumps(table).encode()
+
+
+@thousands
+@given(content=damaged(json.dumps(PROFILE).encode()) | wrong_profiles() | monsters)
+def test_profile_files(content, tmp_path):
+    def read(path):
+        profile = read_profile(path)
+        assert profile.parameter_bytes >= 0
+        pieces = (profile.stem, *profile.blocks, profile.readout)
+        for piece in pieces:
+            cost = profile.at(piece.forward, 3) + profile.at(piece.backward, 1000)
+            assert 0 <= cost * profile.slowdown[-1] / profile.bandwidth < math.inf
+
+    refusal(read, content, tmp_path / "profile.json")
+
+
+# ---- images -----------------------------------------------------------------------------------
+
+
+def pictures() -> dict[str, bytes]:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
+    colours, found = Image.fromarray(pixels), {}
+    modes = {"png": "P", "gif": "P", "tiff": "I;16", "jpeg": "CMYK", "bmp": "L", "ppm": "I;16"}
+    for format in ("png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"):
+        for image in (colours, colours.convert("L").convert(modes.get(format, "RGBA"))):
+            file = io.BytesIO()
+            image.save(file, format)
+            found[f"{format} {image.mode}"] = file.getvalue()
+    return found
+
+
+PICTURES = pictures()
+
+
+@thousands
+@given(content=st.sampled_from(list(PICTURES.values())).flatmap(damaged) | st.binary(max_size=64))
+def test_image_files(content, tmp_path):
+    def read(path):
+        pixels = images.read_image(path)
+        assert pixels.shape == (*images.image_size(path), 3)
+        assert pixels.dtype == np.uint8
+
+    path = tmp_path / "x.png"
+    said = refusal(read, content, path)
+    assert list(images.find_bad_images([path])) == ([path] if said else [])
+
+
+def test_pictures_themselves_are_read(tmp_path):
+    for content in PICTURES.values():
+        assert refusal(images.read_image, content, tmp_path / "x.png") is None
+
+
+# ---- weights ----------------------------------------------------------------------------------
+
+STATE = {"weight": torch.arange(12.0).view(3, 4), "bias": torch.ones(3)}
+sizes = st.integers(0, 4) | st.integers(-1, 1 << 70)
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "F64", "BF16", "F8_E4M3", "F4", "I8", "BOOL", "C64", "?"]),
+        "shape": st.just([3, 4]) | st.just([3]) | st.lists(sizes, max_size=3),
+        "data_offsets": st.tuples(sizes, sizes) | st.sampled_from([(0, 48), (48, 60), (0, 60)]),
+    },
+    optional={"dtype ": scalars},
+)
+names = st.sampled_from(["weight", "bias", "module.bias", "a\n\x1b[2J", "__metadata__"])
+
+
+@st.composite
+def wrong_safetensors(draw) -> bytes:
+    """A header made of plausible parts, with keys twice, and sometimes a false length."""
+    pairs = draw(st.lists(st.tuples(names, entries | scalars), max_size=3))
+    text = "{" + ",".join(f"{json.dumps(k)}:{json.dumps(v)}" for k, v in pairs) + "}"
+    length = draw(st.just(len(text)) | st.integers(0, 2**64 - 1))
+    return struct.pack("<Q", length) + text.encode() + bytes(draw(st.sampled_from([0, 48, 60])))
+
+
+def torch_file(pickled: bytes | None = None, **options) -> bytes:
+    """What torch.save writes, with another pickle in it."""
+    saved = io.BytesIO()
+    torch.save(STATE, saved, **options)
+    if pickled is None:
+        return saved.getvalue()
+    changed = io.BytesIO()
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, pickled if name.endswith("data.pkl") else old.read(name))
+    return changed.getvalue()
+
+
+OPCODES = [
+    b"}", b")", b"]", b"(", b"K\x01", b"X\x01\0\0\0w", b"X\x07\0\0\0storage", b"X\x03\0\0\0cpu",
+    b"s",
+    b"u", b"a", b"e", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"Q", b"q\0", b"h\0", b"N", b"0",
+    b"\x81", b"cos\nsystem\n", b"cbuiltins\neval\n", b"c__builtin__\nbytearray\n",
+    b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
+    b"ctorch\nFloatStorage\n", b"cargparse\nNamespace\n", b"ctorch\nSize\n",
+    b"\x8a\x05\0\0\0\0\x04", b"\x8a\x02\xff\xff",
+]  # fmt: skip
+pickles = st.lists(st.sampled_from(OPCODES), max_size=12).map(
+    lambda ops: b"\x80\x02" + b"".join(ops) + b"."
+)
+WHOLE = [save(STATE), torch_file(), torch_file(_use_new_zipfile_serialization=False)]
+weights_files = (
+    st.sampled_from(WHOLE).flatmap(damaged)
+    | wrong_safetensors()
+    | pickles
+    | pickles.map(torch_file)
+)
+
+
+@thousands
+@given(content=weights_files)
+def test_weights_files(content, tmp_path):
+    """Read, then put into a model of these two tensors."""
+
+    def read(path):
+        loaded = read_weights(path)
+        assert all(tensor.nbytes <= len(content) for tensor in loaded.values())
+        load_weights(nn.Linear(4, 3), path)
+
+    refusal(read, content, tmp_path / "weights")
+
+
+def test_whole_weights_are_read(tmp_path):
+    for content in WHOLE:
+        path = tmp_path / "weights"
+        assert refusal(lambda path: load_weights(nn.Linear(4, 3), path), content, path) is None
+
+
+# ---- what luck would hardly find --------------------------------------------------------------
+
+READERS = {
+    "config": lambda path: read_config_file(["train", "--config", str(path)]),
+    "plan": lambda path: read_plan(path, "m", 6),
+    "profile": read_profile,
+    "weights": read_weights,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(reader, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"is not a regular file|is a pipe"):
+        READERS[reader](path)
+
+
+def recompressed() -> bytes:
+    """Symptom: torch mapped the compressed bytes, and small tensors held them as numbers."""
+    changed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(torch_file())) as old,
+        zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return changed.getvalue()
+
+
+def greedy(kind: bytes) -> bytes:
+    """A pickle of 40 bytes. Symptom: it took as many bytes of memory as it says, here 2**33."""
+    return b"\x80\x02c" + kind + b"\nbytearray\n\x8a\x05\0\0\0\0\x02\x85R."
+
+
+def expanded() -> bytes:
+    """A number that says it is 10**15 of them."""
+    saved = io.BytesIO()
+    torch.save({"w": torch.ones(1).expand(10**9, 10**6)}, saved)
+    return saved.getvalue()
+
+
+def one_tensor(name: str, dtype: str) -> bytes:
+    entry = {"dtype": dtype, "shape": [2], "data_offsets": [0, 1]}
+    text = json.dumps({name: entry}).encode()
+    return struct.pack("<Q", len(text)) + text + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (recompressed(), "it is compressed"),
+        (greedy(b"builtins"), "it holds a bytearray"),
+        (torch_file(greedy(b"__builtin__")), "it holds a bytearray"),
+        (expanded(), "shape 1000000000x1000000"),
+        (one_tensor("w", "F4"), "float4"),  # nothing converts it
+        (save({"a\x1b[2J": torch.ones(1)}), r"'a.x1b\[2J' is no name"),
+    ],
+    ids=["recompressed", "greedy", "greedy in a zip", "expanded", "float4", "escape"],
+)
+def test_weights_that_would_be_read_wrongly_or_without_end(content, reason, tmp_path):
+    path = tmp_path / "weights"
+    assert re.search(reason, refusal(read_weights, content, path) or "it was read")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"slowdown": "12"}, "slowdown is"),  # was read as 1 and 2
+        ({"slowdown": [10**400]}, "slowdown is"),  # was an OverflowError
+        ({"base_bytes": 10**400}, "base_bytes is"),
+        ({"rows": [1, 2, 10**400]}, "rows are"),
+        ({"bandwidth": 1e-300}, "bandwidth is"),
+        ({"model": ["m"]}, "model is"),
+    ],
+    ids=str,
+)
+def test_profiles_of_numbers_that_no_machine_has(change, reason, tmp_path):
+    content = json.dumps(PROFILE | change).encode()
+    assert reason in (refusal(read_profile, content, tmp_path / "p.json") or "it was read")
+
+
+def test_a_key_twice_in_a_profile_is_refused(tmp_path):
+    content = json.dumps(PROFILE).replace("{", '{"model": "other", ', 1).encode()
+    said = refusal(read_profile, content, tmp_path / "p.json")
+    assert "'model' is there twice" in (said or "it was read")

@@ -1,0 +1,103 @@
+"""When a run saves and when it stops: intervals, limits, signals, and clocks that jump."""
+
+import os
+import signal
+import time
+from datetime import datetime
+
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.when import Clockwork, Every, parse_duration, parse_every, parse_stop_before
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("50", Every(steps=50)),
+        (7, Every(steps=7)),
+        ("10m", Every(seconds=600)),
+        ("1.5h", Every(seconds=5400)),
+        ("90s", Every(seconds=90)),
+        ("1d", Every(seconds=86400)),
+        ("never", Every()),
+    ],
+)
+def test_intervals(text, every):
+    assert parse_every(text) == every
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "5 m", "m", "", "nan", "1e9", "0s", "inf", "10000000000"]
+)
+def test_no_intervals(text):
+    with pytest.raises(
+        InputError, match="must be a number of steps such as 50, a time such as 10m"
+    ):
+        parse_every(text)
+
+
+def test_steps_are_counted_from_the_start_of_the_run_and_its_end_counts():
+    clockwork = Clockwork(Every(steps=4), 10)
+    assert [step for step in range(1, 11) if clockwork.is_save_due(step)] == [4, 8, 10]
+
+
+def test_seconds_are_counted_from_the_last_checkpoint():
+    clockwork = Clockwork(Every(seconds=0.2), 100)
+    assert not clockwork.is_save_due(1)
+    time.sleep(0.25)
+    assert clockwork.is_save_due(2)
+    clockwork.saved()
+    assert not clockwork.is_save_due(3)
+
+
+def test_never_is_never():
+    assert not any(Clockwork(Every(), 10).is_save_due(step) for step in range(1, 11))
+
+
+def test_a_clock_that_jumps_moves_nothing(monkeypatch):
+    clockwork = Clockwork(Every(seconds=100), 100, time.monotonic() + 100)
+    for jump in (-86400, 86400):
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda now=now, jump=jump: now + jump)
+        assert not clockwork.is_save_due(1)
+        assert not clockwork.is_stop_due()
+
+
+def test_stopping_before_slurm_s_limit():
+    env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
+    assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=2)
+    assert parse_stop_before(None, {}) == float("inf")
+    env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
+    assert Clockwork(Every(), 1, parse_stop_before("1m", env)).is_stop_due()  # at once
+
+
+def test_stopping_at_a_moment():
+    moment = datetime.fromtimestamp(time.time() + 50).isoformat()
+    assert parse_stop_before(moment, {}) - time.monotonic() == pytest.approx(50, abs=2)
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_JOB_END_TIME": "soon"}])
+def test_a_limit_that_is_not_known_is_told(env):
+    with pytest.raises(InputError, match="SLURM_JOB_END_TIME is not set"):
+        parse_stop_before("5m", env)
+    for text in ("soon", "2026-13-01", "5", ""):
+        with pytest.raises(InputError, match="must be a time before the job's limit"):
+            parse_stop_before(text, env)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_a_wish_and_ends_nothing(number):
+    before = signal.getsignal(number)
+    clockwork = Clockwork(Every(), 10)
+    with clockwork:
+        assert not clockwork.is_stop_due()
+        os.kill(os.getpid(), number)
+        assert clockwork.is_stop_due()
+        assert clockwork.why == f"process {os.getpid()} got {number.name}"
+    assert signal.getsignal(number) == before
+
+
+def test_durations():
+    assert parse_duration("2h") == 7200
+    assert parse_duration("2") == 0

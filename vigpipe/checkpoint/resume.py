@@ -1,0 +1,170 @@
+"""Choose a checkpoint, see that it is of this run, and go on from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vigpipe.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    list_checkpoints,
+    read_manifest,
+    read_tensors,
+    tensor_names,
+    verify,
+)
+from vigpipe.checkpoint.state import restore, wanted
+from vigpipe.config import as_toml, flag
+from vigpipe.errors import InputError
+from vigpipe.parallel.exchange import from_rank_0
+
+if TYPE_CHECKING:
+    from vigpipe.job import Job
+    from vigpipe.worker import Worker
+
+# Options that may differ from the checkpoint's: where and how fast it runs, what is written, and
+# how long. All others say what is computed.
+MAY_DIFFER = {
+    *("config", "weights", "new_classifier", "out"),
+    *("data", "data_dir", "download", "workers", "skip_bad_images"),
+    *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic"),
+    *("device", "threads", "timeout", "impl", "compile", "boundary", "recompute"),
+    *("epochs", "steps", "evaluate_every", "detect_anomaly", "on_nan"),
+    *("timing", "timing_warmup", "timing_steps", "trace"),
+    *("checkpoint_every", "keep", "resume", "max_restarts", "stop_before"),
+}
+
+
+def choose(place: Path, tell: Callable[[str], None]) -> Path:
+    """The checkpoint itself, or the newest one of a run that verifies.
+
+    Args:
+        place: a checkpoint, or the folder of a run.
+        tell: is given a sentence for every checkpoint that is passed over.
+
+    Raises:
+        InputError: the one that was named is damaged, or the run has none that verifies.
+    """
+    if (place / NAME).exists() or not (found := list_checkpoints(place)):
+        if not place.is_dir():
+            raise InputError(
+                f"--resume {place}: is no folder; name a run or one of its checkpoints"
+            )
+        if not (place / NAME).exists():
+            raise InputError(
+                f"--resume {place}: holds no checkpoints; name a run that has some, or one of them"
+            )
+        verify(place)
+        return place
+    problems: list[str] = []
+    for checkpoint in found:
+        try:
+            verify(checkpoint)
+        except InputError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            tell(f"passed over: {problem}")
+        return checkpoint
+    raise InputError(
+        f"--resume: none of the {len(found)} checkpoints in {found[0].parent} is whole, the newest "
+        f"for this reason: {problems[0]}; delete the folder to begin anew"
+    )
+
+
+def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manifest | None:
+    """Give a new worker the state that --resume asks for; all ranks call it together.
+
+    Rank 0 reads and checks every byte, and the others believe it.
+
+    Args:
+        worker: this rank's share of the job.
+        folder: of the run.
+        tell: is given what the user should know.
+
+    Returns:
+        What the checkpoint is of; None where the run begins anew.
+
+    Raises:
+        InputError: there is no checkpoint that is whole and of this run.
+    """
+    job = worker.job
+    wish, world_size = job.config.resume, job.layout.world_size
+    if wish is None:
+        return None
+    found: tuple[Path | None, list[str]] = (None, [])
+    if worker.replica_index == 0 and worker.stage_index == 0:
+        place = folder if wish == "auto" else Path(wish)
+        if wish != "auto" or list_checkpoints(place):
+            notes: list[str] = []
+            checkpoint = choose(place, notes.append)
+            notes += check_same_run(read_manifest(checkpoint), job, checkpoint)
+            found = checkpoint, notes
+    checkpoint, notes = from_rank_0(found, world_size)
+    for note in notes:
+        tell(note)
+    if checkpoint is None:
+        return None
+    manifest = read_manifest(checkpoint)
+    go_on(worker, checkpoint, manifest)
+    tell(f"going on after step {manifest.step}, from {checkpoint}")
+    return manifest
+
+
+def check_same_run(manifest: Manifest, job: "Job", where: Path) -> list[str]:
+    """Compare a checkpoint with the run that is to go on from it.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        InputError: they compute different things.
+    """
+    now, before = as_toml(job.config), manifest.config
+    for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
+        if now.get(name) != before.get(name):
+            raise InputError(
+                f"--resume {where}: its {flag(name)} is {before.get(name, 'not set')}, this run's "
+                f"is {now.get(name, 'not set')}; a run goes on as it began, so change the option, "
+                "or start another run from its --weights"
+            )
+    for name, value in job.fingerprint().items():
+        if manifest.data.get(name) != value:
+            raise InputError(
+                f"--resume {where}: its data differ from {job.config.data}: {name} was "
+                f"{manifest.data.get(name)}, is {value}; give the same images"
+            )
+    notes: list[str] = []
+    pieces = job.layout.num_replicas * job.layout.num_microbatches
+    if manifest.layout.get("pieces") != pieces:
+        notes.append(
+            f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {pieces}: the batch is "
+            "cut otherwise from here on, which BatchNorm's statistics depend on"
+        )
+    if manifest.num_steps != job.num_steps:
+        notes.append(
+            f"the run has {job.num_steps} steps, not {manifest.num_steps}: the learning rate "
+            "follows the new course from here on"
+        )
+    return notes
+
+
+def go_on(worker: "Worker", checkpoint: Path, manifest: Manifest) -> None:
+    """Give a new worker the state of a checkpoint, whatever layout wrote it.
+
+    Raises:
+        InputError: it is not of this model.
+    """
+    where = tensor_names(checkpoint, manifest)
+    known = worker.job.tensor_names()
+    for name in where:
+        kind, _, rest = name.partition("/")
+        of = rest.partition("/")[2] if kind == "optimizer" else rest
+        if of not in known or kind not in ("model", "ema", "optimizer"):
+            raise InputError(
+                f"{checkpoint}: has {name}, which {worker.job.config.model} has not; give a "
+                "checkpoint of this model"
+            )
+    tensors = dict(read_tensors(checkpoint, where, wanted(worker, where)))
+    restore(worker, tensors, str(checkpoint))
+    worker.start_at(manifest.step)

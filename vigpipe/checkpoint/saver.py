@@ -1,0 +1,186 @@
+"""Write checkpoints while training goes on; a name appears only on what is whole.
+
+Every rank copies its share of the state, which is all that training waits for. A thread then writes
+it into a hidden folder, and a note of its size and SHA-256 beside it. When all notes are there, the
+writer's thread adds the manifest and renames the folder:
+
+    ranks        .step-00000050-9f3c/stage0-replica0.safetensors, then .json, ...
+    the writer   .step-00000050-9f3c/manifest.json, then .step-00000050-9f3c -> step-00000050
+
+Everything is synced to disk before the rename, so a crash at any moment leaves whole checkpoints,
+and perhaps a hidden folder that the next run removes. No collective is called, hence none can hang.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from vigpipe.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    file_digest,
+    folder_name,
+    list_checkpoints,
+)
+from vigpipe.checkpoint.weights import write_tensors
+
+POLL_SECONDS = 0.02
+
+
+class Saver:
+    """One rank's part in the checkpoints of a run.
+
+    Args:
+        folder: of the run.
+        shards: names of the files that make up a checkpoint.
+        own: this rank's.
+        is_writer: whether this rank adds the manifest; one does.
+        keep: how many checkpoints stay.
+        token: the same on every rank, and other than that of any other run.
+        tell: is given a sentence when a checkpoint could not be written.
+        patience: seconds that the ranks have for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: list[str],
+        own: str,
+        is_writer: bool,
+        keep: int,
+        token: str,
+        tell: Callable[[str], None],
+        patience: float = 600.0,
+    ) -> None:
+        self.folder = folder / "checkpoints"
+        self.shards, self.own, self.is_writer = shards, own, is_writer
+        self.keep, self.token = keep, token
+        self.tell, self.patience = tell, patience
+        self.newest: int | None = None  # step of the last one that was completed here
+        self._thread: threading.Thread | None = None
+        if self.is_writer:
+            self._sweep()
+
+    def save(self, manifest: Manifest, state: Mapping[str, Tensor]) -> None:
+        """Take a copy of this rank's share, and write it meanwhile.
+
+        An earlier checkpoint that is still being written is waited for.
+        """
+        self.finish()
+        copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
+        # Not a daemon: Python's own exit waits for a checkpoint that has begun.
+        self._thread = threading.Thread(target=self._write, args=(manifest, copies))
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that was begun is on disk, or known not to be."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
+        partial = self.folder / f".{folder_name(manifest.step)}-{self.token}"
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            try:
+                self._write_shard(partial / self.own, tensors)
+            except OSError as error:
+                _give_up(partial / self.own, error)
+            if self.is_writer:
+                self._complete(partial, manifest)
+        except (OSError, _Incomplete) as error:
+            if self.is_writer:
+                shutil.rmtree(partial, ignore_errors=True)
+                kept = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
+                self.tell(
+                    f"checkpoint of step {manifest.step}: could not be written to {self.folder} "
+                    f"({_reason(error)}); the run goes on, {kept}"
+                )
+
+    def _write_shard(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        write_tensors(path, tensors)
+        _sync(path)
+        size, digest = file_digest(path)
+        note = path.with_suffix(".partial")
+        note.write_text(json.dumps({"bytes": size, "sha256": digest}))
+        note.rename(path.with_suffix(".json"))
+
+    def _complete(self, partial: Path, manifest: Manifest) -> None:
+        """Wait for the shards of all ranks, add the manifest, and give the folder its name."""
+        files = {name: self._note(partial / name) for name in self.shards}
+        path = partial / NAME
+        path.write_text(replace(manifest, files=files).text(), encoding="utf-8")
+        _sync(path)
+        for name in self.shards:
+            (partial / name).with_suffix(".json").unlink()
+        _sync(partial)
+        target = self.folder / folder_name(manifest.step)
+        if target.exists():  # of an earlier attempt, and damaged, or this run would be past it
+            target.rename(self.folder / f".old-{target.name}-{self.token}")
+        partial.rename(target)
+        _sync(self.folder)
+        self.newest = manifest.step
+        for old in list_checkpoints(self.folder)[self.keep :]:
+            old.rename(self.folder / f".old-{old.name}-{self.token}")
+        for old in self.folder.glob(f".old-*-{self.token}"):
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _note(self, shard: Path) -> dict[str, object]:
+        deadline = time.monotonic() + self.patience
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                return json.loads(shard.with_suffix(".json").read_text())
+            failed = shard.with_suffix(".failed")
+            if failed.exists():
+                raise _Incomplete(failed.read_text() or "a rank could not write its share")
+            time.sleep(POLL_SECONDS)
+        raise _Incomplete(f"{shard.name} was not there after {self.patience:g} s")
+
+    def _sweep(self) -> None:
+        """Remove what runs that died have left half written."""
+        for left in (*self.folder.glob(".step-*"), *self.folder.glob(".old-*")):
+            if not left.name.endswith(self.token):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def shard_name(stage_index: int, replica_index: int) -> str:
+    """The file of one rank."""
+    return f"stage{stage_index}-replica{replica_index}.safetensors"
+
+
+class _Incomplete(Exception):
+    """A rank's share is missing."""
+
+
+def _give_up(shard: Path, error: Exception) -> None:
+    """Tell the writer, on a disk that may be full: first make room."""
+    for suffix in (".safetensors", ".partial"):
+        with contextlib.suppress(OSError):
+            shard.with_suffix(suffix).unlink()
+    failed = shard.with_suffix(".failed")
+    failed.touch()
+    with contextlib.suppress(OSError):
+        failed.write_text(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,108 @@
+"""A rank's state as named tensors, and back: what an optimizer step reads and writes.
+
+Names say what a tensor is and of which parameter of the unsplit model, so that any layout finds its
+own. The rest of a run's state is a number: learning rates, masks, augmentation and the order of the
+data depend on the options and the step only.
+
+    model/NAME              parameters, running statistics
+    ema/NAME                their moving average
+    optimizer/KIND/NAME     what the optimizer keeps of a parameter: exp_avg, exp_avg_sq, step, ...
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from vigpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from vigpipe.worker import Worker
+
+
+def state_of(worker: "Worker") -> dict[str, Tensor]:
+    """This rank's state, by name; the tensors themselves.
+
+    Every replica of a stage has the same.
+    """
+    found = {f"model/{name}": tensor for name, tensor in worker.state().items()}
+    found |= {f"ema/{name}": tensor for name, tensor in worker.average().items()}
+    for name, parameter in worker.parameters().items():
+        for kind, tensor in worker.optimizer.state.get(parameter, {}).items():
+            found[f"optimizer/{kind}/{name}"] = tensor
+    return found
+
+
+def share_of(
+    state: Mapping[str, Tensor], replica_index: int, num_replicas: int
+) -> dict[str, Tensor]:
+    """What one of the replicas writes: all write about as many bytes, and no tensor twice."""
+    loads = [0] * num_replicas
+    mine: dict[str, Tensor] = {}
+    for name in sorted(state, key=lambda name: (-state[name].nbytes, name)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += state[name].nbytes
+        if lightest == replica_index:
+            mine[name] = state[name]
+    return mine
+
+
+def wanted(worker: "Worker", available: Collection[str]) -> list[str]:
+    """Of the tensors that a checkpoint has, those that this rank needs."""
+    own = {f"model/{name}" for name in worker.state()}
+    own |= {f"ema/{name}" for name in worker.average()}
+    parameters = set(worker.parameters())
+    own |= {
+        name
+        for name in available
+        if name.startswith("optimizer/") and name.split("/", 2)[-1] in parameters
+    }
+    return sorted(own)
+
+
+def restore(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None:
+    """Put a checkpoint's tensors in the place of this rank's state.
+
+    Args:
+        worker: this rank's share, new.
+        tensors: by name, at least those that are `wanted`.
+        where: the checkpoint, for errors.
+
+    Raises:
+        InputError: a tensor is missing, or has another shape or type.
+    """
+    holders = {f"model/{name}": tensor for name, tensor in worker.state().items()}
+    holders |= {f"ema/{name}": tensor for name, tensor in worker.average().items()}
+    for name, holder in holders.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
+        if tensor.shape != holder.shape or tensor.dtype != holder.dtype:
+            raise InputError(
+                f"{where}: {name} is {tuple(tensor.shape)} {tensor.dtype}, expected "
+                f"{tuple(holder.shape)} {holder.dtype}; give a checkpoint of this model"
+            )
+        holder.copy_(tensor)
+    _restore_optimizer(worker, tensors, where)
+
+
+def _restore_optimizer(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None:
+    names = {id(parameter): name for name, parameter in worker.parameters().items()}
+    kept: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    for key, tensor in tensors.items():
+        if key.startswith("optimizer/"):
+            _, kind, name = key.split("/", 2)
+            kept.setdefault(name, {})[kind] = tensor
+    empty = worker.optimizer.state_dict()  # numbers its parameters in the order of the groups
+    state: dict[int, dict[str, Tensor]] = {}
+    for group, numbers in zip(worker.optimizer.param_groups, empty["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], numbers["params"], strict=True):
+            name = names[id(parameter)]
+            state[number] = kept[name]
+            for kind, tensor in kept[name].items():
+                if tensor.dim() and tensor.shape != parameter.shape:
+                    raise InputError(
+                        f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "
+                        f"{tuple(parameter.shape)}; give a checkpoint of this model"
+                    )
+    worker.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})

@@ -1,0 +1,112 @@
+"""What ranks tell each other: a few numbers once a step, and who they are before the first."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from vigpipe.errors import InputError
+
+
+class Status(NamedTuple):
+    """What a rank tells all others before they step their optimizers.
+
+    Attributes:
+        finite: its gradients, and the loss if it has the last stage, are finite numbers.
+        stop: it was asked to save and stop.
+        save: it finds that a checkpoint is due.
+        busy_seconds: what its forwards and backwards of the step before took, without waiting.
+    """
+
+    finite: bool = True
+    stop: bool = False
+    save: bool = False
+    busy_seconds: float = 0.0
+
+
+@dataclass
+class Agreement:
+    """What all ranks told in a step; the same on every rank."""
+
+    told: Sequence[Status]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are finite."""
+        return all(status.finite for status in self.told)
+
+    @property
+    def stop(self) -> bool:
+        """Whether a rank was asked to stop."""
+        return any(status.stop for status in self.told)
+
+    @property
+    def save(self) -> bool:
+        """Whether a rank wants a checkpoint."""
+        return any(status.save for status in self.told)
+
+    @property
+    def busy_seconds(self) -> list[float]:
+        """By rank."""
+        return [status.busy_seconds for status in self.told]
+
+
+def agree(status: Status, world_size: int, device: torch.device) -> Agreement:
+    """Exchange the status of all ranks; one small all-gather, none for a rank alone."""
+    if world_size == 1:
+        return Agreement([status])
+    mine = torch.tensor([float(value) for value in status], dtype=torch.float64, device=device)
+    rows = mine.new_empty(world_size * len(mine))
+    dist.all_gather_into_tensor(rows, mine)
+    return Agreement(
+        [
+            Status(bool(finite), bool(stop), bool(save), seconds)
+            for finite, stop, save, seconds in rows.view(world_size, -1).tolist()
+        ]
+    )
+
+
+def from_rank_0(value: Any, world_size: int) -> Any:  # noqa: ANN401
+    """Rank 0's value on every rank."""
+    if world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def everyone(value: Any, world_size: int) -> list[Any]:  # noqa: ANN401
+    """Every rank's value, by rank."""
+    if world_size == 1:
+        return [value]
+    values: list[Any] = [None] * world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
+    """Compare what all ranks are about to do; every rank calls it.
+
+    Args:
+        facts: by subject ("options", "versions", ...), by name.
+        world_size: number of ranks.
+
+    Raises:
+        InputError: on every rank, if one differs from rank 0; it names the first difference.
+    """
+    texts = everyone(json.dumps(facts, default=str), world_size)
+    wanted: dict[str, dict[str, Any]] = json.loads(texts[0])
+    for rank, text in enumerate(texts):
+        found: dict[str, dict[str, Any]] = json.loads(text)
+        for subject in wanted:
+            theirs, ours = found.get(subject, {}), wanted[subject]
+            for name in {**ours, **theirs}:
+                if theirs.get(name) != ours.get(name):
+                    raise InputError(
+                        f"ranks differ in their {subject}: {name} is {theirs.get(name)!r} on rank "
+                        f"{rank}, but {ours.get(name)!r} on rank 0; start all of them with the "
+                        "same command line, software and data"
+                    )

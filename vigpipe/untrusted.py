@@ -1,0 +1,103 @@
+"""Read small files that anybody may have written: never more than fits, never from a pipe."""
+
+import json
+import os
+import stat
+import tomllib
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from vigpipe.errors import InputError
+
+MOST_BYTES = 16 << 20  # of a file that is parsed as a whole
+MOST_TOML = 1 << 15  # of 64 KiB of dots, which make the longest of keys, tomllib takes 20 s
+
+
+def opened(path: Path) -> BufferedReader:
+    """A regular file, to be read; opening a pipe would wait for somebody to write to it.
+
+    Raises:
+        InputError: it cannot be opened, or is a folder, pipe or device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # a zero byte in the name
+        raise InputError(f"{str(path)!r}: is no file name ({error})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path}: is not a regular file; give a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        InputError: it cannot be read, is a folder, pipe or device, or has more than `most` bytes.
+    """
+    with opened(path) as file:
+        content = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+    if len(content) > most:
+        raise InputError(
+            f"{path}: has {size} bytes, expected at most {most}; this is not such a file"
+        )
+    return content
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """The same as UTF-8 text.
+
+    Raises:
+        InputError: as `read_bytes`, or it is no UTF-8.
+    """
+    try:
+        return read_bytes(path, most).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text ({error})") from error
+
+
+def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
+    """The same as JSON; NaN and keys that stand twice are refused.
+
+    Raises:
+        InputError: as `read_text`, or it is no JSON.
+    """
+    text = read_text(path, most)
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise InputError(f"{path}: is nested too deeply to be one of ours") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is not the JSON it should be ({error})") from error
+
+
+def read_toml(path: Path, most: int = MOST_TOML) -> dict[str, Any]:
+    """The same as TOML.
+
+    Raises:
+        InputError: as `read_text`, or it is no TOML.
+    """
+    text = read_text(path, most)
+    try:
+        table = tomllib.loads(text)
+        str(table)  # raises ValueError for an integer that no message could show
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a TOML file ({error})") from error
+    return table
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"the key {name!r} stands there twice")
+        table[name] = value
+    return table
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
