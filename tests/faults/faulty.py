@@ -37,6 +37,17 @@ def happen(what: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def jump() -> None:
+    """Let the clock of the host go wrong by an hour, to and fro, several times a second."""
+    right = time.time
+
+    def wrong() -> float:
+        now = right()
+        return now + (-3600, 3600, 0)[int(now * 7) % 3]
+
+    time.time = wrong
+
+
 def put(place: str, step: int, what: str) -> None:
     import torch
 
@@ -99,7 +110,12 @@ def rank(arguments: list[str]) -> int:
     fault, *command = arguments
     place, step, which, what = fault.split(":")
     if str(from_environment(os.environ).rank) == which:
-        put(place, int(step), what)
+        if place == "options":
+            command = [what if "--lr=" in option else option for option in command]
+        elif place == "clock":
+            jump()
+        else:
+            put(place, int(step), what)
     return main(command)
 
 

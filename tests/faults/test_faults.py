@@ -4,9 +4,11 @@ Every run is a real one with real ranks. After the fault the same command line g
 auto, and its weights are those of a run that nothing has happened to.
 """
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,15 +16,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.checkpoint.test_saver import files_of_at_most
 from tests.world import run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
+from vigpipe.timing.record import RunRecord
 
 pytestmark = pytest.mark.multiprocess
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TRAIN = ["-m", "vigpipe", "train"]
 OPTIONS = ["--steps", "6", "--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
+LONG = ["--steps", "2000", "--epochs", "99", "--batch-size", "24", "--threads", "1"]
 STAGES = ["--stages", "2", "--microbatches", "2"]
 REPLICAS = ["--dp", "2"]
 ENV = {"CUDA_VISIBLE_DEVICES": ""}
@@ -166,5 +171,208 @@ def at_step(folder, step):
     return path.exists() and f'"step": {step},' in path.read_text()
 
 
+def is_listening(port):
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    return False
+
+
 def rank_0(folder):
     return int((folder / ".lock").read_text().split()[1])
+
+
+def ended_by_sigterm_to(which, tmp_path):
+    """A run whose launcher, or whose rank 0 alone, is asked to stop in the middle of it."""
+    folder = tmp_path / "run"
+    command = line(*TRAIN, *LONG, *STAGES, "--out", str(folder), "--checkpoint-every", "never")
+    with start_command(command, ENV) as running:
+        wait_until(lambda: at_step(folder, 3), 60, "step 3")
+        victim = running.popen.pid if which == "launcher" else rank_0(folder)
+        began = time.monotonic()
+        os.kill(victim, signal.SIGTERM)
+        done = running.wait(30)
+    return folder, done, time.monotonic() - began
+
+
+@pytest.mark.parametrize("which", ["launcher", "rank"])
+def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
+    folder, done, seconds = ended_by_sigterm_to(which, tmp_path)
+    print(f"FIGURE SIGTERM to a {which}: saved and ended in {seconds:.2f} s")
+    assert (done.returncode, done.stderr) == (75, "")
+    assert seconds < 10
+    assert "got SIGTERM) with a checkpoint in" in done.stdout
+    saved = int(list_checkpoints(folder)[0].name[-8:])
+    assert saved == max(losses(folder))  # not a step is lost
+
+
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    with start_command(line(*TRAIN, *LONG, *STAGES, "--out", str(folder)), ENV) as running:
+        wait_until(lambda: at_step(folder, 3), 60, "step 3")
+        began = time.monotonic()
+        os.kill(running.popen.pid, signal.SIGKILL)
+        done = running.wait(10)  # fails if something is left
+    print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
+    folder = tmp_path / "run"
+    with start_command(line(*TRAIN, *LONG, *STAGES, "--out", str(folder)), ENV) as running:
+        wait_until(lambda: at_step(folder, 2), 60, "step 2")
+        os.killpg(running.popen.pid, signal.SIGINT)
+        done = running.wait(20)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_loss_that_is_no_number_stops_and_names_step_and_block(rank, tmp_path):
+    folder = tmp_path / "run"
+    env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
+    done = run_command(faulty(f"loss:3:{rank}:nan", REPLICAS, folder), env)
+    assert done.returncode == 76
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("step 3: the loss or a gradient is NaN or infinite; block 0: ")
+    assert list_checkpoints(folder)[0].name == "step-00000002"
+    assert max(losses(folder)) == 2
+
+
+def test_such_a_step_can_be_skipped(tmp_path):
+    folder = tmp_path / "run"
+    env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
+    done = run_command(faulty("loss:3:0:nan", STAGES, folder, "--on-nan", "skip"), env)
+    assert done.returncode == 0, done.stderr
+    (event,) = [row for row in rows(folder) if "event" in row]
+    assert (event["event"], event["step"]) == ("skipped", 3)
+    assert "block 0: " in event["message"]
+    assert event["message"] in done.stdout.replace("\n", " ")
+    assert sorted(losses(folder)) == [1, 2, 4, 5, 6]
+
+
+def test_ranks_of_different_options_are_told_apart(tmp_path):
+    folder = tmp_path / "run"
+    done = run_command(
+        faulty("options:0:1:--lr=0.2", STAGES, folder, "--lr=0.1"),
+        {**ENV, "FAULT_DONE": str(tmp_path / "done")},
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "ranks differ in their options: lr is 0.2 on rank 1, but 0.1 on rank 0; start all of them "
+        "with the same command line, software and data"
+    ]
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_path):
+    folder = tmp_path / "run"
+    command = line(*TRAIN, *LONG, "--out", str(folder))
+    with start_command(command, ENV) as first:
+        wait_until(lambda: at_step(folder, 2), 60, "step 2")
+        plain = run_command(command, ENV)
+        resumed = run_command([*command, "--resume", "auto"], ENV)
+        steps = max(losses(folder))
+        wait_until(lambda: max(losses(folder)) > steps, 20, "the first run goes on")
+        assert first.popen.poll() is None
+    assert (plain.returncode, resumed.returncode) == (2, 2)
+    assert "holds a run already" in plain.stderr
+    assert f"another run is writing to it (process {first.popen.pid} on " in resumed.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_command(line(*TRAIN, *OPTIONS, *STAGES, "--out", str(tmp_path / "file" / "a")), ENV)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_disk_that_is_full_of_checkpoints_leaves_the_run_going(tmp_path, unbroken):
+    """A limit on the size of files stands for the disk: it needs no privileges."""
+    folder = tmp_path / "run"
+    shell = ["prlimit", "--fsize=900000", "--"]  # a checkpoint has 2.4 MB, the weights 0.8 MB
+    done = run_command(
+        [*shell, *line(*TRAIN, *OPTIONS, "--microbatches", "2"), "--out", str(folder)]
+    )
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of step 2: could not be written to" in done.stdout
+    assert list_checkpoints(folder) == []
+    is_the_same(folder, unbroken)
+
+
+def test_a_disk_that_is_full_of_rows_keeps_them_until_there_is_room(tmp_path):
+    told: list[str] = []
+    record = RunRecord(tmp_path, {}, tell=told.append)
+    record.add(step=1, loss=0.5)
+    with files_of_at_most(60):
+        for step in (2, 3, 4):
+            record.add(step=step, loss=0.5)
+    assert len(told) == 1
+    assert "metrics.jsonl: cannot be written (File too large); the run goes on" in told[0]
+    record.add(step=5, loss=0.5)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+    record.finish({})
+
+
+def test_weights_that_find_no_room_are_one_sentence(tmp_path):
+    folder = tmp_path / "run"
+    options = ["--steps", "1", "--out", str(folder)]
+    done = run_command(["prlimit", "--fsize=90000", "--", *line(*TRAIN, *options)])
+    assert done.returncode == 2
+    assert "model.safetensors: cannot be written (" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
+    """One of two replicas is stopped half of the time, as by another load on its core."""
+    folder = tmp_path / "run"
+    command = line(*TRAIN, *LONG, *REPLICAS, "--out", str(folder))
+    with start_command(command, ENV):
+        wait_until(lambda: at_step(folder, 25), 60, "step 25")
+        assert not [row for row in rows(folder) if "event" in row]
+        began = max(losses(folder))
+        victim = rank_0(folder)
+        deadline = time.monotonic() + 60
+        while not (events := [row for row in rows(folder) if "event" in row]):
+            assert time.monotonic() < deadline
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(0.12)
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.04)
+    assert events[0]["event"] == "straggler"
+    assert events[0]["message"].startswith("rank 0 (stage 0) is a straggler: its work takes ")
+    print(f"FIGURE straggler: named {events[0]['step'] - began} steps after it began")
+    assert events[0]["step"] - began <= 20
+
+
+def test_clocks_that_jump_change_nothing(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
+    done = run_command(faulty("clock:0:1:jump", STAGES, folder), env)
+    assert (done.returncode, done.stderr) == (0, "")
+    is_the_same(folder, unbroken)
+
+
+def test_elastic_goes_on_with_the_replicas_that_are_left(tmp_path, unbroken):
+    """Two agents of torchrun stand for two nodes; one of them dies with its rank."""
+    folder = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    conf = "last_call_timeout=6,keep_alive_interval=1,keep_alive_max_attempt=3"
+    agent = line("-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1")
+    agent += ["--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    agent += ["--rdzv-id=elastic", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1"]
+    agent += ["-m", "vigpipe.train", "--steps", "40", *LONG[2:], *REPLICAS, "--out", str(folder)]
+    agent += ["--elastic", "--resume", "auto", "--checkpoint-every", "2", "--timeout", "10"]
+    with start_command(agent, ENV) as first:
+        wait_until(lambda: is_listening(port), 60, "the first agent listens")
+        with start_command(agent, ENV):
+            wait_until(lambda: at_step(folder, 4), 90, "step 4")
+        # Leaving the block has killed the second agent and its rank.
+        done = first.wait(120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    resumed = [row for row in rows(folder) if row.get("event") == "resumed"]
+    assert (
+        resumed[-1]["message"] == "from a checkpoint of 2 replicas × 1 stage, 1 micro-batch, gpipe"
+    )
+    assert "1 replica × 1 stage, 2 micro-batches" in done.stdout
+    assert sorted(losses(folder)) == list(range(1, 41))
