@@ -16,6 +16,7 @@ from vigpipe.bench.options import (
     OpsBench,
     PipelineBench,
     PredictBench,
+    SoakBench,
     StudyBench,
     SyncBench,
     VigBench,
@@ -33,6 +34,7 @@ CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
+SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 VigOptions = Annotated[VigBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
@@ -303,6 +305,13 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.bench.throughput import bench_vig
 
         bench_vig(config)
+
+    @bench.command
+    def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008
+        """Kill, freeze and stop the ranks of a long run, and compare it with one left alone."""
+        from vigpipe.bench.soak import bench_soak
+
+        bench_soak(config)
 
     @bench.command
     def accuracy(*, run: Path, out: Path | None = None) -> None:

@@ -23,6 +23,7 @@ Work = Callable[["Job", int, "torch.device", Path], int | None]
 
 # Exit codes after which ranks would fail again, or were asked to end (128 + SIGHUP, SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
+TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank has long work of its own
 FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
 
 
@@ -83,7 +84,7 @@ def _run(
     from vigpipe.device import backend, choose_device, weight_dtype
     from vigpipe.job import prepare
     from vigpipe.parallel.exchange import check_alike, from_rank_0
-    from vigpipe.parallel.launch import init_process_group, threads_per_rank
+    from vigpipe.parallel.launch import PATIENCE_SECONDS, init_process_group, threads_per_rank
     from vigpipe.timing.record import lock, make_output_folder, provenance
 
     for name in FOR_TRAINING:
@@ -96,6 +97,8 @@ def _run(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
             "python -m vigpipe.train --data cifar10 --download --steps 1, then leave --download out"
         )
+    timeout = config.timeout or (TIMEOUT_SECONDS if trains else PATIENCE_SECONDS)
+    config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
     if is_planned:
         config = replace(config, stages=_stages_there_are(config, launch))
@@ -122,7 +125,7 @@ def _run(
         folder = make_output_folder(config.out, goes_on)
         lock(folder)
     if world_size > 1:
-        init_process_group(launch, backend(device), config.timeout or (60.0 if trains else 600.0))
+        init_process_group(launch, backend(device), timeout)
         folder = Path(from_rank_0(str(folder), world_size))
         check_alike(
             {
@@ -148,6 +151,7 @@ def _start_ranks(
 ) -> int:
     """Start the ranks here, and again after one has died, as often as --max-restarts allows."""
     from vigpipe.checkpoint.manifest import list_checkpoints
+    from vigpipe.checkpoint.rescue import salvage
     from vigpipe.cli import main
     from vigpipe.parallel.local import start_local
 
@@ -155,6 +159,7 @@ def _start_ranks(
         code = start_local(world_size, main, arguments, threads)
         if code in FINAL or restart == config.max_restarts:
             return code
+        salvage(config.out or Path())
         saved = list_checkpoints(config.out or Path())
         if saved or config.resume is None:
             arguments = [*_without(arguments, "--resume"), "--resume", "auto"]

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vigpipe.checkpoint.manifest import Manifest
+from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.resume import resume
 from vigpipe.checkpoint.saver import Saver, shard_name
 from vigpipe.checkpoint.state import share_of, state_of
@@ -34,6 +35,7 @@ from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
 from vigpipe.parallel.exchange import Status, everyone, from_rank_0
+from vigpipe.parallel.failure import is_lost_peer
 from vigpipe.straggler import Stragglers
 from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
 from vigpipe.timing.record import RunRecord, provenance
@@ -76,8 +78,15 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
     scores: Scores | None = None
     loss: float | None = None
     num_skipped = 0  # steps in a row
+    is_evaluated = True  # as far as one was due
+
+    def lost_peer() -> None:
+        """Save what the peer that is gone had, too: the replicas are equal."""
+        manifest = manifest_of(worker, loss, evaluated=is_evaluated)
+        rescue(saver.folder, saver.token, saver.own, manifest, state_of(worker))
+
     closes = nullcontext() if record is None else closing(record)
-    with closes, clockwork, _progress(console) as progress:
+    with closes, clockwork, _rescuing(worker, lost_peer), _progress(console) as progress:
         bar = progress.add_task("", total=job.num_steps, completed=worker.step)
         if before is not None:
             loss = before.loss
@@ -106,13 +115,15 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
                 )
             for straggler in stragglers.add(agreed.busy_seconds):
                 tell(_note(record, "straggler", worker.step, str(straggler)))
+            is_evaluated = not evaluates
             if evaluates and not agreed.stop:
                 scores = _evaluate(worker, record, tell)
+                is_evaluated = True
             if agreed.save or agreed.stop:
                 if record is not None:
                     record.sync()
                 saver.save(
-                    manifest_of(worker, loss, evaluated=not (evaluates and agreed.stop)),
+                    manifest_of(worker, loss, is_evaluated),
                     share_of(state_of(worker), worker.replica_index, job.layout.num_replicas),
                 )
                 clockwork.saved()
@@ -237,6 +248,7 @@ def manifest_of(worker: Worker, loss: float | None, evaluated: bool) -> Manifest
         layout={
             "text": str(layout),
             "stages": [list(blocks) for blocks in job.plan.stages],
+            "num_stages": layout.num_stages,
             "pieces": layout.num_microbatches * layout.num_replicas,
         },
         weights=weights_metadata(job),
@@ -286,6 +298,17 @@ def _note(record: RunRecord | None, event: str, step: int, message: str) -> str:
     if record is not None:
         record.add_event(event, step, message)
     return message
+
+
+@contextmanager
+def _rescuing(worker: Worker, lost_peer: Callable[[], None]) -> Iterator[None]:
+    """Call lost_peer when a collective fails for want of one and replicas can make up for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if worker.job.layout.num_replicas > 1 and is_lost_peer(error):
+            lost_peer()
+        raise
 
 
 def _stop(worker: Worker, saver: Saver, clockwork: Clockwork, tell: Callable[[str], None]) -> int:

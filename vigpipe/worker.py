@@ -26,7 +26,8 @@ from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.parallel.exchange import Agreement, Status, agree, everyone
-from vigpipe.parallel.mesh import make_mesh
+from vigpipe.parallel.launch import PATIENCE_SECONDS
+from vigpipe.parallel.mesh import make_groups
 from vigpipe.parallel.replicate import Replicas
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import Part, cut_parts
@@ -160,8 +161,7 @@ def make_worker(
     layout, config = job.layout, job.config
     stage_group = replica_group = None
     if layout.world_size > 1:
-        mesh = make_mesh(layout, device.type)
-        stage_group, replica_group = mesh["stage"].get_group(), mesh["replica"].get_group()
+        stage_group, replica_group = make_groups(layout, config.timeout or PATIENCE_SECONDS)
 
     part_indices = layout.parts_of(rank)
     models = cut_parts(job.build, job.plan, part_indices)

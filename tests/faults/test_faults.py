@@ -30,6 +30,7 @@ OPTIONS = ["--steps", "6", "--batch-size", "24", "--threads", "1", "--checkpoint
 LONG = ["--steps", "2000", "--epochs", "99", "--batch-size", "24", "--threads", "1"]
 STAGES = ["--stages", "2", "--microbatches", "2"]
 REPLICAS = ["--dp", "2"]
+BOTH = ["--stages", "2", "--dp", "2"]
 ENV = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -39,7 +40,7 @@ def line(*arguments):
 
 def faulty(fault, layout, folder, *more):
     given = ["train", *OPTIONS, *layout, "--out", str(folder), *more]
-    return line(FAULTY, fault, "2", *given)
+    return line(FAULTY, fault, "4" if layout == BOTH else "2", *given)
 
 
 def rows(folder):
@@ -85,6 +86,7 @@ def is_the_same(folder, unbroken):
         ("backward", STAGES),
         ("all-reduce", REPLICAS),
         ("checkpoint", STAGES),
+        ("backward", BOTH),
     ],
 )
 def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
@@ -108,15 +110,18 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     if place != "checkpoint":
         assert seconds < 1
     assert list_checkpoints(folder)[0] == newest  # at most one interval is lost
+    rescued = len(list(folder.glob("checkpoints/.rescue-00000004-*/*.json")))
+    assert rescued == {str(BOTH): 3, str(REPLICAS): 1}.get(str(layout), 0)  # what the others had
     goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
-def test_a_frozen_rank_is_noticed_at_the_timeout(unbroken, tmp_path):
+@pytest.mark.parametrize("layout", [STAGES, BOTH])
+def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     folder = tmp_path / "run"
     env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
     began = time.monotonic()
     with start_command(
-        faulty("backward:5:1:freeze", STAGES, folder, "--timeout", "3"), env
+        faulty("backward:5:1:freeze", layout, folder, "--timeout", "3"), env
     ) as command:
         wait_until((tmp_path / "done").exists, 60, "the rank freezes")
         at = (tmp_path / "done").read_text().split()[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.world import run_command, start_command, wait_until
-from vigpipe.parallel.local import _root_cause
+from vigpipe.parallel.local import Fate, _root_cause
 
 pytestmark = pytest.mark.multiprocess
 
@@ -207,4 +207,15 @@ def catches(pid: int, number: signal.Signals) -> bool:
     ],
 )
 def test_root_cause(exit_codes, records, code):
-    assert _root_cause(exit_codes, records) == code
+    told = [{"rank": 0, "message": "it is gone", **record} for record in records]
+    assert _root_cause(exit_codes, told, Fate()) == code
+
+
+def test_who_is_gone_or_frozen_is_the_cause_of_what_others_tell(capsys):
+    lost = [{"rank": 0, "kind": "lost peer", "code": 70, "message": "closed"}]
+    assert _root_cause({0: 70}, lost, Fate(gone={1})) == 137
+    assert capsys.readouterr().err == "rank 1 was ended by SIGKILL; out of memory?\n"
+    assert _root_cause({0: 70, 1: -9}, lost, Fate(frozen={1})) == 70
+    assert capsys.readouterr().err == "rank 1 answered no more, and was killed; was it stopped?\n"
+    assert _root_cause({0: 70}, lost, Fate()) == 70
+    assert capsys.readouterr().err == "rank 0 lost a peer: closed\n"

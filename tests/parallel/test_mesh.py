@@ -1,12 +1,17 @@
 """Which rank is which stage of which replica, and which degrees do not go together."""
 
+import time
+
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.world import run_ranks
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout, make_mesh
+from vigpipe.parallel.failure import is_lost_peer
+from vigpipe.parallel.mesh import Layout, make_groups
 
 many = settings(deadline=None, max_examples=100)
 
@@ -46,16 +51,35 @@ def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, 
 
 
 def place_of(rank, world_size, layout):
-    mesh = make_mesh(layout, "cpu")
-    stage_group = mesh.get_group("stage")
-    return mesh.get_local_rank("replica"), mesh.get_local_rank("stage"), stage_group.size()
+    stage_group, replica_group = make_groups(layout, 5.0)
+    members = [dist.get_process_group_ranks(group) for group in (stage_group, replica_group)]
+    return replica_group.rank(), stage_group.rank(), members
 
 
 @pytest.mark.multiprocess
-def test_the_mesh_agrees_with_the_layout():
+def test_the_groups_agree_with_the_layout():
     layout = Layout(2, 2, 2)
+    members = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
     for rank, place in enumerate(run_ranks(place_of, 4, layout)):
-        assert place == (layout.replica_index(rank), layout.stage_index(rank), 2)
+        assert place == (layout.replica_index(rank), layout.stage_index(rank), [*members[rank]])
+
+
+def wait_for_nobody(rank, world_size):
+    groups = make_groups(Layout(2, 2, 2), 0.5)
+    if rank == 3:
+        time.sleep(4)
+        return None
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:  # a peer that is silent, or one that has given up
+        dist.all_reduce(torch.zeros(1), group=groups[rank == 1])
+    assert is_lost_peer(caught.value)
+    return time.monotonic() - began
+
+
+@pytest.mark.multiprocess
+def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
+    seconds = run_ranks(wait_for_nobody, 4)
+    assert max(s for s in seconds if s is not None) < 3
 
 
 # ---- degrees that do not go together --------------------------------------------------------

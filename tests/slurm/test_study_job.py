@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.planning.profiles import make_profile
-from tests.slurm.test_srun import slurm as slurm
 from tests.test_cli import make_pictures
 from tests.world import ROOT, run_command, wait_until
 from vigpipe.config import TrainConfig

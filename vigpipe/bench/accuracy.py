@@ -98,7 +98,7 @@ def pixel_baselines(source: Source) -> dict[str, float]:
 def _read_run(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     try:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = [row for row in map(json.loads, lines) if "event" not in row]
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         options = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

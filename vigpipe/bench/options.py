@@ -130,3 +130,38 @@ class VigBench(OpsBench):
     dtypes: str = "float32,bfloat16"
     batch_size: int = 8
     compiled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakBench:
+    """Options of `vigpipe bench soak`: a long run, and what happens to it.
+
+    Attributes:
+        model: the model.
+        data: as for train.
+        stages: ranks of one pipeline.
+        dp: data-parallel replicas.
+        microbatches: micro-batches each replica cuts its share of a batch into.
+        batch_size: B, samples of one optimizer step over all replicas.
+        steps: optimizer steps.
+        checkpoint_every: steps between checkpoints.
+        faults_every: steps between faults, about; 0 makes the run that is left alone only.
+        timeout: seconds after which a rank that waits for a silent peer gives up.
+        unbroken: folder of the run that is left alone; made if it is not there.
+        seed: of the faults.
+        out: output folder; by default runs/<time>.
+    """
+
+    model: Model = "vig_digits"
+    data: str = "digits"
+    stages: int = 2
+    dp: int = 2
+    microbatches: int = 2
+    batch_size: int = 360
+    steps: int = 2000
+    checkpoint_every: int = 50
+    faults_every: int = 100
+    timeout: float = 3.0
+    unbroken: Path | None = None
+    seed: int = 0
+    out: Path | None = None

@@ -12,6 +12,7 @@ A checkpoint is a folder; it is complete once it bears its name:
     state.py        a rank's state as named tensors, and back
     manifest.py     the manifest, which is untrusted when it is read
     saver.py        write while training goes on; a name appears only on what is whole
+    rescue.py       what replicas save when they lose a peer
     resume.py       choose a checkpoint, see that it is of this run, go on from it
     verbs.py        vigpipe checkpoint list|verify|export
 """

@@ -90,7 +90,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         InputError: it is missing, damaged, or not one of ours.
     """
-    path = checkpoint / NAME
+    return read_manifest_file(checkpoint / NAME)
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """The same by the file's own name."""
     table = read_json(path)
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         found = table.get("format") if isinstance(table, dict) else None

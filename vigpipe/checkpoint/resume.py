@@ -13,6 +13,7 @@ from vigpipe.checkpoint.manifest import (
     tensor_names,
     verify,
 )
+from vigpipe.checkpoint.rescue import salvage
 from vigpipe.checkpoint.state import restore, wanted
 from vigpipe.config import as_toml, flag
 from vigpipe.errors import InputError
@@ -95,6 +96,8 @@ def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manif
     found: tuple[Path | None, list[str]] = (None, [])
     if worker.replica_index == 0 and worker.stage_index == 0:
         place = folder if wish == "auto" else Path(wish)
+        if wish == "auto":
+            salvage(folder)
         if wish != "auto" or list_checkpoints(place):
             notes: list[str] = []
             checkpoint = choose(place, notes.append)

@@ -30,6 +30,7 @@ from vigpipe.checkpoint.manifest import (
     folder_name,
     list_checkpoints,
 )
+from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights import write_tensors
 
 POLL_SECONDS = 0.02
@@ -146,9 +147,10 @@ class Saver:
 
     def _sweep(self) -> None:
         """Remove what runs that died have left half written."""
-        for left in (*self.folder.glob(".step-*"), *self.folder.glob(".old-*")):
-            if not left.name.endswith(self.token):
-                shutil.rmtree(left, ignore_errors=True)
+        for prefix in (".step-", ".old-", PREFIX):
+            for left in self.folder.glob(f"{prefix}*"):
+                if not left.name.endswith(self.token):
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def shard_name(stage_index: int, replica_index: int) -> str:

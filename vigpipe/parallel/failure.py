@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,12 +63,16 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
         with contextlib.suppress(OSError):
-            _record_path(folder, launch).unlink()  # of an earlier run
+            record_file(folder, launch.rank).unlink()  # of an earlier run
     try:
         code = work()
         if code == SAVED:
             for folder in private:
                 (folder / SAVED_FILE).touch()  # the launcher may have been asked to stop, too
+            if launch.world_size > 1:
+                # A launcher sends SIGTERM to the others once one rank has returned that. It would
+                # hide the code of a rank that takes longer to leave: srun tells the largest.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
@@ -81,6 +85,11 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
 
         dist.destroy_process_group()
     return code
+
+
+def record_file(folder: Path, rank: int) -> Path:
+    """Why a rank failed."""
+    return folder / f"failed-rank{rank}.json"
 
 
 def pid_file(folder: Path, rank: int) -> Path:
@@ -117,7 +126,8 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     """Record the failure, tell the user unless another rank does, and return the exit code."""
     message = f"{type(error).__name__}: {error}"
     kind, code = "own", UNEXPECTED
-    alike = not _has_process_group()  # every rank has read the same flags and files so far
+    has_met = _has_process_group()
+    alike = not has_met  # every rank has read the same flags and files so far
     if isinstance(error, InputError):
         message, alike = str(error), True
         code, text = WRONG_INPUT, f"{message}\n"
@@ -137,17 +147,35 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     else:
         text = "".join(traceback.format_exception(error))
         text += f"rank {launch.rank}: {message}\n" if launch.world_size > 1 else ""
-    _record(launch, folders, code=code, kind=kind, message=message)
+    with _undisturbed():
+        _record(launch, folders, code=code, kind=kind, message=message)
 
     def told_by(other: dict[str, Any]) -> bool:
         if kind == "lost peer":
             return other["kind"] == "own" and other["rank"] != launch.rank
-        return other["rank"] < launch.rank and other["message"] == message
+        # What ranks find wrong before they have met has one cause, whatever each of them sees.
+        same = other["message"] == message or (not has_met and other["code"] == code == WRONG_INPUT)
+        return other["rank"] < launch.rank and same
 
     wait = kind == "lost peer" or (alike and launch.rank > 0)
+    if kind == "lost peer" and launch.launcher == "local":
+        return code  # start_local sees who was killed or has frozen, and tells
     if not wait or not _appears(told_by, launch, folders, began):
         sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold off the SIGTERM by which launchers end the peers of a rank that is gone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # noqa: ANN401
@@ -155,14 +183,10 @@ def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # n
     for folder in folders:
         with contextlib.suppress(OSError):  # a full disk must not hide the failure itself
             folder.mkdir(parents=True, exist_ok=True)
-            path = _record_path(folder, launch)
+            path = record_file(folder, launch.rank)
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({**record, "time": time.time()}, indent=1))
             partial.replace(path)
-
-
-def _record_path(folder: Path, launch: Launch) -> Path:
-    return folder / f"failed-rank{launch.rank}.json"
 
 
 def _appears(

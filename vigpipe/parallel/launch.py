@@ -26,7 +26,9 @@ FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: where its ranks 
 LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process id
 TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret of the ranks of one job
 OWNER_KEY = "vigpipe/owner"  # of the store: whose it is
-PATIENCE_SECONDS = 300.0  # for ranks that start late: imports from a file system that all share
+# For ranks that start late, with imports from a file system that all share, and for those that wait
+# while one works alone.
+PATIENCE_SECONDS = 600.0
 LOOPBACK = ("127.0.0.1", "localhost")
 
 

@@ -7,18 +7,20 @@ that has imported them, at the same time as this process does for its own checks
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from vigpipe import forkserver
 from vigpipe.errors import PEER_LOST, SAVED
-from vigpipe.parallel.failure import SAVED_FILE, pid_file, read_failures
+from vigpipe.parallel.failure import SAVED_FILE, pid_file, read_failures, record_file
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 
 FROZEN_SECONDS = 3.0  # that a rank has to end in after another one has failed
@@ -115,37 +117,75 @@ def _start_agent(
         "OMP_NUM_THREADS": str(threads),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
     }
-    over, frozen = threading.Event(), set[int]()
-    warden = threading.Thread(target=_end_frozen, args=(folder, world_size, over, frozen))
+    over, fate = threading.Event(), Fate()
+    warden = threading.Thread(target=_watch, args=(folder, world_size, over, fate))
     warden.start()
     try:
         with _environment(variables):
             elastic_launch(config, _rank)(main, list(arguments), variables)
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return _root_cause(exit_codes, read_failures(folder, folder.name), frozen)
+        over.set()
+        warden.join()
+        return _root_cause(exit_codes, read_failures(folder, folder.name), fate)
     finally:
         over.set()
         warden.join()
     return 0
 
 
-def _end_frozen(folder: Path, world_size: int, over: threading.Event, frozen: set[int]) -> None:
-    """Kill ranks that do not end after another one has failed; SIGTERM does not reach the frozen.
+@dataclass
+class Fate:
+    """Ranks that could not tell themselves what has become of them.
 
-    torchrun's agent would wait for them for half a minute.
+    Attributes:
+        gone: that were no more when the first of the others told that it had lost a peer.
+        frozen: that had to be killed, because they did not end after that.
+    """
+
+    gone: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
+
+
+def _watch(folder: Path, world_size: int, over: threading.Event, fate: Fate) -> None:
+    """When one rank has failed, see who is gone, and kill those that do not end.
+
+    SIGTERM does not reach a frozen rank, and torchrun's agent would wait for it for half a minute.
     """
     while not any(folder.glob("failed-rank*.json")):
-        if over.wait(0.1):
+        if over.wait(0.02):
             return
-    if over.wait(FROZEN_SECONDS):
-        return
-    for rank in range(world_size):
-        with contextlib.suppress(OSError, ValueError):
-            process = os.pidfd_open(int(pid_file(folder, rank).read_text()))
-            frozen.add(rank)
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+    running = {rank: _open(folder, rank) for rank in range(world_size)}
+    fate.gone |= {
+        rank
+        for rank, process in running.items()
+        if process is None and not record_file(folder, rank).exists()
+    }
+    if not over.wait(FROZEN_SECONDS):
+        for rank, process in running.items():
+            if process is not None and not _has_ended(process):
+                fate.frozen.add(rank)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+    for process in running.values():
+        if process is not None:
             os.close(process)
+
+
+def _open(folder: Path, rank: int) -> int | None:
+    """A file descriptor of a rank's process; None if that has ended."""
+    try:
+        process = os.pidfd_open(int(pid_file(folder, rank).read_text()))
+    except (OSError, ValueError):
+        return None
+    if _has_ended(process):  # and nobody has asked for its exit code yet
+        os.close(process)
+        return None
+    return process
+
+
+def _has_ended(process: int) -> bool:
+    return bool(select.select([process], [], [], 0)[0])
 
 
 def _rank(
@@ -160,25 +200,34 @@ def _rank(
 
 
 def _root_cause(
-    exit_codes: Mapping[int, int],
-    records: Sequence[Mapping[str, Any]],
-    frozen: Collection[int] = (),
+    exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]], fate: Fate
 ) -> int:
-    """Choose the exit code of a failed world; exit_codes are in the order the agent saw them."""
+    """Choose the exit code of a failed world, and tell what no rank could.
+
+    Args:
+        exit_codes: by rank, of those the agent has seen end first.
+        records: of the ranks that failed.
+        fate: of the others.
+    """
     own = [record for record in records if record["kind"] == "own"]
     if own:
         return own[0]["code"]
-    for rank in frozen:
+    for rank in sorted(fate.frozen):
         sys.stderr.write(f"rank {rank} answered no more, and was killed; was it stopped?\n")
         return PEER_LOST
+    first, code = next(iter(exit_codes.items()))
     # The agent ends the survivors with SIGTERM, so any other signal came first.
-    killed = [(r, -c) for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM]
-    rank, code = next(iter(exit_codes.items()))
-    if killed or code < 0:
-        rank, number = killed[0] if killed else (rank, -code)
+    killed = {r: -c for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM}
+    killed = killed or {r: -exit_codes.get(r, -signal.SIGKILL) for r in sorted(fate.gone)}
+    if not killed and code < 0:
+        killed = {first: -code}
+    for rank, number in killed.items():
         hint = "; out of memory?" if number == signal.SIGKILL else ""
         sys.stderr.write(f"rank {rank} was ended by {signal.Signals(number).name}{hint}\n")
         return 128 + number
+    for record in records:  # who was lost cannot be seen from here
+        sys.stderr.write(f"rank {record['rank']} lost a peer: {record['message']}\n")
+        return record["code"]
     return code
 
 

@@ -8,13 +8,14 @@ Two replicas of three stages; one pipeline sits on neighbouring ranks:
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.choices import Schedule
 from vigpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed import ProcessGroup
 
 VIRTUAL = ("interleaved1f1b", "loopedbfs")  # the schedules that run several stages a rank
 
@@ -109,12 +110,21 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
-def make_mesh(layout: Layout, device_type: str) -> "DeviceMesh":
-    """The mesh ("replica", "stage") over all ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
+def make_groups(layout: Layout, timeout_seconds: float) -> "tuple[ProcessGroup, ProcessGroup]":
+    """This rank's pipeline, and the ranks that hold the same stages; all ranks call it together.
 
-    return init_device_mesh(
-        device_type,
-        (layout.num_replicas, layout.num_stages),
-        mesh_dim_names=("replica", "stage"),
-    )
+    torch's `init_device_mesh` would give groups that wait half an hour for a silent peer.
+
+    Args:
+        layout: the degrees.
+        timeout_seconds: after which a collective or a message of theirs gives up.
+    """
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_seconds)
+    ranks = range(layout.world_size)
+    pipelines = [[*range(r, r + layout.num_stages)] for r in ranks[:: layout.num_stages]]
+    replicas = [[*ranks[stage :: layout.num_stages]] for stage in range(layout.num_stages)]
+    stage_group: Any = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)[0]
+    replica_group: Any = dist.new_subgroups_by_enumeration(replicas, timeout=timeout)[0]
+    return stage_group, replica_group

@@ -1,0 +1,56 @@
+"""One Slurm of pretend nodes for all tests of this folder."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.world import ROOT
+
+LOCAL = ROOT / "slurm" / "local.sh"
+
+
+def free_ports(count: int) -> int:
+    """Find the first of `count` neighbouring ports that are free on loopback."""
+    for first in range(17000, 30000, count):
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """Environment variables of a Slurm of two nodes, which ends with the session."""
+    installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
+    if not installed and not os.environ.get("CI"):
+        pytest.skip("Slurm is not installed; with CI=true and as root this installs it")
+    # Not below pytest's own folder: munged wants a socket that every user could reach.
+    folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
+    env = {
+        "SLURM_LOCAL_DIR": str(folder),
+        "SLURM_LOCAL_PORT": str(free_ports(3)),
+        "SLURM_LOCAL_NODES": "2",
+        "SLURM_LOCAL_CPUS": "8",
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    run = ["bash", str(LOCAL)]
+    try:
+        with (folder / "start.log").open("w") as log:  # the daemons would keep a pipe open
+            started = subprocess.run(
+                [*run, "start"], env={**os.environ, **env}, stdout=log, stderr=log
+            )
+        assert started.returncode == 0, (folder / "start.log").read_text()
+        yield env
+    finally:
+        (folder / "start.log").unlink()
+        subprocess.run([*run, "wipe"], env={**os.environ, **env}, check=True)
