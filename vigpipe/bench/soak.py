@@ -62,6 +62,7 @@ class Happened:
         step: steps done when it happened.
         kind: see Fault.
         rank: see Fault.
+        began: when, by time.perf_counter.
         lost_steps: that were done again.
         seconds: from the fault to the first step beyond those that were done.
     """
@@ -69,6 +70,7 @@ class Happened:
     step: int
     kind: Kind
     rank: int
+    began: float
     lost_steps: int = 0
     seconds: float = 0.0
 
@@ -168,9 +170,8 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
                     if samples[-1:] == [] or step >= samples[-1].step + options.checkpoint_every:
                         samples += _sample(place, step)
                     if coming and step >= coming[0].step and _happen(coming[0], place, child):
-                        happened.append(Happened(step, coming[0].kind, coming[0].rank))
-                        happened[-1].seconds = -time.perf_counter()  # begins
-                        del coming[0]
+                        fault = coming.pop(0)
+                        happened.append(Happened(step, fault.kind, fault.rank, time.perf_counter()))
                     time.sleep(POLL_SECONDS)
             code = child.returncode
             if code == DONE:
@@ -178,6 +179,8 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
                 return Ended(folder, time.perf_counter() - began, happened, samples)
             if code != SAVED:
                 break
+            happened[-1].step = last_step(folder)  # it went on to the end of its step
+            happened[-1].seconds = 0.0
     raise RuntimeError(f"{folder}: the run ended with exit code {code}")
 
 
@@ -244,7 +247,7 @@ def _account(happened: list[Happened], step: int) -> None:
     if step < last.step:
         last.lost_steps = max(last.lost_steps, last.step - step)
     elif step > last.step:
-        last.seconds += time.perf_counter()
+        last.seconds = time.perf_counter() - last.began
 
 
 def _sample(place: Path, step: int) -> list[Sample]:
