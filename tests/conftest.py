@@ -9,10 +9,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.world import ROOT
 
-# Files with tests of one of these go to one worker. Ranks: two worlds at once would be more
-# processes than cores, and two Slurms would race for ports. timm's own tests: one run of them
-# answers for all.
-TOGETHER = ("multiprocess", "timm")
+# Files with tests of the first of these go to one worker. Slurm: two of them would race for ports,
+# and it is idle most of the time, so it runs beside the other worlds, of which two at once would be
+# more processes than cores. timm's own tests, and Triton's interpreter: one run answers for all.
+TOGETHER = ("slurm", "multiprocess", "timm", "triton")
 
 
 class Scheduling(LoadScopeScheduling):

@@ -68,8 +68,10 @@ def test_stopping_before_slurm_s_limit():
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
     assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=2)
     assert parse_stop_before(None, {}) == float("inf")
+    assert Clockwork(Every(), 1, time.monotonic() - 1).is_stop_due()
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
-    assert Clockwork(Every(), 1, parse_stop_before("1m", env)).is_stop_due()  # at once
+    with pytest.raises(InputError, match="--stop-before 1m: that was 30 s ago"):
+        parse_stop_before("1m", env)
 
 
 def test_stopping_at_a_moment():

@@ -11,6 +11,7 @@ from cyclopts.config import Dict
 
 import vigpipe
 from vigpipe.bench.options import (
+    CheckpointBench,
     CutsBench,
     EmulateBench,
     OpsBench,
@@ -30,6 +31,7 @@ Options = Annotated[TrainConfig, Parameter(name="*")]
 PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
 EmulateOptions = Annotated[EmulateBench, Parameter(name="*")]
 PredictBenchOptions = Annotated[PredictBench, Parameter(name="*")]
+CheckpointOptions = Annotated[CheckpointBench, Parameter(name="*")]
 CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, path = read_config_file(arguments)
         app = _app(arguments)
         verbs = {"train": options, "check": options, "plan": options, "time": options}
-        benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts"), options)
+        benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), _check_whole_numbers)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
@@ -305,6 +307,16 @@ def _app(arguments: list[str]) -> App:
         from vigpipe.bench.throughput import bench_vig
 
         bench_vig(config)
+
+    @bench.command(name="checkpoint")
+    def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008
+        """Time steps with and without a checkpoint that is written beside them."""
+        from functools import partial
+
+        from vigpipe.bench.saving import bench_checkpoint
+        from vigpipe.start import run
+
+        return run(config, arguments, partial(bench_checkpoint, num_repeats=config.repeats))
 
     @bench.command
     def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008

@@ -104,12 +104,14 @@ def _run(
         config = replace(config, stages=_stages_there_are(config, launch))
     job = prepare(config, weight_dtype(config.dtype))
     world_size = job.layout.world_size
-    if config.elastic and launch.launcher in ("srun", "torchrun"):
+    # A step of one task is one rank, not a place to start ranks in.
+    counts = launch.launcher in ("srun", "torchrun") or "SLURM_STEP_NUM_TASKS" in os.environ
+    if config.elastic and counts and launch.launcher != "local":
         if world_size != launch.world_size:
             config = fitted(config, job.layout, launch.world_size)
             job = prepare(config, job.dtype)
         world_size = launch.world_size
-    goes_on = config.resume == "auto"
+    goes_on = config.resume == "auto" or (config.resume is not None and _has_saved_nothing(config))
     if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
         choose_device(config.device, 0, world_size)
         if makes_folder:
@@ -192,6 +194,14 @@ def fitted(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfi
     replicas = world_size // stages
     microbatches = -(-layout.num_microbatches * layout.num_replicas // replicas)
     return replace(config, dp=replicas, microbatches=microbatches)
+
+
+def _has_saved_nothing(config: TrainConfig) -> bool:
+    """Whether --out holds a run that ended before its first checkpoint: it may begin again."""
+    from vigpipe.checkpoint.manifest import list_checkpoints
+
+    folder = config.out or Path()
+    return not list_checkpoints(folder) and not (folder / "summary.json").exists()
 
 
 def _without(arguments: Sequence[str], name: str) -> list[str]:

@@ -54,13 +54,15 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
 
     Args:
         text: 5m before the job's time limit, as Slurm tells it, or a moment: 2026-11-22T06:00.
-        env: environment variables; Slurm (22.05 or later) sets SLURM_JOB_END_TIME.
+        env: environment variables; newer Slurms set SLURM_JOB_END_TIME, and slurm/train.sbatch does
+            for the others.
 
     Returns:
         Infinity for None.
 
     Raises:
-        InputError: it is neither, or there is no such limit.
+        InputError: it is neither, there is no such limit, or the moment has passed: each start
+            would do one step and ask for the next.
     """
     if text is None:
         return math.inf
@@ -81,7 +83,13 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
                 f"--stop-before {text}: must be a time before the job's limit such as 5m, or a "
                 "moment such as 2026-11-22T06:00"
             ) from None
-    return time.monotonic() + moment - time.time()
+    left = moment - time.time()
+    if left <= 0:
+        raise InputError(
+            f"--stop-before {text}: that was {-left:.0f} s ago; give a later moment, or a longer "
+            "time limit"
+        )
+    return time.monotonic() + left
 
 
 class Clockwork:

@@ -18,6 +18,8 @@ import torch
 from tests.world import ROOT
 from vigpipe.model.graph import knn_graph
 
+pytestmark = [pytest.mark.triton, pytest.mark.heavy]
+
 # N, M (None: the nodes themselves), C, k, dilation, loop
 GRAPHS = [
     (1, None, 3, 1, 1, True),

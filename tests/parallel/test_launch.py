@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -310,3 +311,35 @@ def alone(rank: int, world_size: int) -> float:
 @pytest.mark.multiprocess
 def test_one_rank_alone_has_a_process_group_too():
     assert run_ranks(alone, 1) == [1.0]
+
+
+def test_a_token_keeps_ranks_of_another_start_apart_and_is_not_shown():
+    env = {**SRUN, "VIGPIPE_TOKEN": "secret of this start"}
+    job = from_environment(env).job
+    assert job.startswith(f"{from_environment(SRUN).job}.")
+    assert "secret" not in job
+    assert job == from_environment(env).job
+    assert job != from_environment({**env, "VIGPIPE_TOKEN": "of another"}).job
+
+
+def meet(rank, world_size, folder, jobs):
+    """Join a store that all ranks share, as a rank of one of the jobs."""
+    store = dist.FileStore(str(folder / "shared"))
+    store.set_timeout(timedelta(seconds=2))
+    me = Launch(rank, world_size, rank, world_size, "srun", "tcp://127.0.0.1:1", jobs[rank])
+    try:
+        ours = launch._joined(store, me)
+    except InputError as error:
+        return str(error)
+    except RuntimeError:
+        return "nobody came"
+    ours.set(f"said-{rank}", "x")
+    return sorted(other for other in range(world_size) if ours.check([f"said-{other}"]))
+
+
+@pytest.mark.multiprocess
+def test_a_rank_of_another_job_on_the_same_store_is_told_and_joins_nothing(tmp_path):
+    first, second = run_ranks(meet, 2, tmp_path, ["slurm-1.0.0", "slurm-2.0.0"])
+    assert first == "nobody came"  # and so the first job waits for its own rank 1 only
+    assert second.startswith("rank 1 of slurm-2.0.0 found another run")
+    assert "set MASTER_PORT to a port of its own" in second

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import ROOT, run_command
+from tests.world import ROOT, run_command, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
@@ -108,9 +108,12 @@ def test_the_batch_script_starts_four_ranks(slurm, tmp_path):
     python.chmod(0o755)
     log = tmp_path / "job.log"
     env = {**slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    batch = ["sbatch", "--wait", f"--output={log}", str(ROOT / "slurm" / "train.sbatch")]
-    done = run_command([*batch, "--output", str(tmp_path)], env)
-    assert (done.returncode, log.read_text()) == (0, "")
+    batch = ["sbatch", "--parsable", f"--output={log}", str(ROOT / "slurm" / "train.sbatch")]
+    job = run_command([*batch, "--output", str(tmp_path)], env).stdout.strip()
+    listed = ["squeue", "--noheader", f"--jobs={job}", "--states=PD,R,CG", "--format=%T"]
+    # sbatch --wait looks at long intervals.
+    wait_until(lambda: not run_command(listed, env).stdout.strip(), 120, "the job has ended")
+    assert log.read_text() == ""
     ranks = read_ranks(tmp_path)
     assert {r["launcher"] for r in ranks} == {"srun"}
     assert {r["threads"] for r in ranks} == {4}  # --cpus-per-task

@@ -33,6 +33,13 @@ class SyncBench(PipelineBench):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointBench(PipelineBench):
+    """The options of train: what is saved, and by how many ranks."""
+
+    repeats: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictBench(PipelineBench):
     """The options of train: a model, its data and its batch; the layouts are the benchmark's."""
 

@@ -1,0 +1,84 @@
+"""What replicas save when they lose a peer becomes a checkpoint, if it is enough."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.checkpoint.test_manifest import PLAIN, flip
+from vigpipe.checkpoint.manifest import list_checkpoints, tensor_names, verify
+from vigpipe.checkpoint.rescue import rescue, salvage
+from vigpipe.checkpoint.saver import Saver, shard_name
+from vigpipe.errors import InputError
+
+TWO_STAGES = replace(PLAIN, step=73, layout={"num_stages": 2})
+
+
+def save(folder, stage, replica, step=73, loss=None):
+    manifest = replace(TWO_STAGES, step=step, loss=loss)
+    state = {f"model/{stage}": torch.full((4,), float(step))}
+    rescue(folder / "checkpoints", "aa", shard_name(stage, replica), manifest, state)
+
+
+def test_every_stage_is_enough_whichever_replica_it_is_from(tmp_path):
+    save(tmp_path, 0, 1)
+    save(tmp_path, 1, 0, loss=0.25)
+    save(tmp_path, 0, 0)
+    assert list_checkpoints(tmp_path) == []  # not before somebody has looked
+    salvage(tmp_path)
+    (checkpoint,) = list_checkpoints(tmp_path)
+    manifest = verify(checkpoint)
+    assert (checkpoint.name, manifest.step, manifest.loss) == ("step-00000073", 73, 0.25)
+    assert set(tensor_names(checkpoint, manifest)) == {"model/0", "model/1"}
+    assert len(list(checkpoint.iterdir())) == 3
+    salvage(tmp_path)  # and again
+    assert list_checkpoints(tmp_path) == [checkpoint]
+
+
+def test_a_missing_stage_is_not_enough_and_is_swept_away(tmp_path):
+    save(tmp_path, 0, 0)
+    save(tmp_path, 0, 1)
+    salvage(tmp_path)
+    assert list_checkpoints(tmp_path) == []
+    Saver(tmp_path, [shard_name(0, 0)], shard_name(0, 0), True, 2, "bb", print)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_stages_of_different_steps_are_not_mixed(tmp_path):
+    save(tmp_path, 0, 0, step=73)
+    save(tmp_path, 1, 0, step=74)
+    save(tmp_path, 0, 1, step=74)
+    salvage(tmp_path)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000074"]
+
+
+def test_what_was_cut_off_counts_for_nothing(tmp_path):
+    save(tmp_path, 0, 0)
+    save(tmp_path, 1, 0)
+    (note,) = tmp_path.rglob("stage1-replica0.json")
+    note.write_text(note.read_text()[:-20])
+    salvage(tmp_path)
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_a_damaged_file_is_noticed_when_it_is_read(tmp_path):
+    save(tmp_path, 0, 0)
+    save(tmp_path, 1, 0)
+    salvage(tmp_path)
+    flip(list_checkpoints(tmp_path)[0] / shard_name(1, 0))
+    with pytest.raises(InputError, match="its SHA-256 does not fit"):
+        verify(list_checkpoints(tmp_path)[0])
+
+
+def test_a_checkpoint_of_the_same_step_is_kept(tmp_path):
+    (tmp_path / "checkpoints" / "step-00000073").mkdir(parents=True)
+    save(tmp_path, 0, 0)
+    save(tmp_path, 1, 0)
+    salvage(tmp_path)
+    assert list((tmp_path / "checkpoints" / "step-00000073").iterdir()) == []
+
+
+def test_without_a_folder_to_write_to_it_is_silent(tmp_path):
+    (tmp_path / "checkpoints").touch()
+    save(tmp_path, 0, 0)
+    salvage(tmp_path)
