@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -130,6 +130,7 @@ class Job:
             warnings.simplefilter("ignore", FewNodesWarning)
             return frozenset(_make(self.config, self.source)().state_dict())
 
+    @cached_property
     def fingerprint(self) -> dict[str, object]:
         """What tells one set of labelled images from another, wherever it lies."""
         source = self.source

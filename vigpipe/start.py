@@ -132,7 +132,7 @@ def _run(
         check_alike(
             {
                 "options": as_toml(config),
-                "data": job.fingerprint(),
+                "data": job.fingerprint,
                 "software": provenance()["versions"],
             },
             world_size,

@@ -78,7 +78,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
     scores: Scores | None = None
     loss: float | None = None
     num_skipped = 0  # steps in a row
-    is_evaluated = True  # as far as one was due
+    is_evaluated = before is None or before.evaluated
 
     def lost_peer() -> None:
         """Save what the peer that is gone had, too: the replicas are equal."""
@@ -92,7 +92,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
             loss = before.loss
             _note(record, "resumed", worker.step, f"from a checkpoint of {before.layout['text']}")
             if not before.evaluated:
-                scores = _evaluate(worker, record, tell)
+                scores, is_evaluated = _evaluate(worker, record, tell), True
         for epoch, batch, evaluates in batches(worker):
             worker.status = Status(
                 stop=clockwork.is_stop_due(),
@@ -117,8 +117,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
                 tell(_note(record, "straggler", worker.step, str(straggler)))
             is_evaluated = not evaluates
             if evaluates and not agreed.stop:
-                scores = _evaluate(worker, record, tell)
-                is_evaluated = True
+                scores, is_evaluated = _evaluate(worker, record, tell), True
             if agreed.save or agreed.stop:
                 if record is not None:
                     record.sync()
@@ -244,7 +243,7 @@ def manifest_of(worker: Worker, loss: float | None, evaluated: bool) -> Manifest
         evaluated=evaluated,
         loss=loss,
         config=as_toml(job.config),
-        data=job.fingerprint(),
+        data=job.fingerprint,
         layout={
             "text": str(layout),
             "stages": [list(blocks) for blocks in job.plan.stages],

@@ -131,7 +131,7 @@ def check_same_run(manifest: Manifest, job: "Job", where: Path) -> list[str]:
                 f"is {now.get(name, 'not set')}; a run goes on as it began, so change the option, "
                 "or start another run from its --weights"
             )
-    for name, value in job.fingerprint().items():
+    for name, value in job.fingerprint.items():
         if manifest.data.get(name) != value:
             raise InputError(
                 f"--resume {where}: its data differ from {job.config.data}: {name} was "

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -97,6 +98,7 @@ def provenance() -> dict[str, Any]:
     return {"versions": versions, "commit": commit(), "host": platform.node()}
 
 
+@functools.cache
 def commit() -> str | None:
     """The commit of this package's checkout, "+" behind it if files differ; None outside one."""
     root = Path(vigpipe.__file__).parent.parent
