@@ -68,7 +68,7 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
     """
     text = read_text(path, most)
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except RecursionError as error:
         raise InputError(f"{path}: is nested too deeply to be one of ours") from error
     except ValueError as error:
@@ -90,11 +90,12 @@ def read_toml(path: Path, most: int = MOST_TOML) -> dict[str, Any]:
     return table
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: a table, or ValueError for a key that is there twice."""
     table: dict[str, Any] = {}
     for name, value in pairs:
         if name in table:
-            raise ValueError(f"the key {name!r} stands there twice")
+            raise ValueError(f"the key {name[:40]!r} is there twice")
         table[name] = value
     return table
 

@@ -127,7 +127,7 @@ def rewrite(old, new):
         (lambda c: (c / NAME).unlink(), NAME, "No such file"),
         (lambda c: os.truncate(c / NAME, 300), NAME, "is not the JSON"),
         (rewrite('"step": 50', '"step": 51'), NAME, "damaged or edited"),
-        (rewrite('"step": 50', '"step": 50, "step": 51'), NAME, "'step' stands there twice"),
+        (rewrite('"step": 50', '"step": 50, "step": 51'), NAME, "'step' is there twice"),
         (rewrite('"loss": 0.5', '"loss": NaN'), NAME, "NaN is no JSON number"),
         (rewrite("checkpoint 1", "checkpoint 9"), NAME, "expected the format"),
         (lambda c: (c / NAME).write_text("[" * 100000), NAME, "nested too deeply|not the JSON"),

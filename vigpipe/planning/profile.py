@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
-from vigpipe.untrusted import read_text
+from vigpipe.untrusted import no_duplicates, read_text
 
 _MOST = 1e18  # seconds, bytes or samples; what is made of them stays a finite number
 
@@ -107,7 +107,7 @@ def read_profile(path: Path) -> Profile:
     """
     hint = "vigpipe plan without --profile makes one"
     try:
-        table = json.loads(read_text(path), object_pairs_hook=_unique)
+        table = json.loads(read_text(path), object_pairs_hook=no_duplicates)
     except InputError as error:
         raise InputError(f"--profile {error}; {hint}") from error
     except (ValueError, RecursionError) as error:
@@ -148,15 +148,6 @@ def check_options(profile: Profile, where: str, model: str, options: Mapping[str
                 f"{where}: was measured with {name} = {was}, but this run has {name} = {now}; "
                 "leave --profile out to measure anew"
             )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise ValueError(f"the key {key[:40]!r} is there twice")
-        table[key] = value
-    return table
 
 
 def _is_amount(value: Any) -> bool:  # noqa: ANN401
