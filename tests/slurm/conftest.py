@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import ROOT
+from tests.world import ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
 
@@ -27,7 +27,7 @@ def free_ports(count: int) -> int:
 
 
 @pytest.fixture(scope="session")
-def slurm():
+def cluster():
     """Environment variables of a Slurm of two nodes, which ends with the session."""
     installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
     if not installed and not os.environ.get("CI"):
@@ -54,3 +54,18 @@ def slurm():
     finally:
         (folder / "start.log").unlink()
         subprocess.run([*run, "wipe"], env={**os.environ, **env}, check=True)
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The same; jobs that a test leaves behind are cancelled: that of a killed srun holds nodes."""
+    yield cluster
+    env = {**os.environ, **cluster}
+
+    def jobs() -> list[str]:
+        listed = ["squeue", "--noheader", "--format=%i"]
+        return subprocess.run(listed, env=env, capture_output=True, text=True).stdout.split()
+
+    if left := jobs():
+        subprocess.run(["scancel", *left], env=env, check=True)
+        wait_until(lambda: not jobs(), 60, f"jobs {left} are gone")
