@@ -70,8 +70,10 @@ def test_stopping_before_slurm_s_limit():
     assert parse_stop_before(None, {}) == float("inf")
     assert Clockwork(Every(), 1, time.monotonic() - 1).is_stop_due()
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
-    with pytest.raises(InputError, match="--stop-before 1m: that was 30 s ago"):
-        parse_stop_before("1m", env)
+    assert Clockwork(Every(), 1, parse_stop_before("1m", env)).is_stop_due()  # a step a start
+    past = datetime.fromtimestamp(time.time() - 50).isoformat()
+    with pytest.raises(InputError, match="that was 50 s ago; give a later moment"):
+        parse_stop_before(past, {})
 
 
 def test_stopping_at_a_moment():

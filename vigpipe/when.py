@@ -61,8 +61,8 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
         Infinity for None.
 
     Raises:
-        InputError: it is neither, there is no such limit, or the moment has passed: each start
-            would do one step and ask for the next.
+        InputError: it is neither, there is no such limit, or the moment has passed: every start
+            from now on would do one step and ask for the next.
     """
     if text is None:
         return math.inf
@@ -84,11 +84,8 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
                 "moment such as 2026-11-22T06:00"
             ) from None
     left = moment - time.time()
-    if left <= 0:
-        raise InputError(
-            f"--stop-before {text}: that was {-left:.0f} s ago; give a later moment, or a longer "
-            "time limit"
-        )
+    if left <= 0 and not before:
+        raise InputError(f"--stop-before {text}: that was {-left:.0f} s ago; give a later moment")
     return time.monotonic() + left
 
 

@@ -120,7 +120,7 @@ def test_a_wrong_file_is_an_error(tmp_path, text, expected):
 
 def test_a_file_that_is_no_text_is_an_error(tmp_path):
     path = written(tmp_path, 'model = "é"\nstages = [[0]]', encoding="latin-1")
-    with pytest.raises(InputError, match="not a TOML file"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         read_plan(path, "é", 1)
 
 
