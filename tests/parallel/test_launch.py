@@ -324,7 +324,7 @@ def test_a_token_keeps_ranks_of_another_start_apart_and_is_not_shown():
 
 def meet(rank, world_size, folder, jobs):
     """Join a store that all ranks share, as a rank of one of the jobs."""
-    store = dist.FileStore(str(folder / "shared"))
+    store = dist.FileStore(str(folder / "shared"))  # pyright: ignore[reportPrivateImportUsage]
     store.set_timeout(timedelta(seconds=2))
     me = Launch(rank, world_size, rank, world_size, "srun", "tcp://127.0.0.1:1", jobs[rank])
     try:
