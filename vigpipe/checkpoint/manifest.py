@@ -164,6 +164,19 @@ def file_digest(path: Path) -> tuple[int, str]:
         return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_facts(path: Path) -> dict[str, Any]:
+    """The entry of a file in `Manifest.files`."""
+    size, digest = file_digest(path)
+    return {"bytes": size, "sha256": digest}
+
+
+def write_note(shard: Path, text: str) -> None:
+    """Tell others that a rank's file is whole; the note appears at once, or not at all."""
+    note = shard.with_suffix(".partial")
+    note.write_text(text, encoding="utf-8")
+    note.rename(shard.with_suffix(".json"))
+
+
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
     """The file of every tensor, by the tensor's name.
 

@@ -21,9 +21,10 @@ from torch import Tensor
 from vigpipe.checkpoint.manifest import (
     NAME,
     Manifest,
-    file_digest,
+    file_facts,
     folder_name,
     read_manifest_file,
+    write_note,
 )
 from vigpipe.checkpoint.weights import write_tensors
 from vigpipe.errors import InputError
@@ -48,11 +49,7 @@ def rescue(
         place.mkdir(parents=True, exist_ok=True)
         path = place / own
         write_tensors(path, {name: t.detach().cpu().contiguous() for name, t in state.items()})
-        size, digest = file_digest(path)
-        note = path.with_suffix(".partial")
-        facts = {own: {"bytes": size, "sha256": digest}}
-        note.write_text(replace(manifest, files=facts).text(), encoding="utf-8")
-        note.rename(path.with_suffix(".json"))
+        write_note(path, replace(manifest, files={own: file_facts(path)}).text())
 
 
 def salvage(run: Path) -> None:

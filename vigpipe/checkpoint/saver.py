@@ -26,9 +26,10 @@ from torch import Tensor
 from vigpipe.checkpoint.manifest import (
     NAME,
     Manifest,
-    file_digest,
+    file_facts,
     folder_name,
     list_checkpoints,
+    write_note,
 )
 from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights import write_tensors
@@ -109,10 +110,7 @@ class Saver:
     def _write_shard(self, path: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(path, tensors)
         _sync(path)
-        size, digest = file_digest(path)
-        note = path.with_suffix(".partial")
-        note.write_text(json.dumps({"bytes": size, "sha256": digest}))
-        note.rename(path.with_suffix(".json"))
+        write_note(path, json.dumps(file_facts(path)))
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
         """Wait for the shards of all ranks, add the manifest, and give the folder its name."""

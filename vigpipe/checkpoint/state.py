@@ -25,12 +25,17 @@ def state_of(worker: "Worker") -> dict[str, Tensor]:
 
     Every replica of a stage has the same.
     """
-    found = {f"model/{name}": tensor for name, tensor in worker.state().items()}
-    found |= {f"ema/{name}": tensor for name, tensor in worker.average().items()}
+    found = _model_of(worker)
     for name, parameter in worker.parameters().items():
         for kind, tensor in worker.optimizer.state.get(parameter, {}).items():
             found[f"optimizer/{kind}/{name}"] = tensor
     return found
+
+
+def _model_of(worker: "Worker") -> dict[str, Tensor]:
+    """The part of a rank's state that is there before the first step."""
+    found = {f"model/{name}": tensor for name, tensor in worker.state().items()}
+    return found | {f"ema/{name}": tensor for name, tensor in worker.average().items()}
 
 
 def share_of(
@@ -49,8 +54,7 @@ def share_of(
 
 def wanted(worker: "Worker", available: Collection[str]) -> list[str]:
     """Of the tensors that a checkpoint has, those that this rank needs."""
-    own = {f"model/{name}" for name in worker.state()}
-    own |= {f"ema/{name}" for name in worker.average()}
+    own = set(_model_of(worker))
     parameters = set(worker.parameters())
     own |= {
         name
@@ -71,9 +75,7 @@ def restore(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None
     Raises:
         InputError: a tensor is missing, or has another shape or type.
     """
-    holders = {f"model/{name}": tensor for name, tensor in worker.state().items()}
-    holders |= {f"ema/{name}": tensor for name, tensor in worker.average().items()}
-    for name, holder in holders.items():
+    for name, holder in _model_of(worker).items():
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
