@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import run_command, start_command, wait_until
+from tests.world import ROOT, run_command, start_command, wait_until
 from vigpipe.parallel.local import Fate, _root_cause
 
 pytestmark = pytest.mark.multiprocess
@@ -178,6 +178,13 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
     toy = Toy(tmp_path, "long" * 30)  # longer than the path of a Unix socket may be
     done = run_command(toy.line("local", "ok"), toy.env)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_process_that_ranks_are_forked_from_ends_amid_its_imports(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    start = "from vigpipe.parallel.local import preload; preload('slow')"
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    assert run_command([sys.executable, "-c", start], environment).returncode == 0
 
 
 def is_blocked(toy: Toy) -> bool:
