@@ -43,7 +43,9 @@ def trained(config: TrainConfig, rank: int) -> Worker:
         with worker.timed("train", worker.step + 1):
             train_step(worker, batch)
     if config.timing:
+        assert worker.stopwatch.restart() > 0
         evaluate(worker, 2 * job.batch_size)
+        assert worker.stopwatch.restart() == 0  # who is slow in training is what it is for
     worker.reader.close()
     return worker
 

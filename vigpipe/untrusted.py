@@ -11,6 +11,7 @@ from typing import Any
 from vigpipe.errors import InputError
 
 MOST_BYTES = 16 << 20  # of a file that is parsed as a whole
+MOST_ROWS = 1 << 30  # of one with rows for every step
 MOST_TOML = 1 << 15  # of 64 KiB of dots, which make the longest of keys, tomllib takes 20 s
 
 

@@ -261,9 +261,7 @@ def train_step(worker: Worker, batch: ReplicaBatch) -> float | None:
     Returns:
         The loss over the global batch on ranks of the last stage, else None.
     """
-    busy_seconds = (
-        worker.stopwatch.restart()
-    )  # of the step before, whose work a GPU has done by now
+    busy_seconds = worker.stopwatch.restart()  # of the step before, which a GPU has done by now
     worker.replicas.gradients.clear()
     losses = worker.pipeline.train_step(batch)  # forward and backward of every micro-batch
     worker.enter("all-reduce")

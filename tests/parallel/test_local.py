@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.world import ROOT, run_command, start_command, wait_until
-from vigpipe.parallel.local import Fate, _root_cause
+from vigpipe.parallel.local import _root_cause
+from vigpipe.parallel.warden import Fate
 
 pytestmark = pytest.mark.multiprocess
 

@@ -105,7 +105,8 @@ def bench_soak(options: SoakBench) -> None:
         return
     broken = run(folder / "run", options, faults)
     with (folder / "faults.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Happened)])
+        columns = [field.name for field in fields(Happened) if field.name != "began"]
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(asdict(fault) for fault in broken.faults)
     samples = read_samples(left_alone / "memory.csv")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.untrusted import opened, read_json
+from vigpipe.whole import write_whole
 
 FORMAT = "vigpipe checkpoint 1"
 NAME = "manifest.json"
@@ -82,6 +83,27 @@ def list_checkpoints(folder: Path) -> list[Path]:
         if found:
             return [found[step] for step in sorted(found, reverse=True)]
     return []
+
+
+def checkpoints_at(place: Path, option: str = "") -> list[Path]:
+    """The place itself if it is a checkpoint, else those of the run that it is; newest first.
+
+    Args:
+        place: that the user has named.
+        option: behind which, with a space.
+
+    Raises:
+        InputError: there is none.
+    """
+    if (place / NAME).exists():
+        return [place]
+    if found := list_checkpoints(place):
+        return found
+    if not place.is_dir():
+        raise InputError(f"{option}{place}: is no folder; name a run or one of its checkpoints")
+    raise InputError(
+        f"{option}{place}: holds no checkpoints; name a run that has some, or one of them"
+    )
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -172,9 +194,7 @@ def file_facts(path: Path) -> dict[str, Any]:
 
 def write_note(shard: Path, text: str) -> None:
     """Tell others that a rank's file is whole; the note appears at once, or not at all."""
-    note = shard.with_suffix(".partial")
-    note.write_text(text, encoding="utf-8")
-    note.rename(shard.with_suffix(".json"))
+    write_whole(shard.with_suffix(".json"), text)
 
 
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:

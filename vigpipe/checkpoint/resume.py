@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vigpipe.checkpoint.manifest import (
-    NAME,
     Manifest,
+    checkpoints_at,
     list_checkpoints,
-    read_manifest,
     read_tensors,
     tensor_names,
     verify,
@@ -36,8 +35,8 @@ MAY_DIFFER = {
 }
 
 
-def choose(place: Path, tell: Callable[[str], None]) -> Path:
-    """The checkpoint itself, or the newest one of a run that verifies.
+def choose(place: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest]:
+    """The checkpoint itself, or the newest one of a run that verifies; and its manifest.
 
     Args:
         place: a checkpoint, or the folder of a run.
@@ -46,27 +45,19 @@ def choose(place: Path, tell: Callable[[str], None]) -> Path:
     Raises:
         InputError: the one that was named is damaged, or the run has none that verifies.
     """
-    if (place / NAME).exists() or not (found := list_checkpoints(place)):
-        if not place.is_dir():
-            raise InputError(
-                f"--resume {place}: is no folder; name a run or one of its checkpoints"
-            )
-        if not (place / NAME).exists():
-            raise InputError(
-                f"--resume {place}: holds no checkpoints; name a run that has some, or one of them"
-            )
-        verify(place)
-        return place
+    found = checkpoints_at(place, "--resume ")
+    if found == [place]:
+        return place, verify(place)
     problems: list[str] = []
     for checkpoint in found:
         try:
-            verify(checkpoint)
+            manifest = verify(checkpoint)
         except InputError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             tell(f"passed over: {problem}")
-        return checkpoint
+        return checkpoint, manifest
     raise InputError(
         f"--resume: none of the {len(found)} checkpoints in {found[0].parent} is whole, the newest "
         f"for this reason: {problems[0]}; delete the folder to begin anew"
@@ -93,22 +84,21 @@ def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manif
     wish, world_size = job.config.resume, job.layout.world_size
     if wish is None:
         return None
-    found: tuple[Path | None, list[str]] = (None, [])
+    found: tuple[Path, Manifest] | None = None
+    notes: list[str] = []
     if worker.replica_index == 0 and worker.stage_index == 0:
         place = folder if wish == "auto" else Path(wish)
         if wish == "auto":
             salvage(folder)
         if wish != "auto" or list_checkpoints(place):
-            notes: list[str] = []
-            checkpoint = choose(place, notes.append)
-            notes += check_same_run(read_manifest(checkpoint), job, checkpoint)
-            found = checkpoint, notes
-    checkpoint, notes = from_rank_0(found, world_size)
+            found = checkpoint, manifest = choose(place, notes.append)
+            notes += check_same_run(manifest, job, checkpoint)
+    found, notes = from_rank_0((found, notes), world_size)
     for note in notes:
         tell(note)
-    if checkpoint is None:
+    if found is None:
         return None
-    manifest = read_manifest(checkpoint)
+    checkpoint, manifest = found
     go_on(worker, checkpoint, manifest)
     tell(f"going on after step {manifest.step}, from {checkpoint}")
     return manifest

@@ -162,9 +162,8 @@ class _Incomplete(Exception):
 
 def _give_up(shard: Path, error: Exception) -> None:
     """Tell the writer, on a disk that may be full: first make room."""
-    for suffix in (".safetensors", ".partial"):
-        with contextlib.suppress(OSError):
-            shard.with_suffix(suffix).unlink()
+    with contextlib.suppress(OSError):
+        shard.unlink()
     failed = shard.with_suffix(".failed")
     failed.touch()
     with contextlib.suppress(OSError):

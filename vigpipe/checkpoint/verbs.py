@@ -6,8 +6,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from vigpipe.checkpoint.manifest import (
-    NAME,
-    list_checkpoints,
+    checkpoints_at,
     read_manifest,
     read_tensors,
     tensor_names,
@@ -24,7 +23,7 @@ def table_of(run: Path) -> str:
         InputError: there is none.
     """
     lines: list[tuple[str, ...]] = []
-    for checkpoint in _checkpoints(run):
+    for checkpoint in checkpoints_at(run):
         try:
             manifest = read_manifest(checkpoint)
         except InputError as error:
@@ -56,7 +55,7 @@ def verify_all(places: Sequence[Path], tell: Callable[[str], None]) -> int:
     if not places:
         raise InputError("vigpipe checkpoint verify: name checkpoints, or folders of runs")
     code = DONE
-    for checkpoint in (found for place in places for found in _checkpoints(place)):
+    for checkpoint in (found for place in places for found in checkpoints_at(place)):
         try:
             manifest = verify(checkpoint)
             num_tensors = len(tensor_names(checkpoint, manifest))
@@ -81,7 +80,7 @@ def export(place: Path, target: Path, average: bool = False) -> Path:
     Raises:
         InputError: it is damaged, has no moving average, or the file cannot be written.
     """
-    checkpoint = _checkpoints(place)[0]
+    checkpoint = checkpoints_at(place)[0]
     manifest = verify(checkpoint)
     where = tensor_names(checkpoint, manifest)
     kind = "ema/" if average else "model/"
@@ -93,11 +92,3 @@ def export(place: Path, target: Path, average: bool = False) -> Path:
         raise InputError(f"{checkpoint}: what it says of its weights is no text")
     save_weights(target, state, manifest.weights)
     return checkpoint
-
-
-def _checkpoints(place: Path) -> list[Path]:
-    if (place / NAME).exists():
-        return [place]
-    if found := list_checkpoints(place):
-        return found
-    raise InputError(f"{place}: holds no checkpoints; name a run that has some, or one of them")

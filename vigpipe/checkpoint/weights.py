@@ -7,7 +7,6 @@ Load them with one line:
 The file's metadata say which model that is and what its images look like (`read_metadata`).
 """
 
-import contextlib
 import errno
 import json
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.untrusted import opened
+from vigpipe.whole import replacing
 
 
 def gather_named(
@@ -60,14 +60,11 @@ def save_weights(
         InputError: the file cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
-        _sort_metadata(partial)
-        partial.replace(path)  # a crash leaves the old file or the new one
+        with replacing(path) as partial:
+            write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
+            _sort_metadata(partial)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise InputError(
             f"{path}: cannot be written ({error.strerror or error}); make room or choose another "
             "folder, and go on with --resume"

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPUT, InputError
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
+from vigpipe.whole import write_whole
 
 SAVED_FILE = "saved"  # in start_local's folder: its ranks have stopped with a checkpoint
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
@@ -183,10 +184,8 @@ def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # n
     for folder in folders:
         with contextlib.suppress(OSError):  # a full disk must not hide the failure itself
             folder.mkdir(parents=True, exist_ok=True)
-            path = record_file(folder, launch.rank)
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps({**record, "time": time.time()}, indent=1))
-            partial.replace(path)
+            text = json.dumps({**record, "time": time.time()}, indent=1)
+            write_whole(record_file(folder, launch.rank), text)
 
 
 def _appears(

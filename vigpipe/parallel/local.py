@@ -7,23 +7,21 @@ that has imported them, at the same time as this process does for its own checks
 import contextlib
 import logging
 import os
-import select
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from vigpipe import forkserver
 from vigpipe.errors import PEER_LOST, SAVED
-from vigpipe.parallel.failure import SAVED_FILE, pid_file, read_failures, record_file
+from vigpipe.parallel.failure import SAVED_FILE, read_failures
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+from vigpipe.parallel.warden import Fate, watch
 
-FROZEN_SECONDS = 3.0  # that a rank has to end in after another one has failed
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -118,7 +116,7 @@ def _start_agent(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
     }
     over, fate = threading.Event(), Fate()
-    warden = threading.Thread(target=_watch, args=(folder, world_size, over, fate))
+    warden = threading.Thread(target=watch, args=(folder, world_size, over, fate))
     warden.start()
     try:
         with _environment(variables):
@@ -132,60 +130,6 @@ def _start_agent(
         over.set()
         warden.join()
     return 0
-
-
-@dataclass
-class Fate:
-    """Ranks that could not tell themselves what has become of them.
-
-    Attributes:
-        gone: that were no more when the first of the others told that it had lost a peer.
-        frozen: that had to be killed, because they did not end after that.
-    """
-
-    gone: set[int] = field(default_factory=set)
-    frozen: set[int] = field(default_factory=set)
-
-
-def _watch(folder: Path, world_size: int, over: threading.Event, fate: Fate) -> None:
-    """When one rank has failed, see who is gone, and kill those that do not end.
-
-    SIGTERM does not reach a frozen rank, and torchrun's agent would wait for it for half a minute.
-    """
-    while not any(folder.glob("failed-rank*.json")):
-        if over.wait(0.02):
-            return
-    running = {rank: _open(folder, rank) for rank in range(world_size)}
-    fate.gone |= {
-        rank
-        for rank, process in running.items()
-        if process is None and not record_file(folder, rank).exists()
-    }
-    if not over.wait(FROZEN_SECONDS):
-        for rank, process in running.items():
-            if process is not None and not _has_ended(process):
-                fate.frozen.add(rank)
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-    for process in running.values():
-        if process is not None:
-            os.close(process)
-
-
-def _open(folder: Path, rank: int) -> int | None:
-    """A file descriptor of a rank's process; None if that has ended."""
-    try:
-        process = os.pidfd_open(int(pid_file(folder, rank).read_text()))
-    except (OSError, ValueError):
-        return None
-    if _has_ended(process):  # and nobody has asked for its exit code yet
-        os.close(process)
-        return None
-    return process
-
-
-def _has_ended(process: int) -> bool:
-    return bool(select.select([process], [], [], 0)[0])
 
 
 def _rank(

@@ -6,8 +6,8 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
     stage 1   .  F0 F1 F2 B0 B1 B2 .        (M + S - 1) * (f + b)
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -186,28 +186,23 @@ class _Stage(PipelineStage):
         self._watcher, self._work = watcher, work
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if self._watcher is None:
-            with self._work:
-                return super().forward_one_chunk(fwd_chunk_id, *args, **options)
-        gap = None if self.is_first else "wait input"
-        self._watcher.enter("forward", self.stage_index, fwd_chunk_id, gap)
-        with self._work:
-            result = super().forward_one_chunk(fwd_chunk_id, *args, **options)
-        self._watcher.leave()
-        return result
+        with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         if not self.has_backward:  # an evaluation calls it too
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
-        if self._watcher is None:
-            with self._work:
-                return super().backward_one_chunk(bwd_chunk_id, *args, **options)
-        gap = None if self.is_last else "wait gradient"
-        self._watcher.enter("backward", self.stage_index, bwd_chunk_id, gap)
-        with self._work:
-            result = super().backward_one_chunk(bwd_chunk_id, *args, **options)
-        self._watcher.leave()
-        return result
+        with self._watched("backward", bwd_chunk_id, None if self.is_last else "wait gradient"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
+
+    @contextmanager
+    def _watched(self, kind: Kind, microbatch: int, gap: Kind | None) -> Iterator[None]:
+        if self._watcher is not None:
+            self._watcher.enter(kind, self.stage_index, microbatch, gap)
+        with self._work if self.has_backward else nullcontext():
+            yield
+        if self._watcher is not None:
+            self._watcher.leave()
 
     # A receive is posted before it is waited for, and a send is waited for at the end or before the
     # next one: so "send" is what a rank does between handing on and its next receive.

@@ -1,26 +1,11 @@
 """Read objects out of a run's files and check every value where it is taken."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
 
 LARGEST = 1e300  # beyond it arithmetic would overflow
-
-
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        InputError: it cannot be read, or is no UTF-8 text.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no text, so no file of vigpipe train") from error
 
 
 def parse_object(text: str, where: str) -> "Fields":

@@ -1,14 +1,14 @@
 """Read a run's folder: what it was told to do, how it went, and how it ended."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
-from vigpipe.report.fields import Fields, parse_object, read_text
+from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.timing_files import Timing, read_timing
+from vigpipe.untrusted import read_text, read_toml
 
 _ADVICE = "name a folder that vigpipe train wrote"
 
@@ -158,12 +158,7 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[Step, ...], tuple[Evaluation, .
 
 
 def _read_options(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: is not TOML ({error}); {_ADVICE}") from error
+    return read_toml(path) if path.is_file() else {}
 
 
 def _causes(folder: Path) -> str:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from vigpipe.errors import InputError
-from vigpipe.report.fields import Fields, parse_object, read_text
+from vigpipe.report.fields import Fields, parse_object
 from vigpipe.spans import KINDS, Kind, Span
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import DIRECTIONS
+from vigpipe.untrusted import MOST_ROWS, read_text
 
 COLUMNS = ",".join(field.name for field in fields(Row))
 PARTS = (
@@ -113,7 +114,7 @@ def read_timing(folder: Path, summary: Fields) -> Timing | None:
 
 
 def _read_rows(path: Path) -> tuple[Row, ...]:
-    lines = read_text(path).splitlines(keepends=True)
+    lines = read_text(path, MOST_ROWS).splitlines(keepends=True)
     header = lines[0].strip() if lines else ""
     if header != COLUMNS:
         raise InputError(f"{path}: the columns must be {COLUMNS}, are {header[:80] or 'missing'}")
@@ -145,7 +146,7 @@ def _row(values: list[str]) -> Row | None:
 
 
 def _read_timeline(path: Path) -> Timeline:
-    known = parse_object(read_text(path), str(path))
+    known = parse_object(read_text(path, MOST_ROWS), str(path))
     return Timeline(
         step=known.whole("step"),
         microbatches=known.whole("microbatches"),

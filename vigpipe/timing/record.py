@@ -18,6 +18,7 @@ import tomli_w
 
 import vigpipe
 from vigpipe.errors import InputError
+from vigpipe.whole import write_whole
 
 _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit-learn")
 
@@ -213,18 +214,6 @@ class RunRecord:
             write_whole(self.folder / "summary.json", text)
         except OSError as error:
             raise InputError(_unwritable(self.folder, error)) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one, and no half."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def _rows_up_to(content: bytes, last_step: int) -> Iterator[bytes]:

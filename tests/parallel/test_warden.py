@@ -1,0 +1,42 @@
+"""Which ranks are killed when another one has failed: only those that neither work nor end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from vigpipe.parallel.failure import pid_file, record_file
+from vigpipe.parallel.warden import FROZEN_SECONDS, Fate, watch
+
+WORK = f"import time; end = time.time() + {FROZEN_SECONDS + 2}\nwhile time.time() < end: pass"
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_a_rank_that_still_saves_is_left_its_time_and_a_frozen_one_is_not(tmp_path):
+    began = time.monotonic()
+    ranks = [subprocess.Popen([sys.executable, "-c", work]) for work in (WORK, SLEEP, SLEEP)]
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for number, rank in enumerate([*ranks, gone]):
+        pid_file(tmp_path, number).write_text(str(rank.pid))
+    os.kill(ranks[2].pid, signal.SIGSTOP)
+    record_file(tmp_path, 4).touch()  # a fifth one has told that it lost a peer
+    fate, over = Fate(), threading.Event()
+    warden = threading.Thread(target=watch, args=(tmp_path, 5, over, fate))
+    warden.start()
+    try:
+        assert ranks[2].wait(20) == -signal.SIGKILL
+        stopped = time.monotonic()
+        assert ranks[1].wait(20) == -signal.SIGKILL
+        assert time.monotonic() - began > FROZEN_SECONDS > stopped - began
+        assert ranks[0].wait(20) == 0
+        warden.join(20)
+        assert not warden.is_alive()
+    finally:
+        over.set()
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert (fate.gone, fate.frozen) == ({3}, {1, 2})
