@@ -1,4 +1,4 @@
-"""Settings of every test, and which tests stay together when `-n 2` runs them on two workers."""
+"""Settings of every test, and which tests stay together when `-n 3` runs them on three workers."""
 
 from functools import cache
 
@@ -11,7 +11,8 @@ from tests.world import ROOT
 
 # Files with tests of the first of these go to one worker. Slurm: two of them would race for ports,
 # and it is idle most of the time, so it runs beside the other worlds, of which two at once would be
-# more processes than cores. timm's own tests, and Triton's interpreter: one run answers for all.
+# more processes than cores, and a third worker has a core of two left. timm's own tests, and
+# Triton's interpreter: one run answers for all.
 TOGETHER = ("slurm", "multiprocess", "timm", "triton")
 
 

@@ -94,9 +94,8 @@ def _app(arguments: list[str]) -> App:
     def train(*, config: Options = TrainConfig()) -> int:  # noqa: B008
         """Train a model; `python -m vigpipe.train` is the same."""
         from vigpipe.start import run
-        from vigpipe.train import train as work
 
-        return run(config, arguments, work, trains=True)
+        return run(config, arguments, "vigpipe.train:train", trains=True)
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
@@ -106,28 +105,23 @@ def _app(arguments: list[str]) -> App:
             config: as for train.
             compare_steps: optimizer steps to compare.
         """
-        from functools import partial
-
-        from vigpipe.check import check as work
         from vigpipe.start import run
 
         if compare_steps < 1:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
-        return run(config, arguments, partial(work, num_steps=compare_steps))
+        return run(config, arguments, "vigpipe.check:check", {"num_steps": compare_steps})
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
         """Time steps, stages, blocks and their parts, and account for the bubble."""
-        from functools import partial
-
-        from vigpipe.measure import time_steps
         from vigpipe.start import run
 
         if not config.timing:
             raise InputError("--no-timing: is what vigpipe time is for; use vigpipe train")
         if config.test_batches < 1:
             raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
-        return run(config, arguments, partial(time_steps, num_test_batches=config.test_batches))
+        batches = {"num_test_batches": config.test_batches}
+        return run(config, arguments, "vigpipe.measure:time_steps", batches)
 
     @app.command
     def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008
@@ -243,22 +237,18 @@ def _app(arguments: list[str]) -> App:
     @bench.command
     def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
         """Time the stages of a pipeline against the same micro-batches on one stage."""
-        from functools import partial
-
-        from vigpipe.bench.pipeline import bench_pipeline
         from vigpipe.start import run
 
-        return run(config, arguments, partial(bench_pipeline, num_repeats=config.repeats))
+        repeats = {"num_repeats": config.repeats}
+        return run(config, arguments, "vigpipe.bench.pipeline:bench_pipeline", repeats)
 
     @bench.command
     def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
         """Time the ways to add gradients up over replicas: --sync ddp, drain and double."""
-        from functools import partial
-
-        from vigpipe.bench.sync import bench_sync
         from vigpipe.start import run
 
-        return run(config, arguments, partial(bench_sync, num_repeats=config.repeats))
+        repeats = {"num_repeats": config.repeats}
+        return run(config, arguments, "vigpipe.bench.sync:bench_sync", repeats)
 
     @bench.command
     def emulate(*, config: EmulateOptions) -> int:
@@ -270,22 +260,18 @@ def _app(arguments: list[str]) -> App:
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008
         """Compare predicted steps with measured ones, over layouts of one and two ranks."""
-        from functools import partial
-
-        from vigpipe.bench.predict import bench_predict
         from vigpipe.start import run
 
-        return run(config, arguments, partial(bench_predict, num_repeats=config.repeats))
+        repeats = {"num_repeats": config.repeats}
+        return run(config, arguments, "vigpipe.bench.predict:bench_predict", repeats)
 
     @bench.command
     def cuts(*, config: CutsOptions = CutsBench()) -> int:  # noqa: B008
         """Try every cut in two stages, and see how good the planner's is."""
-        from functools import partial
-
-        from vigpipe.bench.cuts import bench_cuts
         from vigpipe.start import run
 
-        return run(config, arguments, partial(bench_cuts, num_repeats=config.repeats))
+        repeats = {"num_repeats": config.repeats}
+        return run(config, arguments, "vigpipe.bench.cuts:bench_cuts", repeats)
 
     @bench.command
     def ops(*, config: OpsOptions = OpsBench()) -> None:  # noqa: B008
@@ -311,12 +297,10 @@ def _app(arguments: list[str]) -> App:
     @bench.command(name="checkpoint")
     def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008
         """Time steps with and without a checkpoint that is written beside them."""
-        from functools import partial
-
-        from vigpipe.bench.saving import bench_checkpoint
         from vigpipe.start import run
 
-        return run(config, arguments, partial(bench_checkpoint, num_repeats=config.repeats))
+        repeats = {"num_repeats": config.repeats}
+        return run(config, arguments, "vigpipe.bench.saving:bench_checkpoint", repeats)
 
     @bench.command
     def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008

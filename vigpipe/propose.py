@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,7 +59,9 @@ def start(config: PlanConfig, arguments: Sequence[str]) -> int:
         cores = threads_per_rank(None, 1, {})
         num_ranks = max(2, min(config.stages * config.dp, cores // (config.threads or 1)))
     one_stage = replace(config, stages=1, dp=num_ranks, microbatches=1, schedule="gpipe", out=None)
-    return run(one_stage, arguments, partial(propose, config=config), makes_folder=False)
+    return run(
+        one_stage, arguments, "vigpipe.propose:propose", {"config": config}, makes_folder=False
+    )
 
 
 def propose(job: Job, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.config import TrainConfig, as_toml, flag
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from vigpipe.parallel.launch import Launch
     from vigpipe.parallel.mesh import Layout
 
-Work = Callable[["Job", int, "torch.device", Path], int | None]
-
-
 # Exit codes after which ranks would fail again, or were asked to end (128 + SIGHUP, SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank has long work of its own
@@ -30,12 +28,13 @@ FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
 def run(
     config: TrainConfig,
     arguments: Sequence[str],
-    work: Work,
+    work: str,
+    options: Mapping[str, Any] | None = None,
     *,
     makes_folder: bool = True,
     trains: bool = False,
 ) -> int:
-    """Run `work(job, rank, device, folder)` on every rank of the layout.
+    """Run `work(job, rank, device, folder, **options)` on every rank of the layout.
 
     Under srun and torchrun this process is one of the ranks. Alone, it is the only rank, or starts
     those that the layout needs through torchrun's agent, each with the same command line.
@@ -43,7 +42,10 @@ def run(
     Args:
         config: the options as given.
         arguments: the command line behind `python -m vigpipe`, for ranks that are started here.
-        work: what a rank does; returns the exit code, None for 0.
+        work: what a rank does, as "module:function"; returns the exit code, None for 0. Imported
+            by the rank, so that a process that only starts ranks does not wait for its imports
+            before it begins with theirs.
+        options: for work.
         makes_folder: whether it needs an output folder.
         trains: whether it is a training run, which saves and goes on, and in which no rank waits
             long for another.
@@ -58,15 +60,15 @@ def run(
     launch = from_environment(os.environ)
     several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and several:
-        preload(
-            "vigpipe.evaluate",
-            "rich.progress",
-            *(["sklearn.datasets"] if config.data == "digits" else []),
-        )
+        preload(work.partition(":")[0], *["sklearn.datasets"] * (config.data == "digits"))
+
+    def do(*share: Any) -> int | None:  # noqa: ANN401
+        return resolve_name(work)(*share, **options or {})
+
     # Of a default folder all ranks learn only when they have met.
     failures = [config.out] if config.out is not None and launch.world_size > 1 else []
     return run_rank(
-        lambda: _run(config, arguments, work, launch, makes_folder, trains, failures),
+        lambda: _run(config, arguments, do, launch, makes_folder, trains, failures),
         launch,
         failures,
     )
@@ -75,7 +77,7 @@ def run(
 def _run(
     config: TrainConfig,
     arguments: Sequence[str],
-    work: Work,
+    work: Callable[["Job", int, "torch.device", Path], int | None],
     launch: "Launch",
     makes_folder: bool,
     trains: bool,

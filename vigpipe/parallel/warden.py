@@ -49,17 +49,18 @@ def watch(folder: Path, world_size: int, over: threading.Event, fate: Fate) -> N
         if process is None and not record_file(folder, rank).exists():
             fate.gone.add(rank)
     left = {rank: process for rank, process in running.items() if process is not None}
-    worked = dict.fromkeys(left, (0, time.monotonic()))  # clock ticks, and when they grew
+    spent = dict.fromkeys(left, 0)
+    worked = dict.fromkeys(left, time.monotonic())  # when that last grew
     while left and not over.wait(POLL_SECONDS):
         for rank, process in list(left.items()):
             if _has_ended(process):
                 os.close(left.pop(rank))
                 continue
             state, ticks = _at_work(folder, rank)
-            if ticks > worked[rank][0] or state == "D":  # waits for a disk
-                worked[rank] = ticks, time.monotonic()
+            if ticks > spent[rank] or state == "D":  # waits for a disk
+                spent[rank], worked[rank] = ticks, time.monotonic()
             # One that was stopped ("T") will not go on.
-            if state == "T" or time.monotonic() - worked[rank][1] > FROZEN_SECONDS:
+            if state == "T" or time.monotonic() - worked[rank] > FROZEN_SECONDS:
                 fate.frozen.add(rank)
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
