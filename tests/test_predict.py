@@ -241,6 +241,7 @@ WRONG = {
     "no weights": (["photos"], ["--weights"]),
     "no image": (BASE[:2], ["name image files or folders"]),
     "an image that does not exist": ([*BASE, "b.png"], ["b.png", "no such file or folder"]),
+    "a name that no file can have": ([*BASE, "b" * 300], ["bbb", "no such file or folder"]),
     "a folder without images": ([*BASE, "empty"], ["empty", "holds no images"]),
     "weights that do not exist": (["--weights", "v.pth", "photos"], ["v.pth", "no such file"]),
     "weights that are none": (["--weights", "photos/0.png", "photos"], ["photos/0.png"]),

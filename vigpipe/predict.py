@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.card import read_card
@@ -23,6 +22,7 @@ from vigpipe.errors import DONE, InputError
 from vigpipe.job import Job, prepare
 from vigpipe.model.weights import fit, read_weights, to_reference_names
 from vigpipe.options import PredictConfig
+from vigpipe.parallel.exchange import everyone, patiently
 from vigpipe.parallel.failure import run_rank
 from vigpipe.parallel.launch import Launch, from_environment, init_process_group, threads_per_rank
 from vigpipe.parallel.local import preload, start_local
@@ -70,7 +70,7 @@ def list_files(given: Sequence[Path]) -> list[Path]:
         raise InputError("predict: name image files or folders of them, such as photos/cat.png")
     paths: list[Path] = []
     for path in given:
-        if path.is_dir():
+        if os.path.isdir(path):  # Path's own raises for a name of 300 letters
             found = images_below(path)
             if not found:
                 raise InputError(f"{path}: holds no images; name image files or a folder of them")
@@ -171,12 +171,9 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Job:
 
 def _bad_images(paths: Sequence[Path], launch: Launch) -> set[Path]:
     """Unreadable images; the ranks share the search."""
-    mine = list(find_bad_images(paths[launch.rank :: launch.world_size]))
-    if launch.world_size == 1:
-        return set(mine)
-    everyone: list[list[Path]] = [[]] * launch.world_size
-    dist.all_gather_object(everyone, mine)
-    return {path for found in everyone for path in found}
+    mine = paths[launch.rank :: launch.world_size]
+    found = patiently(lambda: list(find_bad_images(mine)), launch.world_size)
+    return {path for each in everyone(found, launch.world_size) for path in each}
 
 
 def predict(worker: Worker, paths: Sequence[Path]) -> Iterator[Prediction]:

@@ -261,17 +261,17 @@ def claim_device(
 
 def _bad_images(job: "Job", rank: int) -> frozenset[Path]:
     """Unreadable images of the data folder; the ranks that will read images share the search."""
-    import torch.distributed as dist
-
     from vigpipe.data.images import find_bad_images, list_images
+    from vigpipe.parallel.exchange import everyone, patiently
 
     layout = job.layout
-    found: frozenset[Path] = frozenset()
-    if Path(job.config.data).is_dir() and layout.stage_index(rank) == 0:
-        paths = list_images(Path(job.config.data))
-        found = frozenset(find_bad_images(paths[layout.replica_index(rank) :: layout.num_replicas]))
-    if layout.world_size == 1:
-        return found
-    everyone: list[frozenset[Path]] = [frozenset()] * layout.world_size
-    dist.all_gather_object(everyone, found)
-    return frozenset().union(*everyone)
+
+    def look() -> list[Path]:
+        folder = Path(os.path.expanduser(job.config.data))
+        if layout.stage_index(rank) > 0 or not os.path.isdir(folder):
+            return []
+        mine = list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
+        return list(find_bad_images(mine))
+
+    found = patiently(look, layout.world_size)  # every image is decoded
+    return frozenset(path for each in everyone(found, layout.world_size) for path in each)

@@ -34,7 +34,7 @@ from vigpipe.device import hardware, has_own_memory, peak_bytes, synchronize
 from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.evaluate import Score, evaluate
 from vigpipe.job import Job
-from vigpipe.parallel.exchange import Status, everyone, from_rank_0
+from vigpipe.parallel.exchange import Status, everyone, from_rank_0, patiently
 from vigpipe.parallel.failure import is_lost_peer
 from vigpipe.straggler import Stragglers
 from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
@@ -121,6 +121,7 @@ def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
             if agreed.save or agreed.stop:
                 if record is not None:
                     record.sync()
+                patiently(saver.finish, job.layout.world_size)  # the one before, on a slow disk
                 saver.save(
                     manifest_of(worker, loss, is_evaluated),
                     share_of(state_of(worker), worker.replica_index, job.layout.num_replicas),
@@ -314,7 +315,7 @@ def _stop(worker: Worker, saver: Saver, clockwork: Clockwork, tell: Callable[[st
     """Wait for the checkpoint and leave, all ranks at once: launchers end the others."""
     world_size = worker.job.layout.world_size
     worker.reader.close()
-    saver.finish()
+    patiently(saver.finish, world_size)
     whys = [why for why in everyone(clockwork.why, world_size) if why]
     newest = max(everyone(saver.newest or 0, world_size))
     if newest != worker.step:

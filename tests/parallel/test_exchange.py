@@ -1,11 +1,15 @@
 """What ranks tell each other: the same on every rank."""
 
+import time
+from datetime import timedelta
+
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
-from tests.world import run_ranks
+from tests.world import RankFailed, run_ranks
 from vigpipe.errors import InputError
-from vigpipe.parallel.exchange import Status, agree, check_alike, everyone, from_rank_0
+from vigpipe.parallel.exchange import Status, agree, check_alike, everyone, from_rank_0, patiently
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,6 +31,26 @@ def test_a_rank_alone_agrees_with_itself():
     assert (agreed.finite, agreed.stop, agreed.save) == (True, False, True)
     assert from_rank_0("x", 1) == "x"
     assert everyone("x", 1) == ["x"]
+
+
+def wait_for_rank_0(rank, world_size, fails):
+    distributed_c10d._set_pg_timeout(timedelta(seconds=2))
+
+    def work():
+        if rank == 0:
+            time.sleep(5)
+            if fails:
+                raise InputError("the fault of the test")
+        return rank
+
+    return patiently(work, world_size)
+
+
+def test_ranks_wait_for_one_that_works_longer_than_a_collective_waits():
+    assert run_ranks(wait_for_rank_0, 2, False) == [0, 1]
+    with pytest.raises(RankFailed, match="rank 0: InputError: the fault of the test"):
+        run_ranks(wait_for_rank_0, 2, True)
+    assert patiently(lambda: "alone", 1) == "alone"
 
 
 def compare(rank, world_size, odd, subject, name, value):

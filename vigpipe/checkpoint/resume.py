@@ -16,7 +16,7 @@ from vigpipe.checkpoint.rescue import salvage
 from vigpipe.checkpoint.state import restore, wanted
 from vigpipe.config import as_toml, flag
 from vigpipe.errors import InputError
-from vigpipe.parallel.exchange import from_rank_0
+from vigpipe.parallel.exchange import from_rank_0, patiently
 
 if TYPE_CHECKING:
     from vigpipe.job import Job
@@ -84,15 +84,21 @@ def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manif
     wish, world_size = job.config.resume, job.layout.world_size
     if wish is None:
         return None
-    found: tuple[Path, Manifest] | None = None
     notes: list[str] = []
-    if worker.replica_index == 0 and worker.stage_index == 0:
-        place = folder if wish == "auto" else Path(wish)
+    place = folder if wish == "auto" else Path(wish)
+
+    def look() -> tuple[Path, Manifest] | None:
+        if worker.replica_index > 0 or worker.stage_index > 0:
+            return None
         if wish == "auto":
             salvage(folder)
-        if wish != "auto" or list_checkpoints(place):
-            found = checkpoint, manifest = choose(place, notes.append)
-            notes += check_same_run(manifest, job, checkpoint)
+            if not list_checkpoints(folder):
+                return None
+        checkpoint, manifest = choose(place, notes.append)
+        notes.extend(check_same_run(manifest, job, checkpoint))
+        return checkpoint, manifest
+
+    found = patiently(look, world_size)  # terabytes from a slow disk take longer than --timeout
     found, notes = from_rank_0((found, notes), world_size)
     for note in notes:
         tell(note)

@@ -1,14 +1,19 @@
 """What ranks tell each other: a few numbers once a step, and who they are before the first."""
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from vigpipe.errors import InputError
+
+T = TypeVar("T")
+SIGN_SECONDS = 1.0  # between two signs of life
 
 
 class Status(NamedTuple):
@@ -85,6 +90,37 @@ def everyone(value: Any, world_size: int) -> list[Any]:  # noqa: ANN401
     values: list[Any] = [None] * world_size
     dist.all_gather_object(values, value)
     return values
+
+
+def patiently(work: Callable[[], T], world_size: int) -> T:
+    """Do work that takes one rank longer than a collective waits; every rank calls this.
+
+    The ranks tell each other once a second that they are alive, until all are done.
+
+    Args:
+        work: of this rank, away from the main thread; may be nothing.
+        world_size: number of ranks.
+
+    Returns:
+        What this rank's work has returned.
+    """
+    if world_size == 1:
+        return work()
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        wait([future], SIGN_SECONDS)
+        if future.done():
+            future.result()  # raises what it has raised: the others lose a peer
+        if all(everyone(future.done(), world_size)):
+            return future.result()
 
 
 def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
