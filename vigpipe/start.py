@@ -60,7 +60,9 @@ def run(
     launch = from_environment(os.environ)
     several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and several:
-        preload(work.partition(":")[0], *["sklearn.datasets"] * (config.data == "digits"))
+        # Not what may be run as python -m vigpipe.train: Python would warn.
+        more = ["sklearn.datasets"] if config.data == "digits" else []
+        preload("vigpipe.evaluate", "rich.progress", *more)
 
     def do(*share: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*share, **options or {})

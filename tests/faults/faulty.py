@@ -120,6 +120,6 @@ def rank(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    local.preload("vigpipe.train", "sklearn.datasets")
+    local.preload("vigpipe.evaluate", "rich.progress", "sklearn.datasets")
     fault, num_ranks, *command = sys.argv[1:]
     sys.exit(local.start_local(int(num_ranks), rank, [fault, *command], threads=1))
