@@ -5,8 +5,9 @@ and asked to stop at steps that a seed chooses. What is told of them:
 
     weights    the largest difference between the two at the end
     memory     of the ranks of the run that is left alone, and their open files: must not grow
-    goodput    useful steps × median step time / wall time of the run that is not, from its first
-               start to its last end, restarts, checkpoints and steps done twice included
+    goodput    the steps' own seconds in the run that is left alone / wall time of the run that is
+               not, from its first start to its last end, restarts, checkpoints and steps done
+               twice included
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from safetensors.torch import load_file
 from tabulate import tabulate
 
 from vigpipe.bench.options import SoakBench
-from vigpipe.errors import DONE, SAVED
+from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
 from vigpipe.origin import origin
 from vigpipe.timing.record import make_output_folder
 
@@ -96,6 +97,7 @@ class Ended:
 
 def bench_soak(options: SoakBench) -> None:
     """Run both and write README.md, faults.csv and memory.csv."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # which ends the run, too
     folder = make_output_folder(options.out)
     left_alone = options.unbroken or folder / "unbroken"
     if not (left_alone / "summary.json").exists():
@@ -182,7 +184,7 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
                 break
             happened[-1].step = last_step(folder)  # it went on to the end of its step
             happened[-1].seconds = 0.0
-    raise RuntimeError(f"{folder}: the run ended with exit code {code}")
+    raise InputError(f"{folder}: the run ended with exit code {code}, for the reason above")
 
 
 @contextlib.contextmanager
@@ -302,9 +304,9 @@ def largest_difference(one: Path, other: Path) -> float:
 
 def report(options: SoakBench, left_alone: Path, broken: Ended, samples: Sequence[Sample]) -> str:
     """The page."""
-    rows = [json.loads(line) for line in (broken.folder / "metrics.jsonl").read_text().splitlines()]
-    step_seconds = median(row["step_seconds"] for row in rows if "step_seconds" in row)
-    goodput = options.steps * step_seconds / broken.wall_seconds
+    rows = map(json.loads, (left_alone / "metrics.jsonl").read_text().splitlines())
+    useful_seconds = sum(row.get("step_seconds", 0.0) for row in rows)
+    goodput = useful_seconds / broken.wall_seconds
     grown = growth(samples, options.steps)
     by_kind = [
         (
@@ -336,7 +338,8 @@ def report(options: SoakBench, left_alone: Path, broken: Ended, samples: Sequenc
         f"--timeout {options.timeout:g}, seed {options.seed}.\n\n{table}\n\n"
         f"- Largest difference between its final weights and those of the run that was left "
         f"alone: {difference:g}\n"
-        f"- Goodput: {goodput:.1%} ({options.steps} steps × {step_seconds:.3f} s, the median, in "
+        f"- Goodput: {goodput:.1%} ({options.steps} steps, which took the run that was left alone "
+        f"{useful_seconds:.0f} s, {useful_seconds / options.steps:.3f} s each, in "
         f"{broken.wall_seconds:.0f} s from the first start to the end)\n"
         f"- From its second tenth to its last, the run that was left alone grew by: {memory}\n\n"
         f"kill: SIGKILL to a rank. freeze: SIGSTOP to a rank. stop: SIGTERM to the launcher, which "
