@@ -98,7 +98,7 @@ def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manif
         notes.extend(check_same_run(manifest, job, checkpoint))
         return checkpoint, manifest
 
-    found = patiently(look, world_size)  # terabytes from a slow disk take longer than --timeout
+    found = patiently(look, world_size)  # it may take longer than --timeout
     found, notes = from_rank_0((found, notes), world_size)
     for note in notes:
         tell(note)

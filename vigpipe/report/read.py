@@ -158,7 +158,12 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[Step, ...], tuple[Evaluation, .
 
 
 def _read_options(path: Path) -> dict[str, Any]:
-    return read_toml(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        return read_toml(path)
+    except InputError as error:
+        raise InputError(f"{error}; {_ADVICE}") from error
 
 
 def _causes(folder: Path) -> str:
