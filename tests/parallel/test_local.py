@@ -19,6 +19,7 @@ import os, signal, sys, threading
 from pathlib import Path
 from vigpipe.errors import InputError
 from vigpipe.parallel import failure, launch, local
+from vigpipe.whole import write_whole
 
 def work(me, mode, folder, more):
     if mode == "early":
@@ -27,7 +28,7 @@ def work(me, mode, folder, more):
     launch.init_process_group(me, "gloo", 120)
     ones = torch.ones(4)
     dist.all_reduce(ones)
-    (folder / f"met-{me.rank}").write_text(str(os.getpid()))
+    write_whole(folder / f"met-{me.rank}", str(os.getpid()))
     if mode == "ok":
         print(f"rank {me.rank} of {int(ones[0])}, {os.environ.get('OMP_NUM_THREADS')} threads\\n"
               f"{more}\\n", end="")
@@ -81,7 +82,7 @@ class Toy:
     def met(self, rank: int) -> int | None:
         """The rank's process id, once it has met the others."""
         path = self.folder / f"met-{rank}"
-        return int(path.read_text() or 0) if path.exists() else None
+        return int(path.read_text()) if path.exists() else None
 
     def met_at(self) -> float:
         return max((self.folder / f"met-{rank}").stat().st_mtime for rank in (0, 1))
@@ -144,9 +145,9 @@ def test_one_failing_rank_ends_all_and_is_told_once(toy, launcher, mode, message
 def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launcher, number, code):
     with start_command(toy.line(launcher, "hang"), toy.env) as command:
         wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
-        wait_until(lambda: is_blocked(toy), 10, "rank 0 waits in its all-reduce")
+        wait_until(lambda: is_blocked(toy), 60, "rank 0 waits in its all-reduce")
         os.kill(command.popen.pid, number)
-        done = command.wait(10)
+        done = command.wait(30)
     assert done.returncode == code
     assert "KeyboardInterrupt" not in done.stderr
     if launcher == "local":
@@ -156,9 +157,9 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
 
 def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
     with start_command(toy.line("local", "hang"), toy.env) as command:
-        wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 30, "start_local has begun")
+        wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 60, "start_local has begun")
         os.kill(command.popen.pid, signal.SIGINT)
-        done = command.wait(15)
+        done = command.wait(30)
     assert done.returncode == 130
     assert done.stderr == ""
     assert toy.files_left() == []
@@ -169,7 +170,7 @@ def test_the_ranks_of_a_killed_launcher_end_too(toy):
         wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
         assert {toy.met(0), toy.met(1), command.popen.pid} < set(command.processes())
         os.kill(command.popen.pid, signal.SIGKILL)
-        done = command.wait(5)
+        done = command.wait(30)
     assert done.returncode == -signal.SIGKILL
     # Python's own helper clears the launcher's semaphores away and says so.
     assert all("resource_tracker" in line for line in done.stderr.splitlines())

@@ -65,21 +65,23 @@ def test_the_groups_agree_with_the_layout():
 
 
 def wait_for_nobody(rank, world_size):
-    groups = make_groups(Layout(2, 2, 2), 0.5)
+    groups = make_groups(Layout(2, 2, 2), 1.0)
     if rank == 3:
-        time.sleep(4)
+        dist.distributed_c10d._get_default_store().wait(["0", "1", "2"])  # silent, but alive
         return None
     began = time.monotonic()
     with pytest.raises(RuntimeError) as caught:  # a peer that is silent, or one that has given up
         dist.all_reduce(torch.zeros(1), group=groups[rank == 1])
     assert is_lost_peer(caught.value)
-    return time.monotonic() - began
+    seconds = time.monotonic() - began
+    dist.distributed_c10d._get_default_store().set(str(rank), "has given up")
+    return seconds
 
 
 @pytest.mark.multiprocess
 def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
     seconds = run_ranks(wait_for_nobody, 4)
-    assert max(s for s in seconds if s is not None) < 3
+    assert max(s for s in seconds if s is not None) < 20
 
 
 # ---- degrees that do not go together --------------------------------------------------------

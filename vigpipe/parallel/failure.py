@@ -60,7 +60,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
     private = []
     if launch.launcher == "local":
         private.append(Path(os.environ[FOLDER_VARIABLE]))
-        pid_file(private[0], launch.rank).write_text(str(os.getpid()))
+        write_whole(pid_file(private[0], launch.rank), str(os.getpid()))
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
         with contextlib.suppress(OSError):
