@@ -35,43 +35,83 @@ inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
     }
 }
 
+// A node's band of channels: what is read, and what is written. Null: not asked for.
+template <typename T, typename W>
+struct Node {
+    const T* x;  // null: nothing is taken off
+    const T* y;
+    const int64_t* neighbours;
+    const T* weights;
+    int64_t K, C;
+    W* winners;
+    T *largest, *mean, *total;
+};
+
+// The neighbours of VECTORS x WIDTH channels from c on, or of a vector's first `left`. Several
+// vectors at once, because each comparison waits for the one before it.
+template <int VECTORS, bool WINNERS, bool SUMS, typename T, typename W>
+inline void reduce(const Node<T, W>& node, int64_t c, int64_t left) {
+    using V = Vector<T>;
+    using I = Whole<T>;
+    using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    const int64_t width = WIDTH<T>;
+    const auto part = [left](const T* from, int v) {
+        return VECTORS > 1 ? load(from + v * WIDTH<T>) : load(from, left);
+    };
+    V top[VECTORS], sums[VECTORS] = {};
+    I winner[VECTORS] = {};
+    for (int v = 0; v < VECTORS; ++v) top[v] = part(node.y + node.neighbours[0] * node.C + c, v);
+    for (int64_t k = 0; k < node.K; ++k) {
+        const T* from = node.y + node.neighbours[k] * node.C + c;
+        for (int v = 0; v < VECTORS; ++v) {
+            const V value = part(from, v);
+            const I better = ~(value <= top[v]) & (top[v] == top[v]);  // the first NaN stays
+            top[v] = better ? value : top[v];
+            if (WINNERS) winner[v] = better ? I{} + static_cast<Index>(k) : winner[v];
+            if (SUMS) sums[v] += node.weights ? node.weights[k] * value : value;
+        }
+    }
+    for (int v = 0; v < VECTORS; ++v, c += width) {
+        const V self = node.x ? load(node.x + c, left) : V{};
+        if (node.largest) store<T>(node.largest + c, top[v] - self, left);
+        if (WINNERS)
+            for (int64_t i = 0; i < width && i < left; ++i)
+                node.winners[c + i] = static_cast<W>(winner[v][i]);
+        if (node.mean) store<T>(node.mean + c, sums[v] / T(node.K) - self, left);
+        if (node.total) store<T>(node.total + c, sums[v], left);
+    }
+}
+
+template <bool WINNERS, bool SUMS, typename T, typename W>
+inline void reduce_all(const Node<T, W>& node, int64_t num) {
+    constexpr int VECTORS = 4;
+    const int64_t width = WIDTH<T>;
+    int64_t c = 0;
+    for (; c + VECTORS * width <= num; c += VECTORS * width)
+        reduce<VECTORS, WINNERS, SUMS>(node, c, width);
+    for (; c < num; c += width) reduce<1, WINNERS, SUMS>(node, c, num - c);
+}
+
 template <typename T, typename W>
 void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
                     W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Pieces pieces,
                     bool relative) {
-    using V = Vector<T>;
-    using I = Whole<T>;
-    using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     T values[4][BAND];
     int piece = 0;
-    const int64_t width = WIDTH<T>;
     if (pieces.with_self) {
         for (int64_t c = 0; c < num; ++c) values[piece][c] = x[start + c];
         ++piece;
     }
-    T* largest = pieces.max ? values[piece++] : nullptr;
-    T* mean = pieces.mean ? values[piece++] : nullptr;
-    T* total = pieces.total ? values[piece++] : nullptr;
-    for (int64_t c = 0; c < num; c += width) {
-        const int64_t left = num - c;
-        const T* from = y + start + c;
-        V top = load(from + neighbours[0] * C, left), sums = {};
-        I winner = {};
-        for (int64_t k = 0; k < K; ++k) {
-            const V value = load(from + neighbours[k] * C, left);
-            const I better = (value > top) | ((value != value) & (top == top));
-            top = better ? value : top;
-            if (winners) winner = better ? I{} + static_cast<Index>(k) : winner;
-            if (mean || total) sums += weights ? weights[k] * value : value;
-        }
-        const V self = relative ? load(x + start + c, left) : V{};
-        if (largest) store<T>(largest + c, top - self, left);
-        if (winners)
-            for (int64_t i = 0; i < width && i < left; ++i)
-                winners[start + c + i] = static_cast<W>(winner[i]);
-        if (mean) store<T>(mean + c, sums / T(K) - self, left);
-        if (total) store<T>(total + c, sums, left);
-    }
+    Node<T, W> node = {relative ? x + start : nullptr, y + start, neighbours, weights, K, C};
+    node.winners = winners ? winners + start : nullptr;
+    node.largest = pieces.max ? values[piece++] : nullptr;
+    node.mean = pieces.mean ? values[piece++] : nullptr;
+    node.total = pieces.total ? values[piece++] : nullptr;
+    const bool sums = pieces.mean || pieces.total;
+    if (winners)
+        sums ? reduce_all<true, true>(node, num) : reduce_all<true, false>(node, num);
+    else
+        sums ? reduce_all<false, true>(node, num) : reduce_all<false, false>(node, num);
     interleave(values, num, pieces.count(), out + start * pieces.count());
 }
 

@@ -47,13 +47,13 @@ struct Candidates {
             const T scale = unit_scale(row, C);
             if (scale == 0) continue;  // farther than all others
             T* to = &packed[j / STRIP * STRIP * C + j % STRIP];
-            T square = 0;
-            for (int64_t c = 0; c < C; ++c) {
-                const T value = row[c] * scale;
-                to[c * STRIP] = value;
-                square += value * value;
+            Vector<T> square = {};
+            for (int64_t c = 0; c < C; c += WIDTH<T>) {
+                const Vector<T> unit = load(row + c, C - c) * scale;
+                square += unit * unit;
+                for (int64_t i = 0; i < WIDTH<T> && c + i < C; ++i) to[(c + i) * STRIP] = unit[i];
             }
-            squares[j] = square;
+            squares[j] = sum<T>(square);
         }
     }
 
@@ -141,33 +141,45 @@ class Selection {
     using Key = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     static constexpr int64_t FEW = 128;  // to be sorted by counting
     static constexpr int64_t BLOCK = 16, LANES = 64;
-    const int64_t M, num;
+    const int64_t M, num, dilation;
     std::vector<Key> keys, found, indices;
-    std::vector<int64_t> taken, slots;  // slots: what becomes of a place, -1 for nothing
 
    public:
     // Every dilation-th of the num is asked for.
-    Selection(int64_t M_, int64_t num_, int64_t dilation)
-        : M(M_), num(num_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK), taken(FEW),
-          slots(std::max(M_, FEW), -1) {
-        for (int64_t place = 0; place < num; place += dilation) slots[place] = place / dilation;
-    }
+    Selection(int64_t M_, int64_t num_, int64_t dilation_)
+        : M(M_), num(num_), dilation(dilation_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK) {}
 
     void operator()(const T* values, int64_t* graph) {
         const int64_t size = collect(values);
         if (size > FEW) return sort(size, graph);
         const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
-        Key greater[FEW] = {};  // how many are, than each
-        for (int64_t j = 0; j < size; ++j)
-            for (int64_t i = 0; i < padded; ++i) greater[i] += found[j] > found[i];
-        std::fill(taken.begin(), taken.end(), 0);
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t slot = slots[greater[i] + taken[greater[i]]++];
-            if (slot >= 0) graph[slot] = indices[i];
-        }
+        Key before[FEW], sorted[FEW];
+        for (int64_t first = 0; first < padded; first += BLOCK) count_before(first, size, before);
+        for (int64_t i = 0; i < size; ++i) sorted[before[i]] = indices[i];
+        for (int64_t place = 0; place < num; place += dilation) *graph++ = sorted[place];
     }
 
    private:
+    // How many come before each of BLOCK of the found ones: what is greater, or equal and earlier.
+    void count_before(int64_t first, int64_t size, Key* before) const {
+        constexpr int VECTORS = BLOCK / WIDTH<T>;
+        const Key* key = found.data();
+        Whole<T> own[VECTORS], place[VECTORS], total[VECTORS] = {};
+        for (int v = 0; v < VECTORS; ++v) {
+            own[v] = read<Whole<T>>(key + first + v * WIDTH<T>);
+            for (int i = 0; i < WIDTH<T>; ++i) place[v][i] = first + v * WIDTH<T> + i;
+        }
+        const int64_t end = std::min(first + BLOCK, size);
+        for (Key j = 0; j < first; ++j)
+            for (int v = 0; v < VECTORS; ++v) total[v] -= key[j] >= own[v];
+        for (Key j = first; j < end; ++j)
+            for (int v = 0; v < VECTORS; ++v)
+                total[v] -= (key[j] > own[v]) | ((key[j] == own[v]) & (j < place[v]));
+        for (Key j = end; j < size; ++j)
+            for (int v = 0; v < VECTORS; ++v) total[v] -= key[j] > own[v];
+        std::memcpy(before + first, total, sizeof total);
+    }
+
     // Fills found and indices with the num largest and a few more.
     int64_t collect(const T* values) {
         Key* key = keys.data();
@@ -232,8 +244,7 @@ class Selection {
                           [this](int64_t i, int64_t j) {
                               return found[i] > found[j] || (found[i] == found[j] && i < j);
                           });
-        for (int64_t place = 0; place < num; ++place)
-            if (slots[place] >= 0) graph[slots[place]] = indices[order[place]];
+        for (int64_t place = 0; place < num; place += dilation) *graph++ = indices[order[place]];
     }
 };
 
