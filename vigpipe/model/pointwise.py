@@ -34,7 +34,7 @@ class Pointwise(nn.Module):
         rows = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (G, rows, C_in / G)
         weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
         y = torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
-        return y + bias
+        return y.add_(bias) if y.dtype == bias.dtype else y + bias  # autocast: to float32
 
     def extra_repr(self) -> str:
         """Channels and groups."""

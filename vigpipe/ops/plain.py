@@ -148,14 +148,15 @@ def norm(
 
 def finished(y: Tensor, residual: Tensor | None, strength: Tensor | None, gelu: bool) -> Tensor:
     """What follows a norm: GELU, and a residual to which each sample is added with its strength."""
+    # In place where nothing has to be kept: y is nobody else's.
+    is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if gelu:
-        is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        y = torch.ops.aten.gelu_(y) if is_eager else F.gelu(y)  # y is nobody else's
+        y = torch.ops.aten.gelu_(y) if is_eager else F.gelu(y)
     if residual is None:
         return y
     if strength is not None:
         y = y * strength.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
-    return residual + y
+    return y.add_(residual) if is_eager and y.dtype == residual.dtype else residual + y
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:

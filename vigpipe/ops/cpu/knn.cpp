@@ -37,7 +37,7 @@ template <typename T>
 struct Candidates {
     static constexpr int64_t STRIP = COLUMNS * WIDTH<T>;
     int64_t M, C, num_strips;
-    std::vector<T> packed, squares;
+    Buffer<T> packed, squares;
 
     Candidates(const T* y, int64_t M_, int64_t C_)
         : M(M_), C(C_), num_strips((M_ + STRIP - 1) / STRIP), packed(num_strips * STRIP * C_, T(0)),
@@ -142,7 +142,7 @@ class Selection {
     static constexpr int64_t FEW = 128;  // to be sorted by counting
     static constexpr int64_t BLOCK = 16, LANES = 64;
     const int64_t M, num, dilation;
-    std::vector<Key> keys, found, indices;
+    Buffer<Key> keys, found, indices;
 
    public:
     // Every dilation-th of the num is asked for.
@@ -259,7 +259,7 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
         const int64_t b = job / pieces, piece = job % pieces;
         const Candidates<T> candidates((y ? y : x) + b * M * C, M, C);
         const int64_t width = candidates.num_strips * candidates.STRIP;
-        std::vector<T> rows(ROWS * C), tile(ROWS * width);
+        Buffer<T> rows(ROWS * C), tile(ROWS * width);
         Selection<T> select(M, wanted, dilation);
         for (int64_t t = num_tiles * piece / pieces; t < num_tiles * (piece + 1) / pieces; ++t) {
             for (int r = 0; r < ROWS; ++r) {

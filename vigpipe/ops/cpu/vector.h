@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -37,6 +39,23 @@ using Whole = typename Lanes<T>::Whole;
 
 template <typename T>
 constexpr int WIDTH = VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+// Memory that begins with a cache line: a vector across two of them takes two loads.
+template <typename T>
+struct AtCacheLine {
+    using value_type = T;
+    static constexpr std::align_val_t LINE{64};
+    AtCacheLine() = default;
+    template <typename U>
+    AtCacheLine(const AtCacheLine<U>&) {}
+    T* allocate(std::size_t num) { return static_cast<T*>(::operator new(num * sizeof(T), LINE)); }
+    void deallocate(T* memory, std::size_t) { ::operator delete(memory, LINE); }
+    friend bool operator==(const AtCacheLine&, const AtCacheLine&) { return true; }
+    friend bool operator!=(const AtCacheLine&, const AtCacheLine&) { return false; }
+};
+
+template <typename T>
+using Buffer = std::vector<T, AtCacheLine<T>>;
 
 // A vector of any kind, from wherever its bytes are.
 template <typename V>
