@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TRAIN = ["-m", "vigpipe", "train"]
 OPTIONS = ["--steps", "6", "--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
-LONG = ["--steps", "2000", "--epochs", "99", "--batch-size", "24", "--threads", "1"]
+ENDLESS = ["--steps", "50000", "--batch-size", "24", "--threads", "1"]  # the test ends it
 STAGES = ["--stages", "2", "--microbatches", "2"]
 REPLICAS = ["--dp", "2"]
 BOTH = ["--stages", "2", "--dp", "2"]
@@ -192,7 +192,7 @@ def rank_0(folder):
 def ended_by_sigterm_to(which, tmp_path):
     """A run whose launcher, or whose rank 0 alone, is asked to stop in the middle of it."""
     folder = tmp_path / "run"
-    command = line(*TRAIN, *LONG, *STAGES, "--out", str(folder), "--checkpoint-every", "never")
+    command = line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder), "--checkpoint-every", "never")
     with start_command(command, ENV) as running:
         wait_until(lambda: at_step(folder, 3), 60, "step 3")
         victim = running.popen.pid if which == "launcher" else rank_0(folder)
@@ -215,7 +215,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
 
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
     folder = tmp_path / "run"
-    with start_command(line(*TRAIN, *LONG, *STAGES, "--out", str(folder)), ENV) as running:
+    with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
         wait_until(lambda: at_step(folder, 3), 60, "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
 
 def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     folder = tmp_path / "run"
-    with start_command(line(*TRAIN, *LONG, *STAGES, "--out", str(folder)), ENV) as running:
+    with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
         wait_until(lambda: at_step(folder, 2), 60, "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
         done = running.wait(30)
@@ -272,7 +272,7 @@ def test_ranks_of_different_options_are_told_apart(tmp_path):
 
 def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_path):
     folder = tmp_path / "run"
-    command = line(*TRAIN, *LONG, "--out", str(folder))
+    command = line(*TRAIN, *ENDLESS, "--out", str(folder))
     with start_command(command, ENV) as first:
         wait_until(lambda: at_step(folder, 2), 60, "step 2")
         plain = run_command(command, ENV)
@@ -332,7 +332,7 @@ def test_weights_that_find_no_room_are_one_sentence(tmp_path):
 def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
     """One of two replicas is stopped half of the time, as by another load on its core."""
     folder = tmp_path / "run"
-    command = line(*TRAIN, *LONG, *REPLICAS, "--out", str(folder))
+    command = line(*TRAIN, *ENDLESS, *REPLICAS, "--out", str(folder))
     with start_command(command, ENV):
         wait_until(lambda: at_step(folder, 25), 60, "step 25")
         assert not [row for row in rows(folder) if "event" in row]
@@ -368,7 +368,7 @@ def test_elastic_goes_on_with_the_replicas_that_are_left(tmp_path, unbroken):
     agent = line("-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1")
     agent += ["--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     agent += ["--rdzv-id=elastic", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1"]
-    agent += ["-m", "vigpipe.train", "--steps", "40", *LONG[2:], *REPLICAS, "--out", str(folder)]
+    agent += ["-m", "vigpipe.train", "--steps", "40", *ENDLESS[2:], *REPLICAS, "--out", str(folder)]
     agent += ["--elastic", "--resume", "auto", "--checkpoint-every", "2", "--timeout", "10"]
     with start_command(agent, ENV) as first:
         wait_until(lambda: is_listening(port), 60, "the first agent listens")

@@ -28,8 +28,9 @@ from vigpipe.cli import main
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
 OPTIONS = ["--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
-SHORT = [*OPTIONS, "--steps", "60"]
-LONG = [*OPTIONS, "--steps", "5000"]  # to be ended by the test
+NUM_STEPS = 150  # some seconds, in which a busy machine has sent its signals
+SHORT = [*OPTIONS, "--steps", str(NUM_STEPS)]
+ENDLESS = [*OPTIONS, "--steps", "50000"]  # the test ends it
 REPLICAS = ["--dp", "2"]
 STAGES = ["--stages", "2", "--microbatches", "2"]
 TRAIN = [sys.executable, "-m", "vigpipe.train"]
@@ -163,7 +164,7 @@ def test_a_job_requeues_itself_at_a_signal_and_goes_on_after_every_requeue(
     assert told.count("is requeued") == 1  # the other time Slurm did it
     assert f"exit code 75: job {job.number} is requeued" in told
     for saved in (first, second):
-        assert f"stopped after step {saved} of 60 (process " in told
+        assert f"stopped after step {saved} of {NUM_STEPS} (process " in told
         assert f"going on after step {saved}, from " in told
     is_the_same(folder, unbroken)
 
@@ -181,17 +182,17 @@ def test_a_time_limit_that_is_near_does_the_same(slurm, tmp_path, unbroken):
     with batch(slurm, tmp_path, options, arguments) as job:
         wait_until(lambda: job.tells("is requeued"), 60, "it is requeued")
         saved = max(losses(folder))
-        assert saved < 60
+        assert saved < NUM_STEPS
         job.control("update", f"JobId={job.number}", "TimeLimit=10")
         facts = job.completes(folder)
     assert (facts["Restarts"], facts["ExitCode"]) == ("1", "0:0")
-    assert job.tells(f"stopped after step {saved} of 60 (the time limit is near)")
+    assert job.tells(f"stopped after step {saved} of {NUM_STEPS} (the time limit is near)")
     is_the_same(folder, unbroken)
 
 
 def test_a_cancelled_job_saves_and_stays_so(slurm, tmp_path):
     folder = tmp_path / "run"
-    with batch(slurm, tmp_path, [], [*LONG, *REPLICAS, "--out", str(folder)]) as job:
+    with batch(slurm, tmp_path, [], [*ENDLESS, *REPLICAS, "--out", str(folder)]) as job:
         wait_until(lambda: at_step(folder, 3), 60, "step 3")
         began = time.monotonic()
         subprocess.run(["scancel", job.number], env=job.env, check=True)
@@ -245,7 +246,7 @@ def test_ranks_of_different_options_are_told_apart(slurm, tmp_path):
 def test_a_second_step_on_the_same_port_stays_out_and_disturbs_nothing(slurm, tmp_path):
     port = str(free_ports(1))
     env = {**slurm, **ENV, "MASTER_PORT": port}
-    line = [*TRAIN, *LONG, *REPLICAS, "--out"]
+    line = [*TRAIN, *ENDLESS, *REPLICAS, "--out"]
     step = ["srun", "-N2", "-n2"]
     folder = tmp_path / "first"
     with start_command([*step, "nice", *line, str(folder)], env) as first:
@@ -314,7 +315,7 @@ def test_a_lost_node_is_noticed_and_the_run_goes_on_without_it(slurm, tmp_path, 
             assert (record["kind"], record["code"]) == ("lost peer", 70)
             told = running.folder / "stderr"  # srun hands it on when it likes
             wait_until(lambda: "lost a peer: " in told.read_text(), 60, "a rank of node1 tells")
-            assert max(losses(folder)) < 60
+            assert max(losses(folder)) < NUM_STEPS
             one_node = ["srun", "-N1", "-n2", "-w", "node1", *arguments]
             done = run_command([*one_node, "--elastic", "--resume", "auto"], {**slurm, **ENV})
             print(f"FIGURE node lost: completed on one node after {time.time() - began:.2f} s")
