@@ -9,11 +9,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.world import ROOT
 
-# Files with tests of the first of these go to one worker. Slurm: two of them would race for ports.
-# Faults, and other worlds of ranks: more of them at once would be too many processes for two cores;
-# Slurm, and ranks that are frozen or start, leave them idle often enough. timm's own tests, and
+# Files with tests of the first of these go to one worker. Slurm: two of them would race for ports,
+# and it is idle most of the time, so it runs beside the other worlds, of which two at once would be
+# more processes than cores, and a third worker has a core of two left. timm's own tests, and
 # Triton's interpreter: one run answers for all.
-TOGETHER = ("slurm", "faults", "multiprocess", "timm", "triton")
+TOGETHER = ("slurm", "multiprocess", "timm", "triton")
 
 
 class Scheduling(LoadScopeScheduling):

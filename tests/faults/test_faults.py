@@ -22,7 +22,7 @@ from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.timing.record import RunRecord
 
-pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
+pytestmark = pytest.mark.multiprocess
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TRAIN = ["-m", "vigpipe", "train"]
