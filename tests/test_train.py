@@ -377,5 +377,5 @@ def test_ctrl_c_ends_all_ranks_in_silence(workers, tmp_path):
         metrics = tmp_path / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.read_text(), 60, "the first step")
         os.killpg(command.popen.pid, signal.SIGINT)  # a terminal sends it to everybody
-        done = command.wait(30)  # and nothing is left
+        done = command.wait(10)  # and nothing is left
     assert (done.returncode, done.stderr) == (130, "")

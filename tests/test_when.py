@@ -69,19 +69,19 @@ def test_a_clock_that_jumps_moves_nothing(monkeypatch):
 
 def test_stopping_before_slurm_s_limit():
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
-    assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=20)
+    assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=2)
     assert parse_stop_before(None, {}) == float("inf")
     assert Clockwork(Every(), 1, time.monotonic() - 1).is_stop_due()
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
     assert Clockwork(Every(), 1, parse_stop_before("1m", env)).is_stop_due()  # a step a start
     past = datetime.fromtimestamp(time.time() - 50).isoformat()
-    with pytest.raises(InputError, match=r"that was \d\d s ago; give a later moment"):
+    with pytest.raises(InputError, match="that was 50 s ago; give a later moment"):
         parse_stop_before(past, {})
 
 
 def test_stopping_at_a_moment():
     moment = datetime.fromtimestamp(time.time() + 50).isoformat()
-    assert parse_stop_before(moment, {}) - time.monotonic() == pytest.approx(50, abs=20)
+    assert parse_stop_before(moment, {}) - time.monotonic() == pytest.approx(50, abs=2)
 
 
 @pytest.mark.parametrize("env", [{}, {"SLURM_JOB_END_TIME": "soon"}])

@@ -206,9 +206,9 @@ class Command:
         return found
 
     def wait(self, timeout: float) -> "subprocess.CompletedProcess[str]":
-        """Wait for its end; all it started must be gone soon after."""
+        """Wait for its end; all it started must be gone then."""
         code = self.popen.wait(timeout)
-        wait_until(lambda: not self.processes(), 15, "no process of the command is left")
+        wait_until(lambda: not self.processes(), 5, "no process of the command is left")
         stdout, stderr = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(self.popen.args, code, stdout, stderr)
 

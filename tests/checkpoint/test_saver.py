@@ -76,7 +76,7 @@ def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
     told: list[str] = []
     ranks = savers(tmp_path, told)
     save(ranks[:3], 7)
-    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, 60, "three notes")
+    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, 10, "three notes")
     assert list_checkpoints(tmp_path) == []
     ranks[3].save(manifest(7), {"model/3": torch.zeros(2)})
     finish(ranks)

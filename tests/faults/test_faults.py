@@ -102,7 +102,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     noticed = time.time() - float((tmp_path / "done").read_text().split()[1])
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr.splitlines() == ["rank 1 was ended by SIGKILL; out of memory?"]
-    assert noticed < 10  # to the end of the last process; the peer itself notices much earlier
+    assert noticed < 5  # to the end of the last process; the peer itself notices much earlier
     peer = json.loads((folder / "failed-rank0.json").read_text())
     assert (peer["kind"], peer["code"]) == ("lost peer", 70)
     seconds = peer["time"] - float((tmp_path / "done").read_text().split()[1])
@@ -110,7 +110,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
         f"FIGURE killed in {place}: a peer noticed after {seconds:.2f} s, all ended {noticed:.2f}"
     )
     if place != "checkpoint":
-        assert seconds < 3
+        assert seconds < 1
     assert list_checkpoints(folder)[0] == newest  # at most one interval is lost
     rescued = len(list(folder.glob("checkpoints/.rescue-00000004-*/*.json")))
     assert rescued == {str(BOTH): 3, str(REPLICAS): 1}.get(str(layout), 0)  # what the others had
@@ -132,7 +132,7 @@ def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
         seconds = peer["time"] - float(at)
         done = command.wait(30)
     print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 3")
-    assert 2.5 < seconds < 10
+    assert 2.5 < seconds < 6
     assert done.returncode == 70
     assert "rank 1 answered no more" in done.stderr
     assert time.monotonic() - began < 90
@@ -166,7 +166,7 @@ def test_restarts_need_no_hand(unbroken, tmp_path):
             wait_until(lambda s=step: at_step(folder, s), 60, f"step {step}")
             victim = rank_0(folder)
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), 60, "it is gone")
+            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), 20, "it is gone")
         done = running.wait(90)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, from step-0000000" in done.stderr
@@ -207,7 +207,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
     folder, done, seconds = ended_by_sigterm_to(which, tmp_path)
     print(f"FIGURE SIGTERM to a {which}: saved and ended in {seconds:.2f} s")
     assert (done.returncode, done.stderr) == (75, "")
-    assert seconds < 20
+    assert seconds < 10
     assert "got SIGTERM) with a checkpoint in" in done.stdout
     saved = int(list_checkpoints(folder)[0].name[-8:])
     assert saved == max(losses(folder))  # not a step is lost
@@ -219,7 +219,7 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
         wait_until(lambda: at_step(folder, 3), 60, "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
-        done = running.wait(30)  # fails if something is left
+        done = running.wait(10)  # fails if something is left
     print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
     assert done.returncode == -signal.SIGKILL
 
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
         wait_until(lambda: at_step(folder, 2), 60, "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
-        done = running.wait(30)
+        done = running.wait(20)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -278,7 +278,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_pat
         plain = run_command(command, ENV)
         resumed = run_command([*command, "--resume", "auto"], ENV)
         steps = max(losses(folder))
-        wait_until(lambda: max(losses(folder)) > steps, 60, "the first run goes on")
+        wait_until(lambda: max(losses(folder)) > steps, 20, "the first run goes on")
         assert first.popen.poll() is None
     assert (plain.returncode, resumed.returncode) == (2, 2)
     assert "holds a run already" in plain.stderr

@@ -34,7 +34,7 @@ def test_a_rank_alone_agrees_with_itself():
 
 
 def wait_for_rank_0(rank, world_size, fails):
-    distributed_c10d._set_pg_timeout(timedelta(seconds=3))
+    distributed_c10d._set_pg_timeout(timedelta(seconds=2))
 
     def work():
         if rank == 0:

@@ -145,9 +145,9 @@ def test_one_failing_rank_ends_all_and_is_told_once(toy, launcher, mode, message
 def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launcher, number, code):
     with start_command(toy.line(launcher, "hang"), toy.env) as command:
         wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
-        wait_until(lambda: is_blocked(toy), 60, "rank 0 waits in its all-reduce")
+        wait_until(lambda: is_blocked(toy), 10, "rank 0 waits in its all-reduce")
         os.kill(command.popen.pid, number)
-        done = command.wait(30)
+        done = command.wait(10)
     assert done.returncode == code
     assert "KeyboardInterrupt" not in done.stderr
     if launcher == "local":
@@ -157,9 +157,9 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
 
 def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
     with start_command(toy.line("local", "hang"), toy.env) as command:
-        wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 60, "start_local has begun")
+        wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 30, "start_local has begun")
         os.kill(command.popen.pid, signal.SIGINT)
-        done = command.wait(30)
+        done = command.wait(15)
     assert done.returncode == 130
     assert done.stderr == ""
     assert toy.files_left() == []
@@ -170,7 +170,7 @@ def test_the_ranks_of_a_killed_launcher_end_too(toy):
         wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
         assert {toy.met(0), toy.met(1), command.popen.pid} < set(command.processes())
         os.kill(command.popen.pid, signal.SIGKILL)
-        done = command.wait(30)
+        done = command.wait(5)
     assert done.returncode == -signal.SIGKILL
     # Python's own helper clears the launcher's semaphores away and says so.
     assert all("resource_tracker" in line for line in done.stderr.splitlines())
