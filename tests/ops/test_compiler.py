@@ -91,7 +91,6 @@ def test_other_sources_flags_or_processors_have_another_name(monkeypatch):
     assert len(names) == 3
 
 
-@pytest.mark.heavy
 def test_sanitizers_find_nothing(tmp_path):
     """Every operator over odd sizes, in buffers that end where the tensors do."""
     program = tmp_path / "sanitized"
