@@ -152,9 +152,8 @@ class Selection {
     void operator()(const T* values, int64_t* graph) {
         const int64_t size = collect(values);
         if (size > FEW) return sort(size, graph);
-        const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;
         Key before[FEW], sorted[FEW];
-        for (int64_t first = 0; first < padded; first += BLOCK) count_before(first, size, before);
+        for (int64_t first = 0; first < size; first += BLOCK) count_before(first, size, before);
         for (int64_t i = 0; i < size; ++i) sorted[before[i]] = indices[i];
         for (int64_t place = 0; place < num; place += dilation) *graph++ = sorted[place];
     }
