@@ -33,6 +33,7 @@ from tabulate import tabulate
 from vigpipe.bench.options import SoakBench
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
 from vigpipe.origin import origin
+from vigpipe.study.child import Stopped, stoppable
 from vigpipe.timing.record import make_output_folder
 
 Kind = Literal["kill", "freeze", "stop"]
@@ -96,8 +97,15 @@ class Ended:
 
 
 def bench_soak(options: SoakBench) -> None:
-    """Run both and write README.md, faults.csv and memory.csv."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # which ends the run, too
+    """Run both and write README.md, faults.csv and memory.csv; a signal ends what runs, too."""
+    try:
+        with stoppable():
+            _soak(options)
+    except Stopped:
+        sys.exit(INTERRUPTED)
+
+
+def _soak(options: SoakBench) -> None:
     folder = make_output_folder(options.out)
     left_alone = options.unbroken or folder / "unbroken"
     if not (left_alone / "summary.json").exists():
