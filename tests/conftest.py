@@ -8,6 +8,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.world import ROOT
+from vigpipe.ops.compiler import library
 
 # Files with tests of the first of these go to one worker. Slurm: two of them would race for ports,
 # and it is idle most of the time, so it runs beside the other worlds, of which two at once would be
@@ -36,6 +37,12 @@ def group(file: str) -> str | None:
 @pytest.hookimpl(optionalhook=True)  # there is none with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _operators():
+    """Compile them before the first test: in no rank's time, and told among no command's words."""
+    library()
 
 
 @pytest.fixture(autouse=True)
