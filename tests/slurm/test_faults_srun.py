@@ -336,7 +336,8 @@ def test_a_lost_node_is_noticed_and_the_run_goes_on_without_it(slurm, tmp_path, 
             one_node = ["srun", "-N1", "-n2", "-w", "node1", *TRAIN, *arguments]
             done = run_command([*one_node, "--elastic", "--resume", "auto"], {**slurm, **ENV})
             print(f"FIGURE node lost: completed on one node after {time.time() - began:.2f} s")
-        assert (done.returncode, done.stderr) == (0, "")
+        remarks = [line for line in done.stderr.splitlines() if " is a straggler: " not in line]
+        assert (done.returncode, remarks) == (0, [])  # this machine's other work makes one, rightly
         assert "1 replica × 2 stages, 2 micro-batches" in done.stdout
         assert "going on after step" in done.stdout
         is_the_same(folder, unbroken)
