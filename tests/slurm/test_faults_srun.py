@@ -24,6 +24,7 @@ from tests.slurm.conftest import LOCAL, free_ports
 from tests.world import ROOT, Command, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
+from vigpipe.straggler import WARM_UP, WINDOW
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
@@ -318,7 +319,8 @@ def test_a_lost_node_is_noticed_and_the_run_goes_on_without_it(slurm, tmp_path, 
     four = ["srun", "-N2", "-n4", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
     try:
         with start_command([*four, *SLOW_TRAIN, *arguments], {**slurm, **ENV}) as running:
-            wait_until(lambda: at_step(folder, 5), 60, "step 5")
+            # So late that what is left is too short for a straggler, which a busy machine makes.
+            wait_until(lambda: at_step(folder, NUM_STEPS - WARM_UP - WINDOW), 60, "the last steps")
             began = time.time()
             local(slurm, "fail", "node2")
             record, seconds = peer_of(folder, began)
@@ -336,8 +338,7 @@ def test_a_lost_node_is_noticed_and_the_run_goes_on_without_it(slurm, tmp_path, 
             one_node = ["srun", "-N1", "-n2", "-w", "node1", *TRAIN, *arguments]
             done = run_command([*one_node, "--elastic", "--resume", "auto"], {**slurm, **ENV})
             print(f"FIGURE node lost: completed on one node after {time.time() - began:.2f} s")
-        remarks = [line for line in done.stderr.splitlines() if " is a straggler: " not in line]
-        assert (done.returncode, remarks) == (0, [])  # this machine's other work makes one, rightly
+        assert (done.returncode, done.stderr) == (0, "")
         assert "1 replica × 2 stages, 2 micro-batches" in done.stdout
         assert "going on after step" in done.stdout
         is_the_same(folder, unbroken)
