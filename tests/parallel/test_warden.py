@@ -6,12 +6,21 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+from tests.world import wait_until
 from vigpipe.parallel.failure import pid_file, record_file
 from vigpipe.parallel.warden import FROZEN_SECONDS, Fate, watch
 
 WORK = f"import time; end = time.time() + {FROZEN_SECONDS + 2}\nwhile time.time() < end: pass"
 SLEEP = "import time; time.sleep(60)"
+# Its main thread ends at once (SYS_exit of x86-64 and of ARM), the process after a minute.
+EXITING = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)
+"""
 
 
 def test_a_rank_that_still_saves_is_left_its_time_and_a_frozen_one_is_not(tmp_path):
@@ -40,3 +49,21 @@ def test_a_rank_that_still_saves_is_left_its_time_and_a_frozen_one_is_not(tmp_pa
             rank.kill()
             rank.wait()
     assert (fate.gone, fate.frozen) == ({3}, {1, 2})
+
+
+def test_a_rank_that_is_about_to_end_is_gone(tmp_path):
+    """A peer saw its sockets closed before it could be waited for."""
+    with subprocess.Popen([sys.executable, "-c", EXITING], stdout=subprocess.PIPE) as rank:
+        try:
+            assert rank.stdout is not None
+            rank.stdout.readline()
+            stat = Path(f"/proc/{rank.pid}/stat")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", 20, "it ends")
+            pid_file(tmp_path, 0).write_text(str(rank.pid))
+            record_file(tmp_path, 1).touch()
+            fate = Fate()
+            watch(tmp_path, 1, threading.Event(), fate)
+            assert rank.poll() is None
+        finally:
+            rank.kill()
+    assert (fate.gone, fate.frozen) == ({0}, set())

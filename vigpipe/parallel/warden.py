@@ -17,6 +17,7 @@ from vigpipe.parallel.failure import pid_file, record_file
 
 FROZEN_SECONDS = 3.0  # without any work, after which a rank is not expected to end by itself
 POLL_SECONDS = 0.02
+_EXITING = 0x4  # PF_EXITING of the kernel: its files, hence its sockets, may be closed already
 
 
 @dataclass
@@ -70,12 +71,17 @@ def watch(folder: Path, world_size: int, over: threading.Event, fate: Fate) -> N
 
 
 def _open(folder: Path, rank: int) -> int | None:
-    """A file descriptor of a rank's process; None if that has ended."""
+    """A file descriptor of a rank's process; None if that has ended, or is about to.
+
+    A peer may see closed sockets while another thread of the rank, in a disk for instance, keeps
+    the process from its end.
+    """
     try:
-        process = os.pidfd_open(int(pid_file(folder, rank).read_text()))
+        pid = int(pid_file(folder, rank).read_text())
+        process = os.pidfd_open(pid)
     except (OSError, ValueError):
         return None
-    if _has_ended(process):  # and nobody has asked for its exit code yet
+    if _has_ended(process) or _is_exiting(pid):  # and nobody has asked for its exit code yet
         os.close(process)
         return None
     return process
@@ -85,11 +91,22 @@ def _has_ended(process: int) -> bool:
     return bool(select.select([process], [], [], 0)[0])
 
 
-def _at_work(folder: Path, rank: int) -> tuple[str, int]:
-    """A rank's state as in ps(1), and the processor time it has had, in clock ticks (proc(5))."""
+def _is_exiting(pid: int) -> bool:
     try:
-        pid = pid_file(folder, rank).read_text()
-        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return bool(int(_stat(pid)[6]) & _EXITING)
+    except OSError:  # it has just ended
+        return True
+
+
+def _at_work(folder: Path, rank: int) -> tuple[str, int]:
+    """A rank's state as in ps(1), and the processor time it has had, in clock ticks."""
+    try:
+        values = _stat(int(pid_file(folder, rank).read_text()))
     except OSError:  # it has just ended
         return "", 0
     return values[0], int(values[11]) + int(values[12])
+
+
+def _stat(pid: int) -> list[str]:
+    """What /proc/PID/stat tells behind the process's name: state, parent, ... (proc(5))."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
