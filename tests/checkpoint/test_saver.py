@@ -184,13 +184,15 @@ def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, mon
 
 def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
     saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 5, "aa", print)
-    gate = threading.Event()
+    first, second = gates = threading.Event(), threading.Event()
+    waiting = iter(gates)
     write = saver._write_shard
-    monkeypatch.setattr(saver, "_write_shard", lambda *a: (gate.wait(10), write(*a)))
+    monkeypatch.setattr(saver, "_write_shard", lambda *a: (next(waiting).wait(10), write(*a)))
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
-    threading.Timer(0.2, gate.set).start()
+    threading.Timer(0.2, first.set).start()
     saver.save(manifest(2), {"model/w": torch.ones(3)})
     assert names(tmp_path)[-1] == "step-00000001"  # before anything of the second
+    second.set()
     saver.finish()
 
 
