@@ -165,6 +165,25 @@ def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
     assert toy.files_left() == []
 
 
+def test_a_signal_while_the_folder_is_being_made_leaves_none(toy):
+    code = """
+import signal, sys, tempfile
+from vigpipe.parallel import local
+
+def made(*args, make=tempfile.mkdtemp, **options):
+    path = make(*args, **options)
+    if "/vigpipe-" in path:
+        signal.raise_signal(signal.SIGTERM)
+    return path
+
+tempfile.mkdtemp = made
+sys.exit(local.start_local(2, print, [], 1))
+"""
+    done = run_command([sys.executable, "-c", code], toy.env)
+    assert (done.returncode, done.stderr) == (143, "")
+    assert toy.files_left() == []
+
+
 def test_the_ranks_of_a_killed_launcher_end_too(toy):
     with start_command(toy.line("local", "hang"), toy.env) as command:
         wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")

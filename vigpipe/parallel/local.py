@@ -21,8 +21,7 @@ from vigpipe.errors import PEER_LOST, SAVED
 from vigpipe.parallel.failure import SAVED_FILE, read_failures
 from vigpipe.parallel.launch import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.parallel.warden import Fate, watch
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from vigpipe.signals import STOPPING, deferred
 
 
 class _Stopped(BaseException):
@@ -62,8 +61,10 @@ def start_local(
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
-        with tempfile.TemporaryDirectory(prefix="vigpipe-") as name:  # mode 0700
-            folder = Path(name)
+        with contextlib.ExitStack() as stack:
+            with deferred():
+                made = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
+                folder = Path(stack.enter_context(made))
             try:
                 return _start_agent(world_size, main, arguments, threads, folder)
             except _Stopped as stopped:

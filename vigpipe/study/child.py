@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from vigpipe.signals import deferred
+
 _GRACE_SECONDS = 20.0  # for a child to end its ranks
 
 
@@ -53,7 +54,7 @@ def run_child(command: Sequence[str]) -> int:
     child = None
     nothing = subprocess.DEVNULL
     try:
-        with _deferred():  # or a signal could come when the child runs but has no name here
+        with deferred():  # or a signal could come when the child runs but has no name here
             child = subprocess.Popen(command, stdin=nothing, stdout=nothing, process_group=0)
         code = child.wait()
     except BaseException:
@@ -68,18 +69,3 @@ def run_child(command: Sequence[str]) -> int:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     return 128 - code if code < 0 else code
-
-
-@contextlib.contextmanager
-def _deferred() -> Iterator[None]:
-    """Let signals that ask to stop wait until the end."""
-    caught: list[int] = []
-    handled = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in handled}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        signal.raise_signal(caught[0])
