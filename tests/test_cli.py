@@ -108,6 +108,7 @@ WRONG = {
     "a GPU that is not there": (["--device", "cuda"], ["no GPU", "--device cpu"]),
     "a learning rate that is no number": (["--lr", "nan"], ["--lr nan", "from 0 to"]),
     "an infinite time-out": (["--timeout", "inf"], ["--timeout inf", "from 1 to"]),
+    "no time at all": (["--timeout", "0"], ["--timeout 0", "from 1 to"]),
     "a learning rate in words": (["--lr", "high"], ["--lr", "high"]),
     "half an image a batch": (["--batch-size", "1.5"], ["--batch-size 1.5", "whole number"]),
     "a negative seed": (["--seed", "-1"], ["--seed -1"]),

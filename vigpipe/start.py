@@ -101,8 +101,10 @@ def _run(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
             "python -m vigpipe.train --data cifar10 --download --steps 1, then leave --download out"
         )
-    timeout = config.timeout or (TIMEOUT_SECONDS if trains else PATIENCE_SECONDS)
-    config = replace(config, timeout=timeout)
+    timeout = config.timeout
+    if timeout is None:
+        timeout = TIMEOUT_SECONDS if trains else PATIENCE_SECONDS
+        config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
     if is_planned:
         config = replace(config, stages=_stages_there_are(config, launch))
