@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
-from vigpipe.check import Trace
+from vigpipe.commands.check import Trace
 from vigpipe.data import Source
-from vigpipe.data.shards import epoch_order
-from vigpipe.job import Job
-from vigpipe.model.noise import sample_keys
+from vigpipe.data.batches import epoch_order
+from vigpipe.model.keyed_dropout import sample_keys
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.study import StudyFFN, StudyGrapher
+from vigpipe.run.facts import Run
 
 
 class FirstOf:
@@ -39,14 +39,14 @@ def shortened(source: Source, num_train: int, num_test: int) -> Source:
     )
 
 
-def oracle(job: Job, num_steps: int) -> Trace:
+def oracle(run: Run, num_steps: int) -> Trace:
     """Train the unsplit model on the same D x M micro-batches, gradients accumulated.
 
     Cuts with numpy, accumulates in float64, takes running statistics from the concatenated inputs
     of every BatchNorm: nothing of the pipeline's own cutting, summing or pooling. The learning
     rate is constant (no warm-up, no schedule).
     """
-    model = job.build().train()
+    model = run.build().train()
     norms = {n: m for n, m in model.named_modules() if isinstance(m, BatchNorm)}
     seen: dict[str, list[torch.Tensor]] = {}
 
@@ -69,10 +69,12 @@ def oracle(job: Job, num_steps: int) -> Trace:
 
         return keep
 
-    for name, part in model.named_modules():
-        if isinstance(part, StudyGrapher | StudyFFN):
-            part.register_forward_pre_hook(keep_linear_of(f"{name}.fc1.1", part.fc1[0]))
-    config = job.config
+    for name, stage_module in model.named_modules():
+        if isinstance(stage_module, StudyGrapher | StudyFFN):
+            stage_module.register_forward_pre_hook(
+                keep_linear_of(f"{name}.fc1.1", stage_module.fc1[0])
+            )
+    config = run.config
     assert config.opt is not None
     assert config.weight_decay is not None
     optimizer = create_optimizer_v2(
@@ -86,14 +88,14 @@ def oracle(job: Job, num_steps: int) -> Trace:
     for group in optimizer.param_groups:
         group["lr"] *= group.get("lr_scale", 1.0)
     parameters = dict(model.named_parameters())
-    pieces = job.layout.num_replicas * job.layout.num_microbatches
+    pieces = run.layout.num_replicas * run.layout.num_microbatches
     trace = Trace()
     epoch, position, order = 0, 0, np.empty(0, dtype=int)
     for step in range(num_steps):
         if position >= len(order):
             epoch, position = epoch + 1, 0
-            order = epoch_order(config.seed, epoch, len(job.source.train))
-        batch = order[position : position + job.batch_size]
+            order = epoch_order(config.seed, epoch, len(run.source.train))
+        batch = order[position : position + run.batch_size]
         position += len(batch)
         loss = 0.0
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in parameters.items()}
@@ -101,11 +103,11 @@ def oracle(job: Job, num_steps: int) -> Trace:
         for place in places:
             if len(place) == 0:
                 continue
-            pixels = job.source.train.read(batch[place].tolist(), epoch)
+            pixels = run.source.train.read(batch[place].tolist(), epoch)
             # One-channel images have strides that may mean two memory formats, and convolutions
             # round differently in each: a fresh tensor has the plain ones.
-            images = torch.zeros(pixels.shape, dtype=job.dtype).copy_(pixels)
-            labels = torch.from_numpy(job.source.train.labels[batch[place]])
+            images = torch.zeros(pixels.shape, dtype=run.dtype).copy_(pixels)
+            labels = torch.from_numpy(run.source.train.labels[batch[place]])
             keys = sample_keys(config.seed, step, torch.from_numpy(place))
             logits = model(images, keys)
             share = F.cross_entropy(logits, labels, reduction="sum") / len(batch)
@@ -114,7 +116,7 @@ def oracle(job: Job, num_steps: int) -> Trace:
             ):
                 total[name] += g
             loss += float(share.detach())
-        gradients = {name: g.to(job.dtype) for name, g in total.items()}
+        gradients = {name: g.to(run.dtype) for name, g in total.items()}
         if config.clip is not None:
             # Not torch's clip_grad_norm_, which adds 1e-6 to the norm.
             squares = [g.double().square().sum() for g in gradients.values()]

@@ -426,7 +426,7 @@ class DenseModel(nn.Module):
     """ViG with BatchNorm and without drop-path or dropout, given the entries of its backbone.
 
     Args:
-        entries: blocks and downsamplings.
+        specs: blocks and downsamplings.
         channels: C before the first entry and after the last.
         grid: height and width in nodes, before the first.
         stem: (width, stride) of each 3x3 convolution.
@@ -436,7 +436,7 @@ class DenseModel(nn.Module):
 
     def __init__(
         self,
-        entries: Sequence[nn.Module],
+        specs: Sequence[nn.Module],
         channels: tuple[int, int],
         grid: tuple[int, int],
         stem: Sequence[tuple[int, int]],
@@ -446,7 +446,7 @@ class DenseModel(nn.Module):
         super().__init__()
         self.stem = DenseStem(stem_convs(in_channels, stem))
         self.pos_embed = nn.Parameter(torch.zeros(1, channels[0], *grid))
-        self.backbone = nn.ModuleList(entries)
+        self.backbone = nn.ModuleList(specs)
         self.prediction = nn.Sequential(
             conv(channels[1], 1024), nn.BatchNorm2d(1024), nn.GELU(), nn.Dropout(0.0),
             conv(1024, num_classes),
@@ -455,19 +455,19 @@ class DenseModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images) + self.pos_embed
         graph: Tensor | None = None
-        for entry in self.backbone:
-            if isinstance(entry, DenseBlock):
-                x, graph = entry(x, graph)
+        for spec in self.backbone:
+            if isinstance(spec, DenseBlock):
+                x, graph = spec(x, graph)
             else:
-                x, graph = entry(x), None
+                x, graph = spec(x), None
         return self.prediction(F.adaptive_avg_pool2d(x, 1)).flatten(1)
 
     def graph_convs(self) -> dict[int, DenseGraphConv]:
         """The graph convolutions by the number of their entry in the backbone."""
         return {
             i: module
-            for i, entry in enumerate(self.backbone)
-            for module in entry.modules()
+            for i, spec in enumerate(self.backbone)
+            for module in spec.modules()
             if isinstance(module, DenseGraphConv)
         }
 
@@ -574,11 +574,11 @@ class DensePyramidVig(DenseModel):
         policies: Sequence[str] = ("knn",),
         aggregators: Sequence[str] = ("max",),
     ) -> None:
-        entries: list[nn.Module] = []
+        specs: list[nn.Module] = []
         first, number = grid, 0
         for stage, width in enumerate(channels):
             if stage > 0:
-                entries.append(DenseDownsample(channels[stage - 1], width))
+                specs.append(DenseDownsample(channels[stage - 1], width))
                 grid = (-(-grid[0] // 2), -(-grid[1] // 2))
             for policy, r in stage_rules(policies, number, num_blocks[stage], reductions[stage]):
                 aggregator = aggregators[number % len(aggregators)]
@@ -587,11 +587,9 @@ class DensePyramidVig(DenseModel):
                 table = None
                 if policy in ("knn", "lookahead", "lookahead's last"):
                     table = relative_pos(width, grid, r, by_raster)
-                entries.append(DenseBlock(DenseGrapher(width, graph_conv, table), DenseFFN(width)))
+                specs.append(DenseBlock(DenseGrapher(width, graph_conv, table), DenseFFN(width)))
                 number += 1
-        super().__init__(
-            entries, (channels[0], channels[-1]), first, stem, in_channels, num_classes
-        )
+        super().__init__(specs, (channels[0], channels[-1]), first, stem, in_channels, num_classes)
 
 
 # ---- the study's model through torch-geometric ----------------------------------------------

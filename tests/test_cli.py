@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from tests.world import ROOT, run_command
 from vigpipe.cli import main
-from vigpipe.config import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.verbs import GraphConfig, PredictConfig
 from vigpipe.model.variants import create_model
-from vigpipe.options import GraphConfig, PredictConfig
 
 
 def make_pictures(root, train=3, test=2, size=(8, 8)):
@@ -35,8 +35,8 @@ def here(tmp_path, monkeypatch):
     """An empty working folder; a command that would start ranks, or train, fails."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vigpipe.train.train", _no_training)
-    monkeypatch.setattr("vigpipe.parallel.local.preload", lambda *modules: None)
-    monkeypatch.setattr("vigpipe.parallel.local.start_local", _no_ranks)
+    monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
+    monkeypatch.setattr("vigpipe.launch.local.start_local", _no_ranks)
     threads = torch.get_num_threads()
     yield tmp_path
     torch.set_num_threads(threads)

@@ -13,12 +13,12 @@ import torch
 
 from tests.oracle import oracle, shortened
 from tests.world import run_ranks
-from vigpipe.check import Trace, differences, trace
-from vigpipe.config import TrainConfig
-from vigpipe.device import weight_dtype
-from vigpipe.evaluate import evaluate
-from vigpipe.job import Job, prepare
-from vigpipe.worker import make_worker
+from vigpipe.commands.check import Trace, differences, trace
+from vigpipe.config.options import TrainConfig
+from vigpipe.launch.device import weight_dtype
+from vigpipe.run.evaluation import evaluate
+from vigpipe.run.facts import Run, prepare
+from vigpipe.run.rank import make_rank_state
 
 pytestmark = pytest.mark.multiprocess
 
@@ -43,15 +43,15 @@ SETUPS = {
 }
 
 
-def make_job(config: TrainConfig, num_train: int = 42) -> Job:
-    job = prepare(config, weight_dtype(config.dtype))
-    return replace(job, source=shortened(job.source, num_train, 37))
+def make_job(config: TrainConfig, num_train: int = 42) -> Run:
+    run = prepare(config, weight_dtype(config.dtype))
+    return replace(run, source=shortened(run.source, num_train, 37))
 
 
 def traces(rank, world_size, configs, num_train=42):
     """On every rank: train with each configuration; the writer's traces come back."""
     torch.set_num_threads(1)  # another number of threads sums in another order
-    return [trace(make_worker(make_job(c, num_train), rank, CPU), NUM_STEPS) for c in configs]
+    return [trace(make_rank_state(make_job(c, num_train), rank, CPU), NUM_STEPS) for c in configs]
 
 
 def on_ranks(configs, world_size, num_train=42) -> list[Trace]:
@@ -169,8 +169,8 @@ def test_every_graph_aggregator_and_recomputation_keeps_the_contract(name):
     assert_identical(of_variants(4, 1)[name], of_variants(1, 1)[name])
     assert_identical(of_variants(2, 2)[name], of_variants(1, 2)[name])
     assert_within(of_variants(2, 2)[name], of_variants(1, 1)[name], torch.float32)
-    job = make_job(replace(SETUPS["batch", "float32"], microbatches=8, **VARIANTS[name]))
-    assert_within(of_variants(1, 1)[name], oracle(job, NUM_STEPS), torch.float32)
+    run = make_job(replace(SETUPS["batch", "float32"], microbatches=8, **VARIANTS[name]))
+    assert_within(of_variants(1, 1)[name], oracle(run, NUM_STEPS), torch.float32)
 
 
 def test_recomputation_changes_nothing():
@@ -233,11 +233,11 @@ def test_an_uneven_plan_and_three_replicas_keep_the_contract(tmp_path):
 
 
 def scores(rank, world_size, config) -> Any:
-    worker = make_worker(make_job(config), rank, CPU)
-    trace(worker, 1)
-    first = evaluate(worker)
-    trace(worker, 1)  # training goes on after an evaluation as if there had been none
-    return first, trace(worker, 1), evaluate(worker)
+    rank_state = make_rank_state(make_job(config), rank, CPU)
+    trace(rank_state, 1)
+    first = evaluate(rank_state)
+    trace(rank_state, 1)  # training goes on after an evaluation as if there had been none
+    return first, trace(rank_state, 1), evaluate(rank_state)
 
 
 def test_evaluation_counts_every_image_once_and_leaves_training_alone():
@@ -270,9 +270,9 @@ def crossing(rank, world_size, boundary) -> Any:
     torch.set_num_threads(1)
     # No near-tie can flip on a grid.
     config = replace(BASE, stages=2, microbatches=4, boundary=boundary, graph="grid")
-    worker = make_worker(make_job(config), rank, CPU)
-    ours = trace(worker, 2)
-    part = worker.pipeline.parts[0]
+    rank_state = make_rank_state(make_job(config), rank, CPU)
+    ours = trace(rank_state, 2)
+    part = rank_state.pipeline.stage_modules[0]
     return ours, (part.input_dtype, part.output_dtype)
 
 

@@ -23,13 +23,8 @@ from torch import nn
 
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.cli import main
-from vigpipe.config import (
-    TrainConfig,
-    as_toml,
-    check_numbers,
-    read_config_file,
-    with_model_defaults,
-)
+from vigpipe.config.files import as_toml, read_config_file
+from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
 from vigpipe.data import images
 from vigpipe.errors import InputError
 from vigpipe.model.weights import load_weights, read_weights
@@ -132,7 +127,7 @@ def test_config_files(content, tmp_path, monkeypatch):
         resolved.append(with_model_defaults(config))
         return 0
 
-    monkeypatch.setattr("vigpipe.start.run", run)
+    monkeypatch.setattr("vigpipe.start.run_on_ranks", run)
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with redirect_stderr(io.StringIO()) as stderr:

@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from tests.test_cli import make_pictures
 from tests.world import ROOT, run_command, run_ranks, start_command, wait_until
 from vigpipe.cli import main
-from vigpipe.config import TrainConfig
+from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
-from vigpipe.data.shards import epoch_order
-from vigpipe.job import prepare
+from vigpipe.data.batches import epoch_order
 from vigpipe.model.variants import create_model
-from vigpipe.train import batches, train
-from vigpipe.worker import make_worker
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
+from vigpipe.train import train
 
 pytestmark = pytest.mark.multiprocess
 
@@ -272,11 +273,11 @@ class Recording:
 
 def reads(rank, world_size, config):
     """Images read in each step, and whether labels were."""
-    job = prepare(config, torch.float32)
-    split = Recording(job.source.train)
-    job = replace(job, source=replace(job.source, train=split))
+    run = prepare(config, torch.float32)
+    split = Recording(run.source.train)
+    run = replace(run, source=replace(run.source, train=split))
     split.labels_read = 0  # the source itself looked at their range
-    shares = [batch for _, batch, _ in batches(make_worker(job, rank, CPU))]
+    shares = [batch for _, batch, _ in batches(make_rank_state(run, rank, CPU))]
     assert all((batch.labels is not None) == bool(split.labels_read) for batch in shares)
     return split.images, bool(split.labels_read)
 

@@ -30,8 +30,8 @@ PRELOAD = [
     "timm",
     "pytest",
     "hypothesis",
-    "vigpipe.parallel.failure",
-    "vigpipe.check",
+    "vigpipe.launch.failures",
+    "vigpipe.commands.check",
     "sklearn.datasets",
 ]
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
@@ -152,8 +152,9 @@ def _rank(pipe: Connection, place: tuple[int, int, int, str, float], call: bytes
     import torch
     import torch.distributed as dist
 
-    from vigpipe.parallel.failure import die_with, is_lost_peer
-    from vigpipe.parallel.launch import Launch, init_process_group
+    from vigpipe.launch.environment import Launch
+    from vigpipe.launch.failures import die_with, is_lost_peer
+    from vigpipe.launch.rendezvous import init_process_group
 
     parent, rank, world_size, store, timeout = place
     die_with(parent)

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.register import register
+from vigpipe.model.import_hooks import register
 
 if TYPE_CHECKING:
     from vigpipe.model.variants import create_model

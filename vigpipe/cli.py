@@ -22,9 +22,10 @@ from vigpipe.bench.options import (
     SyncBench,
     VigBench,
 )
-from vigpipe.config import TrainConfig, read_config_file
+from vigpipe.config.files import read_config_file
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
-from vigpipe.options import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 from vigpipe.study.options import StudyConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
@@ -93,9 +94,9 @@ def _app(arguments: list[str]) -> App:
     @app.command
     def train(*, config: Options = TrainConfig()) -> int:  # noqa: B008
         """Train a model; `python -m vigpipe.train` is the same."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
-        return run(config, arguments, "vigpipe.train:train", trains=True)
+        return run_on_ranks(config, arguments, "vigpipe.train:train", trains=True)
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
@@ -105,37 +106,39 @@ def _app(arguments: list[str]) -> App:
             config: as for train.
             compare_steps: optimizer steps to compare.
         """
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         if compare_steps < 1:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
-        return run(config, arguments, "vigpipe.check:check", {"num_steps": compare_steps})
+        return run_on_ranks(
+            config, arguments, "vigpipe.commands.check:check", {"num_steps": compare_steps}
+        )
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
         """Time steps, stages, blocks and their parts, and account for the bubble."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         if not config.timing:
             raise InputError("--no-timing: is what vigpipe time is for; use vigpipe train")
         if config.test_batches < 1:
             raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
         batches = {"num_test_batches": config.test_batches}
-        return run(config, arguments, "vigpipe.measure:time_steps", batches)
+        return run_on_ranks(config, arguments, "vigpipe.commands.time:time_steps", batches)
 
     @app.command
     def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008
         """Run the study's experiment again, beside its published figures and two baselines."""
-        from vigpipe.study.runs import start
+        from vigpipe.study.runs import run_study
 
-        return start(config, arguments)
+        return run_study(config, arguments)
 
     @app.command
     def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008
         """Measure the blocks, and find the cut, micro-batches and schedule of the fastest step."""
-        from vigpipe.propose import start
+        from vigpipe.commands.plan import run_plan
 
-        return start(config, arguments)
+        return run_plan(config, arguments)
 
     @app.command
     def report(*runs: Path, out: Path = Path("report.html")) -> None:
@@ -153,16 +156,16 @@ def _app(arguments: list[str]) -> App:
     @app.command(name="doctor")
     def doctor_() -> None:
         """Tell what this machine offers, which operators serve here, and why."""
-        from vigpipe.doctor import doctor
+        from vigpipe.commands.doctor import doctor
 
         print(doctor())
 
     @app.command
     def graph(*, config: GraphOptions) -> None:
         """Draw which patches of an image a node is connected to."""
-        from vigpipe.look import look
+        from vigpipe.commands.graph import draw_graph
 
-        look(config)
+        draw_graph(config)
 
     @app.command
     def predict(*images: Path, config: PredictOptions) -> int:
@@ -172,9 +175,9 @@ def _app(arguments: list[str]) -> App:
             images: image files, or folders of them.
             config: the options.
         """
-        from vigpipe.predict import start
+        from vigpipe.commands.predict import run_predict
 
-        return start(config, images, arguments)
+        return run_predict(config, images, arguments)
 
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)
@@ -203,7 +206,7 @@ def _app(arguments: list[str]) -> App:
         Args:
             run: its folder.
         """
-        from vigpipe.checkpoint.verbs import table_of
+        from vigpipe.commands.checkpoint import table_of
 
         print(table_of(run))
 
@@ -214,7 +217,7 @@ def _app(arguments: list[str]) -> App:
         Args:
             places: checkpoints, or folders of runs.
         """
-        from vigpipe.checkpoint.verbs import verify_all
+        from vigpipe.commands.checkpoint import verify_all
 
         return verify_all(places, print)
 
@@ -227,7 +230,7 @@ def _app(arguments: list[str]) -> App:
             target: the .safetensors file to write.
             average: write the moving average of the weights.
         """
-        from vigpipe.checkpoint.verbs import export as write
+        from vigpipe.commands.checkpoint import export as write
 
         print(f"{target}: weights of {write(place, target, average)}")
 
@@ -237,41 +240,41 @@ def _app(arguments: list[str]) -> App:
     @bench.command
     def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
         """Time the stages of a pipeline against the same micro-batches on one stage."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         repeats = {"num_repeats": config.repeats}
-        return run(config, arguments, "vigpipe.bench.pipeline:bench_pipeline", repeats)
+        return run_on_ranks(config, arguments, "vigpipe.bench.pipeline:bench_pipeline", repeats)
 
     @bench.command
     def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
         """Time the ways to add gradients up over replicas: --sync ddp, drain and double."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         repeats = {"num_repeats": config.repeats}
-        return run(config, arguments, "vigpipe.bench.sync:bench_sync", repeats)
+        return run_on_ranks(config, arguments, "vigpipe.bench.sync:bench_sync", repeats)
 
     @bench.command
     def emulate(*, config: EmulateOptions) -> int:
         """Run many layouts on few cores: ranks sleep for profiled times, the rest is real."""
-        from vigpipe.bench.emulate import start
+        from vigpipe.bench.emulate import run_emulation
 
-        return start(config, arguments)
+        return run_emulation(config, arguments)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008
         """Compare predicted steps with measured ones, over layouts of one and two ranks."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         repeats = {"num_repeats": config.repeats}
-        return run(config, arguments, "vigpipe.bench.predict:bench_predict", repeats)
+        return run_on_ranks(config, arguments, "vigpipe.bench.predict:bench_predict", repeats)
 
     @bench.command
     def cuts(*, config: CutsOptions = CutsBench()) -> int:  # noqa: B008
         """Try every cut in two stages, and see how good the planner's is."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         repeats = {"num_repeats": config.repeats}
-        return run(config, arguments, "vigpipe.bench.cuts:bench_cuts", repeats)
+        return run_on_ranks(config, arguments, "vigpipe.bench.cuts:bench_cuts", repeats)
 
     @bench.command
     def ops(*, config: OpsOptions = OpsBench()) -> None:  # noqa: B008
@@ -297,10 +300,10 @@ def _app(arguments: list[str]) -> App:
     @bench.command(name="checkpoint")
     def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008
         """Time steps with and without a checkpoint that is written beside them."""
-        from vigpipe.start import run
+        from vigpipe.start import run_on_ranks
 
         repeats = {"num_repeats": config.repeats}
-        return run(config, arguments, "vigpipe.bench.saving:bench_checkpoint", repeats)
+        return run_on_ranks(config, arguments, "vigpipe.bench.saving:bench_checkpoint", repeats)
 
     @bench.command
     def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008

@@ -8,24 +8,26 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.config import TrainConfig, as_toml, flag
+from vigpipe.config.files import as_toml
+from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
 
 if TYPE_CHECKING:
     import torch
 
-    from vigpipe.job import Job
-    from vigpipe.options import PredictConfig
-    from vigpipe.parallel.launch import Launch
-    from vigpipe.parallel.mesh import Layout
+    from vigpipe.config.verbs import PredictConfig
+    from vigpipe.launch.environment import Launch
+    from vigpipe.parallel.layout import Layout
+    from vigpipe.run.facts import Run
 
 # Exit codes after which ranks would fail again, or were asked to end (128 + SIGHUP, SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank has long work of its own
+PLANNER = "vigpipe.commands.plan:replan"  # of --stages auto
 FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
 
 
-def run(
+def run_on_ranks(
     config: TrainConfig,
     arguments: Sequence[str],
     work: str,
@@ -53,16 +55,16 @@ def run(
     Returns:
         The exit code. Wrong options and data are told before any process group exists.
     """
-    from vigpipe.parallel.failure import run_rank
-    from vigpipe.parallel.launch import from_environment
-    from vigpipe.parallel.local import preload
+    from vigpipe.launch.environment import from_environment
+    from vigpipe.launch.failures import run_rank
+    from vigpipe.launch.local import preload
 
     launch = from_environment(os.environ)
     several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and several:
         # Not what may be run as python -m vigpipe.train: Python would warn.
         more = ["sklearn.datasets"] if config.data == "digits" else []
-        preload("vigpipe.evaluate", "rich.progress", *more)
+        preload("vigpipe.run.evaluation", "rich.progress", *more)
 
     def do(*share: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*share, **options or {})
@@ -79,17 +81,19 @@ def run(
 def _run(
     config: TrainConfig,
     arguments: Sequence[str],
-    work: Callable[["Job", int, "torch.device", Path], int | None],
+    work: Callable[["Run", int, "torch.device", Path], int | None],
     launch: "Launch",
     makes_folder: bool,
     trains: bool,
     failures: list[Path],
 ) -> int:
-    from vigpipe.device import backend, choose_device, weight_dtype
-    from vigpipe.job import prepare
-    from vigpipe.parallel.exchange import check_alike, from_rank_0
-    from vigpipe.parallel.launch import PATIENCE_SECONDS, init_process_group, threads_per_rank
-    from vigpipe.timing.record import lock, make_output_folder, provenance
+    from vigpipe.launch.device import backend, choose_device, weight_dtype
+    from vigpipe.launch.environment import PATIENCE_SECONDS, threads_per_rank
+    from vigpipe.launch.rendezvous import init_process_group
+    from vigpipe.parallel.agreement import broadcast_value, check_alike
+    from vigpipe.run.facts import prepare
+    from vigpipe.run.folder import lock, make_output_folder
+    from vigpipe.run.provenance import provenance
 
     for name in FOR_TRAINING:
         if getattr(config, name) and not trains:
@@ -108,14 +112,14 @@ def _run(
     is_planned = config.stages == "auto"
     if is_planned:
         config = replace(config, stages=_stages_there_are(config, launch))
-    job = prepare(config, weight_dtype(config.dtype))
-    world_size = job.layout.world_size
+    run = prepare(config, weight_dtype(config.dtype))
+    world_size = run.layout.world_size
     # A step of one task is one rank, not a place to start ranks in.
     counts = launch.launcher in ("srun", "torchrun") or "SLURM_STEP_NUM_TASKS" in os.environ
     if config.elastic and counts and launch.launcher != "local":
         if world_size != launch.world_size:
-            config = fitted(config, job.layout, launch.world_size)
-            job = prepare(config, job.dtype)
+            config = fit_to_world_size(config, run.layout, launch.world_size)
+            run = prepare(config, run.dtype)
         world_size = launch.world_size
     goes_on = config.resume == "auto" or (config.resume is not None and _has_saved_nothing(config))
     if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
@@ -127,18 +131,18 @@ def _run(
         threads = threads_per_rank(config.threads, world_size, os.environ)
         return _start_ranks(world_size, config, arguments, threads)
 
-    device = claim_device(config, job, launch)
+    device = set_up_device(config, run, launch)
     folder = Path()
     if makes_folder and launch.rank == 0:
         folder = make_output_folder(config.out, goes_on)
         lock(folder)
     if world_size > 1:
         init_process_group(launch, backend(device), timeout)
-        folder = Path(from_rank_0(str(folder), world_size))
+        folder = Path(broadcast_value(str(folder), world_size))
         check_alike(
             {
                 "options": as_toml(config),
-                "data": job.fingerprint,
+                "data": run.fingerprint,
                 "software": provenance()["versions"],
             },
             world_size,
@@ -146,12 +150,10 @@ def _run(
     if makes_folder and folder not in failures:
         failures.append(folder)
     if config.skip_bad_images:
-        job = prepare(config, job.dtype, _bad_images(job, launch.rank))
-    if is_planned and job.layout.num_stages > 1:
-        from vigpipe.propose import replanned
-
-        job = replanned(job, launch.rank, device, folder)
-    return work(job, launch.rank, device, folder) or DONE
+        run = prepare(config, run.dtype, _bad_images(run, launch.rank))
+    if is_planned and run.layout.pipeline_size > 1:
+        run = resolve_name(PLANNER)(run, launch.rank, device, folder)
+    return work(run, launch.rank, device, folder) or DONE
 
 
 def _start_ranks(
@@ -160,11 +162,10 @@ def _start_ranks(
     """Start the ranks here, and again after one has died, as often as --max-restarts allows."""
     from vigpipe.checkpoint.manifest import list_checkpoints
     from vigpipe.checkpoint.rescue import salvage
-    from vigpipe.cli import main
-    from vigpipe.parallel.local import start_local
+    from vigpipe.launch.local import COMMAND_LINE, start_local
 
     for restart in range(config.max_restarts + 1):
-        code = start_local(world_size, main, arguments, threads)
+        code = start_local(world_size, COMMAND_LINE, arguments, threads)
         if code in FINAL or restart == config.max_restarts:
             return code
         salvage(config.out or Path())
@@ -178,7 +179,7 @@ def _start_ranks(
     raise AssertionError("the last restart returns")
 
 
-def fitted(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfig:
+def fit_to_world_size(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfig:
     """The options for the ranks there are: other replicas, and where those do not do other stages.
 
     The micro-batches of a replica change so that the batch is cut into as many as before, or into
@@ -187,7 +188,7 @@ def fitted(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfi
     Raises:
         InputError: --stages is a plan, and no number of replicas fits it to the ranks.
     """
-    stages = layout.num_stages
+    stages = layout.pipeline_size
     if world_size % stages:
         if isinstance(config.stages, Path):
             raise InputError(
@@ -225,8 +226,8 @@ def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
     """Stages of a pipeline that takes all ranks, or all that this host has room for."""
     import torch
 
-    from vigpipe.job import prepare
-    from vigpipe.parallel.launch import threads_per_rank
+    from vigpipe.launch.environment import threads_per_rank
+    from vigpipe.run.facts import prepare
 
     if launch.launcher != "alone":
         return max(1, launch.world_size // max(1, config.dp))
@@ -240,8 +241,8 @@ def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
     return max(1, min(room // max(1, config.dp), num_blocks // max(1, config.virtual_stages)))
 
 
-def claim_device(
-    options: "TrainConfig | PredictConfig", job: "Job", launch: "Launch"
+def set_up_device(
+    options: "TrainConfig | PredictConfig", run: "Run", launch: "Launch"
 ) -> "torch.device":
     """Where this rank of the layout computes, with its threads set.
 
@@ -250,11 +251,11 @@ def claim_device(
     """
     import torch
 
-    from vigpipe.device import choose_device, keep_freed_memory
+    from vigpipe.launch.device import choose_device, keep_freed_memory
+    from vigpipe.launch.environment import threads_per_rank
     from vigpipe.ops.compiler import be_silent
-    from vigpipe.parallel.launch import threads_per_rank
 
-    job.layout.check_world(launch.world_size)
+    run.layout.check_world(launch.world_size)
     device = choose_device(options.device, launch.local_rank, launch.local_world_size)
     torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
     if launch.rank > 0:
@@ -263,19 +264,19 @@ def claim_device(
     return device
 
 
-def _bad_images(job: "Job", rank: int) -> frozenset[Path]:
+def _bad_images(run: "Run", rank: int) -> frozenset[Path]:
     """Unreadable images of the data folder; the ranks that will read images share the search."""
     from vigpipe.data.images import find_bad_images, list_images
-    from vigpipe.parallel.exchange import everyone, patiently
+    from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
 
-    layout = job.layout
+    layout = run.layout
 
     def look() -> list[Path]:
-        folder = Path(os.path.expanduser(job.config.data))
-        if layout.stage_index(rank) > 0 or not os.path.isdir(folder):
+        folder = Path(os.path.expanduser(run.config.data))
+        if layout.pipeline_rank(rank) > 0 or not os.path.isdir(folder):
             return []
         mine = list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
         return list(find_bad_images(mine))
 
-    found = patiently(look, layout.world_size)  # every image is decoded
-    return frozenset(path for each in everyone(found, layout.world_size) for path in each)
+    found = run_with_heartbeats(look, layout.world_size)  # every image is decoded
+    return frozenset(path for each in all_gather_values(found, layout.world_size) for path in each)

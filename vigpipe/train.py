@@ -1,292 +1,294 @@
-"""A training run from top to bottom: ranks, mesh, data, model, split, loop, record.
+"""A training run from top to bottom: the loop, and the step that it repeats.
 
-One batch's way: `data.shards.replica_batches` reads a replica's share of a step,
-`worker.train_step` runs it through `parallel.schedule.Pipeline`, adds gradients up over the
-replicas, asks all ranks whether every number is finite, and steps the optimizer;
-`timing.record` keeps the row, and `checkpoint.saver` now and then the state.
+The way of one batch: `data.batches.replica_batches` reads a replica's share of a step (called by
+`run.batches.batches`), `train_step` runs it through `parallel.schedule.Pipeline`, which takes every
+micro-batch through `parallel.split.StageModule`; `parallel.gradients` sums the gradients over the
+replicas, all ranks agree whether every number is finite, and the optimizer steps. `run.record`
+keeps the row, and `checkpoint.checkpoints` now and then the state.
 """
 
-import json
+import math
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
 
-from vigpipe.checkpoint.manifest import Manifest
-from vigpipe.checkpoint.rescue import rescue
+from vigpipe.analysis.run_timing import describe, gather_timing, make_recorder, write_timing
+from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.resume import resume
-from vigpipe.checkpoint.saver import Saver, shard_name
-from vigpipe.checkpoint.state import share_of, state_of
-from vigpipe.checkpoint.weights import gather_named, save_weights
-from vigpipe.config import MODEL_DEFAULTS, as_toml
-from vigpipe.data.shards import ReplicaBatch, epoch_order, repeated, replica_batches
-from vigpipe.device import hardware, has_own_memory, peak_bytes, synchronize
+from vigpipe.checkpoint.weights_file import save_run_weights
+from vigpipe.config.files import as_toml
+from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError
-from vigpipe.evaluate import Score, evaluate
-from vigpipe.job import Job
-from vigpipe.parallel.exchange import Status, everyone, from_rank_0, patiently
-from vigpipe.parallel.failure import is_lost_peer
-from vigpipe.straggler import Stragglers
-from vigpipe.timed import describe, gather_timing, make_recorder, write_timing
-from vigpipe.timing.record import RunRecord, provenance
-from vigpipe.when import Clockwork, parse_every, parse_stop_before
-from vigpipe.worker import Worker, find_anomaly, make_worker, train_step
+from vigpipe.launch.device import synchronize
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel.agreement import (
+    NOTHING_WANTED,
+    Agreement,
+    Status,
+    agree,
+    all_gather_values,
+    run_with_heartbeats,
+)
+from vigpipe.parallel.clip import clip_gradients
+from vigpipe.run.anomaly import find_anomaly
+from vigpipe.run.batches import batches
+from vigpipe.run.evaluation import Scores, evaluate_all
+from vigpipe.run.facts import Run
+from vigpipe.run.progress import make_progress
+from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.run.record import RunRecord
+from vigpipe.run.stop_and_save import SaveAndStop, parse_every, parse_stop_before
+from vigpipe.run.stragglers import Stragglers
+from vigpipe.run.summary import summarize
 
-MOST_SKIPPED = 10  # steps in a row: then skipping does not help
+MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
 
 
-class Scores(NamedTuple):
-    """What an evaluation found, of the weights and of their moving average; None where not asked.
+def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
+    """Train as one rank; the rank that knows the loss writes the run's files.
 
-    Ranks without the last stage know neither.
-    """
-
-    test: Score | None
-    average: Score | None
-
-
-def train(job: Job, rank: int, device: torch.device, folder: Path) -> int:
-    """Train as one rank; the one that knows the loss writes the run's files to `folder`.
+    Args:
+        run: what to train, in which layout.
+        rank: position in the world.
+        device: where this rank computes.
+        folder: of the run's files.
 
     Returns:
         SAVED if the run was asked to stop and has left a checkpoint, else DONE.
+
+    Raises:
+        FloatingPointError: a step is not finite, and --on-nan is stop or has not helped.
     """
-    started, config = time.perf_counter(), job.config
+    started, config = time.perf_counter(), run.config
     stop_at = parse_stop_before(config.stop_before, os.environ)
-    clockwork = Clockwork(parse_every(config.checkpoint_every), job.num_steps, stop_at)
-    worker = make_worker(job, rank, device, make_recorder(job, rank, device))
-    console = Console(quiet=not worker.is_writer, soft_wrap=True, highlight=False)
-    console.print(f"{config.model} on {job.source.name}: {job.layout}, {device}, {folder}")
-    tell = partial(console.print, markup=False)
-    for note in job.notes:
-        tell(note)
-    before = resume(worker, folder, tell)
-    record = RunRecord(folder, as_toml(config), worker.step, tell) if worker.is_writer else None
-    saver = make_saver(worker, folder, tell)
-    stragglers = Stragglers(job.layout)
+    save_and_stop = SaveAndStop(parse_every(config.checkpoint_every), run.num_steps, stop_at)
+    rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
+    console = Console(quiet=not rank_state.is_writer, soft_wrap=True, highlight=False)
+    log = partial(console.print, markup=False)
+    log(f"{config.model} on {run.source.name}: {run.layout}, {device}, {folder}")
+    for note in run.notes:
+        log(note)
+    resumed = resume(rank_state, folder, log)
+    record = (
+        RunRecord(folder, as_toml(config), rank_state.step, log) if rank_state.is_writer else None
+    )
+    checkpoints = Checkpoints(rank_state, folder, log)
+    stragglers = Stragglers(run.layout)
+
+    def announce(event: str, message: str) -> None:
+        """Record an event beside the steps, and tell the user."""
+        if record is not None:
+            record.add_event(event, rank_state.step, message)
+        log(message)
+
+    def evaluate_now() -> Scores:
+        """Score the weights, and their moving average if there is one."""
+        scores = evaluate_all(rank_state)
+        if record is not None and scores.test is not None:
+            epoch = -(-rank_state.step // run.steps_per_epoch)
+            record.add(epoch=epoch, **scores.as_row())
+            log(f"epoch {epoch}: {scores}")
+        return scores
 
     scores: Scores | None = None
     loss: float | None = None
     num_skipped = 0  # steps in a row
-    is_evaluated = before is None or before.evaluated
+    is_evaluated = True  # whether the evaluation that is due after the last step has been done
+    if resumed is not None:
+        loss, is_evaluated = resumed.loss, resumed.evaluated
+        if record is not None:
+            text = f"from a checkpoint of {resumed.layout['text']}"
+            record.add_event("resumed", rank_state.step, text)
 
-    def lost_peer() -> None:
-        """Save what the peer that is gone had, too: the replicas are equal."""
-        manifest = manifest_of(worker, loss, evaluated=is_evaluated)
-        rescue(saver.folder, saver.token, saver.own, manifest, state_of(worker))
+    def save_for_lost_peer() -> None:
+        checkpoints.rescue(loss, is_evaluated)
 
-    closes = nullcontext() if record is None else closing(record)
-    with closes, clockwork, _rescuing(worker, lost_peer), _progress(console) as progress:
-        bar = progress.add_task("", total=job.num_steps, completed=worker.step)
-        if before is not None:
-            loss = before.loss
-            _note(record, "resumed", worker.step, f"from a checkpoint of {before.layout['text']}")
-            if not before.evaluated:
-                scores, is_evaluated = _evaluate(worker, record, tell), True
-        for epoch, batch, evaluates in batches(worker):
-            worker.status = Status(
-                stop=clockwork.is_stop_due(),
-                save=worker.is_writer and clockwork.is_save_due(worker.step + 1),
+    with (
+        nullcontext() if record is None else closing(record),
+        save_and_stop,
+        _on_lost_peer(rank_state, save_for_lost_peer),
+        make_progress(console) as progress,
+    ):
+        bar = progress.add_task("", total=run.num_steps, completed=rank_state.step)
+        if not is_evaluated:
+            scores, is_evaluated = evaluate_now(), True
+        for epoch, batch, is_evaluation_due in batches(rank_state):
+            status = Status(
+                stop=save_and_stop.is_stop_due(),
+                save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
             )
-            lr, step_started = worker.lr, time.perf_counter()
-            with worker.timed("train", worker.step + 1):
-                loss = train_step(worker, batch)
+            lr, step_started = rank_state.lr, time.perf_counter()
+            with rank_state.timed("train", rank_state.step + 1):
+                loss, agreement = train_step(rank_state, batch, status)
             synchronize(device)
-            seconds, agreed = time.perf_counter() - step_started, worker.agreement
-            num_skipped = 0 if agreed.finite else num_skipped + 1
+            seconds = time.perf_counter() - step_started
+
+            num_skipped = 0 if agreement.finite else num_skipped + 1
             if num_skipped:
-                message = _not_finite(worker, batch, num_skipped)
                 loss = None
-                tell(_note(record, "skipped", worker.step, message))
+                announce("skipped", _explain_skipped(rank_state, batch, num_skipped))
             elif record is not None and loss is not None:
-                record.add_step(worker.step, epoch, loss, lr, seconds, batch.num_samples)
-                progress.update(
-                    bar, completed=worker.step, description=f"epoch {epoch}, loss {loss:.4f}"
-                )
-            for straggler in stragglers.add(agreed.busy_seconds):
-                tell(_note(record, "straggler", worker.step, str(straggler)))
-            is_evaluated = not evaluates
-            if evaluates and not agreed.stop:
-                scores, is_evaluated = _evaluate(worker, record, tell), True
-            if agreed.save or agreed.stop:
+                record.add_step(rank_state.step, epoch, loss, lr, seconds, batch.num_samples)
+                description = f"epoch {epoch}, loss {loss:.4f}"
+                progress.update(bar, completed=rank_state.step, description=description)
+            for straggler in stragglers.add(agreement.busy_seconds):
+                announce("straggler", str(straggler))
+
+            is_evaluated = not is_evaluation_due
+            if is_evaluation_due and not agreement.stop:
+                scores, is_evaluated = evaluate_now(), True
+            if agreement.save or agreement.stop:
                 if record is not None:
                     record.sync()
-                patiently(saver.finish, job.layout.world_size)  # the one before, on a slow disk
-                saver.save(
-                    manifest_of(worker, loss, is_evaluated),
-                    share_of(state_of(worker), worker.replica_index, job.layout.num_replicas),
-                )
-                clockwork.saved()
-            if agreed.stop:
-                return _stop(worker, saver, clockwork, tell)
+                checkpoints.save(loss, is_evaluated)
+                save_and_stop.saved()
+            if agreement.stop:
+                return _stop(rank_state, checkpoints, save_and_stop.why, log)
 
     if scores is None:  # the checkpoint was of the last step
-        scores = _evaluate(worker, None, tell)
-    worker.reader.close()
-    timing = gather_timing(worker) if worker.recorder is not None else None
-    _save(worker, folder / "model.safetensors")
-    if worker.ema is not None:
-        with worker.averaged():
-            _save(worker, folder / "model-ema.safetensors")
-    saver.finish()
-    if record is None or scores.test is None:
+        scores = evaluate_all(rank_state)
+    rank_state.reader.close()
+    timing = gather_timing(rank_state) if rank_state.recorder is not None else None
+    save_run_weights(rank_state, folder / "model.safetensors")
+    if rank_state.ema is not None:
+        with rank_state.averaged():
+            save_run_weights(rank_state, folder / "model-ema.safetensors")
+    checkpoints.finish()
+    if record is None:
         return DONE
-    record.finish(
-        {
-            "model": config.model,
-            "data": job.source.name,
-            "loss": loss,
-            "test": asdict(scores.test),
-            **_average(scores.average),
-            **facts(worker, started),
-            **({"resumed_at_step": before.step} if before is not None else {}),
-            **({"timing": timing.summary()} if timing is not None else {}),
-        }
-    )
+    summary = summarize(rank_state, scores, loss, started)
+    if resumed is not None:
+        summary["resumed_at_step"] = resumed.step
     if timing is not None:
-        write_timing(timing, job, folder, device)
-        console.print(describe(timing), markup=False)
-    console.print(f"weights and metrics in {folder}")
+        summary["timing"] = timing.summary()
+    record.finish(summary)
+    if timing is not None:
+        write_timing(timing, run, folder, device)
+        log(describe(timing))
+    log(f"weights and metrics in {folder}")
     return DONE
 
 
-def facts(worker: Worker, started: float) -> dict[str, Any]:
-    """What a run was, for summary.json; `started` is when, by time.perf_counter."""
-    job, layout = worker.job, worker.job.layout
-    return {
-        "steps": worker.step,
-        "skipped_images": job.source.num_bad_images,
-        "layout": {
-            "stages": [list(blocks) for blocks in job.plan.stages],
-            "ranks": layout.world_size,
-            "microbatches": layout.num_microbatches,
-            "replicas": layout.num_replicas,
-            "schedule": layout.schedule,
-        },
-        "threads_per_rank": torch.get_num_threads(),
-        "hardware": hardware(worker.device),
-        "peak_bytes": peak_bytes(worker.device),
-        "wall_seconds": time.perf_counter() - started,
-        **provenance(),
-    }
+class StepResult(NamedTuple):
+    """What one optimizer step found.
 
-
-def batches(worker: Worker) -> Iterator[tuple[int, ReplicaBatch, bool]]:
-    """This rank's share of every step left, with its epoch and whether an evaluation follows.
-
-    What a step reads depends on its number only, so a run goes on exactly where it ended.
+    Attributes:
+        loss: over the global batch, on ranks of the last stage; else None.
+        agreement: what all ranks said before they stepped their optimizers.
     """
-    job = worker.job
-    step = worker.step
-    while step < job.num_steps:
-        epoch, skipped = step // job.steps_per_epoch + 1, step % job.steps_per_epoch
-        order, copies = epoch_order(job.config.seed, epoch, len(job.source.train)), None
-        if (job.config.repeated_augment or 1) > 1:
-            order, copies = repeated(order, job.batch_size, job.config.repeated_augment or 1)
-        order = order[: (job.num_steps - step + skipped) * job.batch_size]
-        done = skipped * job.batch_size  # images of this epoch
-        batches = replica_batches(
-            job.source.train,
-            order[done:],
-            job.cut(worker.replica_index),
-            copies=None if copies is None else copies[done:],
-            mix=worker.mix,
-            reader=worker.reader,
-            seed=job.config.seed,
-            first_step=step,
-            epoch=epoch,
-            with_images=worker.pipeline.has_first,
-            with_labels=worker.pipeline.has_last,
-            dtype=job.dtype,
-            pin=has_own_memory(worker.device),
-        )
-        for batch in batches:
-            step, done = step + 1, done + batch.num_samples
-            due = epoch % job.config.evaluate_every == 0 or step == job.num_steps
-            yield epoch, batch, done == len(order) and due
+
+    loss: float | None
+    agreement: Agreement
 
 
-def make_saver(worker: Worker, folder: Path, tell: Callable[[str], None]) -> Saver:
-    """This rank's part in the checkpoints; all ranks call it together."""
-    layout = worker.job.layout
-    shards = [
-        shard_name(stage, replica)
-        for replica in range(layout.num_replicas)
-        for stage in range(layout.num_stages)
-    ]
-    return Saver(
-        folder,
-        shards,
-        shard_name(worker.stage_index, worker.replica_index),
-        is_writer=worker.is_writer,
-        keep=worker.job.config.keep,
-        token=from_rank_0(secrets.token_hex(4), layout.world_size),
-        tell=tell,
+def train_step(
+    rank_state: RankState, batch: ReplicaBatch, status: Status = NOTHING_WANTED
+) -> StepResult:
+    """Take one optimizer step on the global batch; every rank calls this.
+
+    Args:
+        rank_state: this rank's state, which the step changes.
+        batch: this replica's share of the global batch.
+        status: what this rank tells the others; whether its numbers are finite and how long it
+            has worked are filled in here.
+    """
+    busy_seconds = rank_state.stopwatch.restart()  # of the step before, which a GPU has done by now
+    rank_state.replicas.gradients.clear()
+    losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
+    rank_state.enter("all-reduce")
+    rank_state.replicas.gradients.reduce()
+    rank_state.enter("other")
+    loss, moments = _gather_loss_and_moments(rank_state, losses)
+
+    # All ranks step, or none does: a step that is not finite changes nothing.
+    status = status._replace(finite=_is_finite(rank_state, loss), busy_seconds=busy_seconds)
+    world_size = rank_state.run.layout.world_size
+    if world_size > 1:
+        rank_state.enter("wait end")
+    agreement = agree(status, world_size, rank_state.device)
+    rank_state.enter("other")
+    if agreement.finite:
+        _update(rank_state, moments)
+    rank_state.step += 1
+    rank_state.lr_schedule.step_update(rank_state.step)
+    return StepResult(loss, agreement)
+
+
+def _gather_loss_and_moments(
+    rank_state: RankState, losses: Tensor | None
+) -> tuple[float | None, Tensor]:
+    """Gather the loss of the global batch, and BatchNorm's moments of its D * M micro-batches.
+
+    One small exchange a step carries both.
+
+    Args:
+        rank_state: this rank's state.
+        losses: (M,) float64, each micro-batch's share of the loss, on ranks of the last stage.
+
+    Returns:
+        The loss on ranks of the last stage, else None; the moments, (D * M, 3, channels).
+    """
+    num_microbatches = rank_state.run.layout.num_microbatches
+    moments = rank_state.statistics.take(num_microbatches).flatten()
+    own = moments if losses is None else torch.cat((moments.to(losses), losses))
+    by_replica = rank_state.replicas.gather(own)  # (D, moments + M)
+    moments_by_replica = by_replica[:, : len(moments)].unflatten(
+        1, (num_microbatches, 3, rank_state.statistics.num_channels)
     )
+    all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
+    if losses is None:
+        return None, all_moments
+    # Summed in the order of the D * M micro-batches, which is the same for every layout.
+    return float(by_replica[:, len(moments) :].flatten().sum()), all_moments
 
 
-def manifest_of(worker: Worker, loss: float | None, evaluated: bool) -> Manifest:
-    """What a checkpoint of now is of."""
-    job, layout = worker.job, worker.job.layout
-    return Manifest(
-        step=worker.step,
-        num_steps=job.num_steps,
-        evaluated=evaluated,
-        loss=loss,
-        config=as_toml(job.config),
-        data=job.fingerprint,
-        layout={
-            "text": str(layout),
-            "stages": [list(blocks) for blocks in job.plan.stages],
-            "num_stages": layout.num_stages,
-            "pieces": layout.num_microbatches * layout.num_replicas,
-        },
-        weights=weights_metadata(job),
-        versions=provenance(),
-    )
+def _is_finite(rank_state: RankState, loss: float | None) -> bool:
+    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
+    return math.isfinite(largest) and (loss is None or math.isfinite(loss))
 
 
-def _evaluate(worker: Worker, record: RunRecord | None, tell: Callable[[str], None]) -> Scores:
-    """Score the weights, and their moving average if there is one."""
-    score, average = evaluate(worker), None
-    if worker.ema is not None:
-        with worker.averaged():
-            average = evaluate(worker)
-    if record is not None and score is not None:
-        epoch = -(-worker.step // worker.job.steps_per_epoch)
-        record.add(epoch=epoch, **asdict(score), **_average(average))
-        tell(
-            f"epoch {epoch}: test loss {score.loss:.4f}, top-1 {score.top1:.2%}, "
-            f"top-5 {score.top5:.2%} of {score.images} images"
-            + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
+def _update(rank_state: RankState, moments: Tensor) -> None:
+    rank_state.statistics.update(moments)
+    config = rank_state.run.config
+    if config.clip is not None:
+        clip_gradients(
+            rank_state.parameters(),
+            rank_state.run.parameter_order,
+            config.clip,
+            rank_state.stage_group,
         )
-    return Scores(score, average)
+    rank_state.enter("optimizer")
+    rank_state.optimizer.step()
+    rank_state.enter("other")
+    if rank_state.ema is not None:
+        rank_state.ema.update(nn.ModuleList(rank_state.models))
 
 
-def _not_finite(worker: Worker, batch: ReplicaBatch, num_skipped: int) -> str:
-    """What was wrong with a step that no rank has taken part in.
+def _explain_skipped(rank_state: RankState, batch: ReplicaBatch, num_skipped: int) -> str:
+    """Say what was wrong with a step in which no weight has changed; all ranks call this together.
 
     Raises:
         FloatingPointError: the run is to stop at such a step, or skipping does not help.
     """
-    where = find_anomaly(worker, batch)
-    why = f"step {worker.step}: the loss or a gradient is NaN or infinite; {where}"
-    if worker.job.config.on_nan == "stop":
+    where = find_anomaly(rank_state, batch)
+    why = f"step {rank_state.step}: the loss or a gradient is NaN or infinite; {where}"
+    if rank_state.run.config.on_nan == "stop":
         raise FloatingPointError(
             f"{why}; lower --lr, bound the gradient with --clip 1, or leave such steps out with "
             "--on-nan skip"
         )
-    if num_skipped == MOST_SKIPPED:
+    if num_skipped == MAX_SKIPPED:
         raise FloatingPointError(
             f"{why}; {num_skipped} steps in a row were skipped, which does not help; lower --lr, "
             "or bound the gradient with --clip 1"
@@ -294,92 +296,52 @@ def _not_finite(worker: Worker, batch: ReplicaBatch, num_skipped: int) -> str:
     return f"{why}; skipped"
 
 
-def _note(record: RunRecord | None, event: str, step: int, message: str) -> str:
-    if record is not None:
-        record.add_event(event, step, message)
-    return message
-
-
 @contextmanager
-def _rescuing(worker: Worker, lost_peer: Callable[[], None]) -> Iterator[None]:
-    """Call lost_peer when a collective fails for want of one and replicas can make up for it."""
+def _on_lost_peer(rank_state: RankState, save: Callable[[], None]) -> Iterator[None]:
+    """Save when a collective fails because a peer is gone: the replicas that are left are equal."""
     try:
         yield
     except RuntimeError as error:
-        if worker.job.layout.num_replicas > 1 and is_lost_peer(error):
-            lost_peer()
+        if rank_state.run.layout.num_replicas > 1 and is_lost_peer(error):
+            save()
         raise
 
 
-def _stop(worker: Worker, saver: Saver, clockwork: Clockwork, tell: Callable[[str], None]) -> int:
-    """Wait for the checkpoint and leave, all ranks at once: launchers end the others."""
-    world_size = worker.job.layout.world_size
-    worker.reader.close()
-    patiently(saver.finish, world_size)
-    whys = [why for why in everyone(clockwork.why, world_size) if why]
-    newest = max(everyone(saver.newest or 0, world_size))
-    if newest != worker.step:
+def _stop(
+    rank_state: RankState, checkpoints: Checkpoints, why: str, log: Callable[[str], None]
+) -> int:
+    """Wait for the checkpoint and leave, all ranks at once: launchers end the others.
+
+    Args:
+        rank_state: this rank's state.
+        checkpoints: one of this step has been begun.
+        why: this rank was asked to stop; empty if it was not.
+        log: is given a sentence for the user.
+
+    Returns:
+        SAVED.
+
+    Raises:
+        InputError: the checkpoint could not be written.
+    """
+    world_size = rank_state.run.layout.world_size
+    rank_state.reader.close()
+    run_with_heartbeats(checkpoints.finish, world_size)
+    whys = [why for why in all_gather_values(why, world_size) if why]
+    newest = max(all_gather_values(checkpoints.newest or 0, world_size))
+    if newest != rank_state.step:
         raise InputError(
-            f"asked to stop ({whys[0]}), but the checkpoint of step {worker.step} could not be "
-            f"written to {saver.folder}; make room, and go on from the newest with --resume auto"
+            f"asked to stop ({whys[0]}), but the checkpoint of step {rank_state.step} could not be "
+            f"written to {checkpoints.folder}; make room, and go on from the newest with "
+            "--resume auto"
         )
-    tell(
-        f"stopped after step {worker.step} of {worker.job.num_steps} ({whys[0]}) with a checkpoint "
-        f"in {saver.folder}; go on with --resume auto"
+    log(
+        f"stopped after step {rank_state.step} of {rank_state.run.num_steps} ({whys[0]}) with a "
+        f"checkpoint in {checkpoints.folder}; go on with --resume auto"
     )
     return SAVED
 
 
-def _average(score: Score | None) -> dict[str, Any]:
-    if score is None:
-        return {}
-    return {"ema": {"loss": score.loss, "top1": score.top1, "top5": score.top5}}
-
-
-def _save(worker: Worker, path: Path) -> None:
-    """Write the weights of all stages, with what is needed to use them."""
-    job = worker.job
-    state = gather_named(worker.state(), worker.stage_group, job.layout.num_stages - 1)
-    if state is not None and worker.is_writer:
-        save_weights(path, state, weights_metadata(job))
-
-
-def weights_metadata(job: Job) -> dict[str, str]:
-    """What a file of weights says of them."""
-    config, source, pixels = job.config, job.source, MODEL_DEFAULTS[job.config.model]
-    height, width = source.image_size
-    facts = {
-        "model": config.model,
-        "num_classes": source.num_classes,
-        "in_chans": source.channels,
-        "img_size": f"{height}x{width}",
-        "mean": pixels.image_mean,
-        "std": pixels.image_std,
-        "crop_pct": config.crop_pct,
-        "class_names": json.dumps(source.class_names, ensure_ascii=False),
-        "norm": config.norm,
-        "graph": config.graph,
-        "aggregator": config.aggregator,
-        "stem_stride": config.stem_stride,
-        "compat": config.compat,
-    }
-    return {k: str(v) for k, v in facts.items() if v is not None}
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-
-
 if __name__ == "__main__":
-    from vigpipe.cli import main
-
     sys.argv.insert(1, "train")  # for the records too, which tell the command
-    sys.exit(main())
+    sys.exit(resolve_name("vigpipe.cli:main")())  # by name: the command line is a layer above

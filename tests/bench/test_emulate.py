@@ -19,9 +19,9 @@ from vigpipe.bench.overhead import Step, by_case, fit_overhead, make_case
 from vigpipe.bench.sleeping import NUM_CLASSES, SleepingModel, sleep_until
 from vigpipe.cli import main
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
-from vigpipe.parallel.split import cut_parts
+from vigpipe.parallel.split import cut_stages
 from vigpipe.planning.profile import Piece, Profile, read_profile, write_profile
 
 KEYS = torch.zeros(4, dtype=torch.int64)
@@ -102,19 +102,21 @@ def test_half_the_rows_and_a_scale_take_less():
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 def test_parts_hand_on_what_the_next_one_takes_and_share_the_bytes(num_stages):
     plan = even_plan(4, num_stages)
-    parts = cut_parts(lambda: SleepingModel(PROFILE, 4), plan, tuple(range(num_stages)))
-    sizes = [sum(p.numel() for p in part.parameters()) for part in parts]
+    stage_modules = cut_stages(lambda: SleepingModel(PROFILE, 4), plan, tuple(range(num_stages)))
+    sizes = [sum(p.numel() for p in stage_module.parameters()) for stage_module in stage_modules]
     assert 4 * sum(sizes) == PROFILE.parameter_bytes
     wanted = [sum(4000 + 40 * block for block in blocks) for blocks in plan.stages]
     wanted[0] += 400
     wanted[-1] += 80
     assert [4 * size for size in sizes] == wanted
-    assert sum(part.forward_seconds(4) for part in parts) == pytest.approx(10 * ms)
+    assert sum(stage_module.forward_seconds(4) for stage_module in stage_modules) == pytest.approx(
+        10 * ms
+    )
     x = torch.zeros(4, 1)
-    for part, blocks in zip(parts, plan.stages, strict=True):
-        if not part.has_stem:
-            assert x.shape[1:] == part.boundary_shape(blocks[0])
-        x = part(x, KEYS)
+    for stage_module, blocks in zip(stage_modules, plan.stages, strict=True):
+        if not stage_module.has_stem:
+            assert x.shape[1:] == stage_module.boundary_shape(blocks[0])
+        x = stage_module(x, KEYS)
     assert x.shape == (4, NUM_CLASSES)
 
 
@@ -155,9 +157,13 @@ def test_the_ideal_step_follows_the_slowest_stage():
 def test_stages_cost_what_their_models_sleep():
     plan = even_plan(4, 3)
     whole = make_case(Layout(3, 1), plan, PROFILE, 3, 0.7)
-    parts = cut_parts(lambda: SleepingModel(PROFILE, 3, 0.7), plan, (0, 1, 2))
-    assert whole.forward == pytest.approx([part.forward_seconds(3) for part in parts])
-    assert whole.backward == pytest.approx([part.backward_seconds(3) for part in parts])
+    stage_modules = cut_stages(lambda: SleepingModel(PROFILE, 3, 0.7), plan, (0, 1, 2))
+    assert whole.forward == pytest.approx(
+        [stage_module.forward_seconds(3) for stage_module in stage_modules]
+    )
+    assert whole.backward == pytest.approx(
+        [stage_module.backward_seconds(3) for stage_module in stage_modules]
+    )
 
 
 def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat():
@@ -165,7 +171,7 @@ def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat():
     steps = []
     for each in layouts:
         known = 300e-6 * each.waves + 70e-6 * each.transfers
-        if each.layout.num_stages == 1 or each.layout.num_replicas == 2:
+        if each.layout.pipeline_size == 1 or each.layout.num_replicas == 2:
             known = 1.0  # must not count
         steps += [step(each, known, seconds=0.5), step(each, 3 * known)]
     fit = fit_overhead(by_case(steps))
@@ -220,7 +226,7 @@ def test_every_layout_runs_and_none_is_faster_than_its_ideal(tmp_path, capsys, s
         assert each.memory_bytes > 1e7
         # The largest stage: everything, or the second half of the blocks and the readout.
         numbers = {1: PROFILE.parameter_bytes // 4, 2: (4080 + 4120 + 80) // 4}
-        stages = each.case.layout.num_stages
+        stages = each.case.layout.pipeline_size
         largest = max(numbers[stages], (400 + 4000 + 4040) // 4 if stages == 2 else 0)
         assert each.sync_bytes == largest * (8 if sync == "double" else 4)
 

@@ -8,7 +8,7 @@ import torch
 from tests.checkpoint.test_manifest import PLAIN, flip
 from vigpipe.checkpoint.manifest import list_checkpoints, tensor_names, verify
 from vigpipe.checkpoint.rescue import rescue, salvage
-from vigpipe.checkpoint.saver import Saver, shard_name
+from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.errors import InputError
 
 TWO_STAGES = replace(PLAIN, step=73, layout={"num_stages": 2})
@@ -17,7 +17,7 @@ TWO_STAGES = replace(PLAIN, step=73, layout={"num_stages": 2})
 def save(folder, stage, replica, step=73, loss=None):
     manifest = replace(TWO_STAGES, step=step, loss=loss)
     state = {f"model/{stage}": torch.full((4,), float(step))}
-    rescue(folder / "checkpoints", "aa", shard_name(stage, replica), manifest, state)
+    rescue(folder / "checkpoints", "aa", rank_file_name(stage, replica), manifest, state)
 
 
 def test_every_stage_is_enough_whichever_replica_it_is_from(tmp_path):
@@ -40,7 +40,7 @@ def test_a_missing_stage_is_not_enough_and_is_swept_away(tmp_path):
     save(tmp_path, 0, 1)
     salvage(tmp_path)
     assert list_checkpoints(tmp_path) == []
-    Saver(tmp_path, [shard_name(0, 0)], shard_name(0, 0), True, 2, "bb", print)
+    Saver(tmp_path, [rank_file_name(0, 0)], rank_file_name(0, 0), True, 2, "bb", print)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_noticed_when_it_is_read(tmp_path):
     save(tmp_path, 0, 0)
     save(tmp_path, 1, 0)
     salvage(tmp_path)
-    flip(list_checkpoints(tmp_path)[0] / shard_name(1, 0))
+    flip(list_checkpoints(tmp_path)[0] / rank_file_name(1, 0))
     with pytest.raises(InputError, match="its SHA-256 does not fit"):
         verify(list_checkpoints(tmp_path)[0])
 

@@ -14,9 +14,9 @@ from tests.world import run_ranks
 from vigpipe import train as training
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
-from vigpipe.config import TrainConfig
+from vigpipe.config.options import TrainConfig
 from vigpipe.errors import SAVED, InputError
-from vigpipe.job import prepare
+from vigpipe.run.facts import prepare
 from vigpipe.train import train
 
 pytestmark = pytest.mark.multiprocess
@@ -43,9 +43,9 @@ SMALL = TrainConfig(
 
 
 def make_job(config):
-    job = prepare(config, torch.float64)
-    source = replace(job.source, train=Part(job.source.train, 48), test=Part(job.source.test, 30))
-    return replace(job, source=source)
+    run = prepare(config, torch.float64)
+    source = replace(run.source, train=Part(run.source.train, 48), test=Part(run.source.test, 30))
+    return replace(run, source=source)
 
 
 class Part:
@@ -162,14 +162,14 @@ def test_every_optimizer_goes_on(opt, tmp_path):
 def test_asked_to_stop_a_run_saves_and_loses_not_even_an_evaluation(
     whole, step, tmp_path, monkeypatch
 ):
-    def due(clockwork):
-        clockwork.why = "somebody asked"
+    def due(save_and_stop):
+        save_and_stop.why = "somebody asked"
         return len(seen) == step or seen.append(1)
 
     seen = [1]
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(training.Clockwork, "is_stop_due", due)
+        patch.setattr(training.SaveAndStop, "is_stop_due", due)
         assert run(replace(SMALL, checkpoint_every="never"), folder) == SAVED
     assert [path.name for path in list_checkpoints(folder)] == [f"step-{step:08d}"]
     assert not (folder / "summary.json").exists()
@@ -241,10 +241,10 @@ def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
 
 
 def test_other_images_are_refused(whole, tmp_path):
-    job = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(job.source, train=Part(job.source.train, 47))
+    run = make_job(replace(SMALL, resume=str(whole)))
+    other = replace(run.source, train=Part(run.source.train, 47))
     with pytest.raises(InputError, match="training images was 48, is 47"):
-        train(replace(job, source=other), 0, CPU, tmp_path)
+        train(replace(run, source=other), 0, CPU, tmp_path)
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

@@ -11,10 +11,10 @@ import torch
 from tests.checkpoint.test_manifest import PLAIN
 from tests.world import wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
-from vigpipe.checkpoint.saver import Saver, shard_name
+from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
 
-SHARDS = [shard_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
+SHARDS = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
 
 
 def savers(folder, told, token="aa", keep=2, **options):
@@ -135,7 +135,7 @@ def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ranks[3], "_write_shard", full)
+    monkeypatch.setattr(ranks[3], "_write_file", full)
     save(ranks, 5)
     finish(ranks)
     assert "No space left on device" in told[0]
@@ -186,8 +186,8 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
     saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 5, "aa", print)
     first, second = gates = threading.Event(), threading.Event()
     waiting = iter(gates)
-    write = saver._write_shard
-    monkeypatch.setattr(saver, "_write_shard", lambda *a: (next(waiting).wait(10), write(*a)))
+    write = saver._write_file
+    monkeypatch.setattr(saver, "_write_file", lambda *a: (next(waiting).wait(10), write(*a)))
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
     threading.Timer(0.2, first.set).start()
     saver.save(manifest(2), {"model/w": torch.ones(3)})

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.world import run_ranks
-from vigpipe.checkpoint.weights import gather_named, read_metadata, save_weights
+from vigpipe.checkpoint.weights_file import gather_named, read_metadata, save_weights
 from vigpipe.errors import InputError
 
 

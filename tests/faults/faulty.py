@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from vigpipe.cli import main
-from vigpipe.parallel import local
-from vigpipe.parallel.launch import from_environment
-from vigpipe.whole import write_whole
+from vigpipe.files.atomic import write_whole
+from vigpipe.launch import local
+from vigpipe.launch.environment import from_environment
 
 
 def happen(what: str) -> None:
@@ -52,20 +52,20 @@ def jump() -> None:
 def put(place: str, step: int, what: str) -> None:
     import torch
 
-    from vigpipe import train, worker
+    from vigpipe import train
     from vigpipe.checkpoint import saver
     from vigpipe.parallel import schedule
 
     now = [0]
-    train_step = worker.train_step
+    train_step = train.train_step
 
-    def counted(the_worker, batch):
-        now[0] = the_worker.step + 1
+    def counted(rank_state, batch, status):
+        now[0] = rank_state.step + 1
         if place == "step" and now[0] == step:
             happen(what)
         if place == "loss" and now[0] == step and batch.images is not None:
             batch.images.fill_(torch.nan)
-        return train_step(the_worker, batch)
+        return train_step(rank_state, batch, status)
 
     train.train_step = counted
 
@@ -85,26 +85,26 @@ def put(place: str, step: int, what: str) -> None:
     if place == "backward":
         wrap(schedule._Stage, "backward_one_chunk")
     if place == "all-reduce":
-        from vigpipe.parallel.replicate import DoubleGradients
+        from vigpipe.parallel.gradients import DoubleGradients
 
-        add_up = DoubleGradients.add_up
+        reduce = DoubleGradients.reduce
 
         def begun(self):
             if now[0] == step:
                 time.sleep(0.1)  # the other replica is in it by now
                 happen(what)
-            add_up(self)
+            reduce(self)
 
-        DoubleGradients.add_up = begun
+        DoubleGradients.reduce = begun
     if place == "checkpoint":
-        write = saver.Saver._write_shard
+        write = saver.Saver._write_file
 
         def written(self, path, tensors):
             write(self, path, tensors)
             if path.parent.name.startswith(f".step-{step:08d}"):
                 happen(what)
 
-        saver.Saver._write_shard = written
+        saver.Saver._write_file = written
 
 
 def rank(arguments: list[str]) -> int:
@@ -121,6 +121,6 @@ def rank(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    local.preload("vigpipe.evaluate", "rich.progress", "sklearn.datasets")
+    local.preload("vigpipe.run.evaluation", "rich.progress", "sklearn.datasets")
     fault, num_ranks, *command = sys.argv[1:]
-    sys.exit(local.start_local(int(num_ranks), rank, [fault, *command], threads=1))
+    sys.exit(local.start_local(int(num_ranks), "__main__:rank", [fault, *command], threads=1))

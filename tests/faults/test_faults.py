@@ -20,7 +20,7 @@ from tests.checkpoint.test_saver import files_of_at_most
 from tests.world import run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
-from vigpipe.timing.record import RunRecord
+from vigpipe.run.record import RunRecord
 
 pytestmark = pytest.mark.multiprocess
 
@@ -308,7 +308,7 @@ def test_a_disk_that_is_full_of_checkpoints_leaves_the_run_going(tmp_path, unbro
 
 def test_a_disk_that_is_full_of_rows_keeps_them_until_there_is_room(tmp_path):
     told: list[str] = []
-    record = RunRecord(tmp_path, {}, tell=told.append)
+    record = RunRecord(tmp_path, {}, log=told.append)
     record.add(step=1, loss=0.5)
     with files_of_at_most(60):
         for step in (2, 3, 4):

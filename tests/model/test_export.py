@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vigpipe.model.entries import VigShape
+from vigpipe.model.blocks import VigShape
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn

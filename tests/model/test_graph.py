@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.reference import distances, knn_by_loops
 from vigpipe.errors import InputError
-from vigpipe.model.graph import check_finite, check_neighbours, fitting, knn_graph
+from vigpipe.model.graph import check_finite, check_neighbours, knn_graph, reduce_k
 from vigpipe.ops.plain import nearest
 
 many = settings(deadline=None, max_examples=50)
@@ -206,7 +206,7 @@ def test_ranks_take_the_place_of_the_dilation():
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 40))
 def test_k_and_dilation_are_lowered_no_more_than_they_must(k, dilation, num_candidates):
-    fit_k, fit_dilation = fitting(k, dilation, num_candidates)
+    fit_k, fit_dilation = reduce_k(k, dilation, num_candidates)
     assert fit_k == min(k, num_candidates)
     assert fit_k * fit_dilation <= num_candidates
     assert fit_dilation == dilation or fit_k * (fit_dilation + 1) > num_candidates

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vigpipe import ops
-from vigpipe.model.noise import sample_keys
+from vigpipe.model.keyed_dropout import sample_keys
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.variants import create_model
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from vigpipe.choices import NORMS
+from vigpipe.config.choices import NORMS
 from vigpipe.model.norm import BatchNorm, GroupNorm, PooledStatistics, make_norm, merged
 
 many = settings(deadline=None, max_examples=100)

@@ -18,7 +18,7 @@ from tests.reference import (
     relative_pos,
     window_by_loops,
 )
-from vigpipe.model.entries import VigShape
+from vigpipe.model.blocks import VigShape
 from vigpipe.model.grapher import DynamicGraphConv
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.variants import create_model
@@ -170,8 +170,8 @@ def shapes(model):
 def graph_convs(model):
     return {
         int(i): module
-        for i, entry in model.backbone.items()
-        for module in entry.modules()
+        for i, spec in model.backbone.items()
+        for module in spec.modules()
         if isinstance(module, DynamicGraphConv)
     }
 
@@ -257,8 +257,8 @@ def test_a_model_starts_with_the_tables_of_the_formula(policies, compat):
 @pytest.mark.parametrize(("channels", "side", "r"), [(48, 56, 4), (240, 14, 1)])
 def test_tables_of_the_published_sizes(channels, side, r):
     model = create_model("pvig_ti_224", num_classes=7, compat="reference")
-    entry = {4: "0", 1: "6"}[r]
-    table = model.state_dict()[f"backbone.{entry}.0.relative_pos"]
+    spec = {4: "0", 1: "6"}[r]
+    table = model.state_dict()[f"backbone.{spec}.0.relative_pos"]
     expected = relative_pos(channels, (side, side), r, by_raster=True)
     torch.testing.assert_close(table, expected, rtol=0, atol=1e-6)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vigpipe.model.grapher
-from vigpipe.model.entries import VigShape
+from vigpipe.model.blocks import VigShape
 from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vigpipe.choices import MODELS
+from vigpipe.config.choices import MODELS
 from vigpipe.errors import InputError
 from vigpipe.model.variants import create_model
 

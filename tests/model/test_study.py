@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.reference import PygStudy, assert_same_outcome, grid_edges
-from vigpipe.choices import NORMS
+from vigpipe.config.choices import NORMS
 from vigpipe.errors import InputError
 from vigpipe.model.study import VigStudy
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.timm_plugin import LARGE
-from vigpipe.model.noise import sample_keys
+from vigpipe.model.keyed_dropout import sample_keys
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.parallel.plan import even_plan
 
-pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.entries.FewNodesWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.blocks.FewNodesWarning")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.reference import DenseVig, assert_same_outcome
-from vigpipe.choices import NORMS
-from vigpipe.model.entries import VigShape
-from vigpipe.model.noise import KeyedDropout
+from vigpipe.config.choices import NORMS
+from vigpipe.model.blocks import VigShape
+from vigpipe.model.keyed_dropout import KeyedDropout
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
@@ -35,7 +35,7 @@ def random_images(*shape, seed=0):
 
 
 def neighbours(model):
-    return [(entry.rule.k, entry.rule.dilation) for entry in model.entries]
+    return [(spec.rule.k, spec.rule.dilation) for spec in model.specs]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save, save_file
 from torch import nn
 
 from tests.reference import DenseModel, DensePyramidVig, DenseVig, randomize
-from vigpipe.choices import MODELS
+from vigpipe.config.choices import MODELS
 from vigpipe.errors import InputError
-from vigpipe.model.entries import stem_strides
+from vigpipe.model.blocks import stem_strides
 from vigpipe.model.identify import convert, identify
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.weights import (
-    fit,
     load_weights,
+    match_state,
     read_weights,
     to_reference_names,
 )
@@ -81,9 +81,9 @@ def ported(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif downsamples:
             begins = [0, *downsamples]
             stage = max(s for s, begin in enumerate(begins) if begin <= int(rest[0]))
-            entry = str(int(rest[0]) - begins[stage])
+            spec = str(int(rest[0]) - begins[stage])
             rest = [r for r in rest[1:] if r != "conv"]
-            name = ".".join(["backbone.stages", str(stage), entry, *rest])
+            name = ".".join(["backbone.stages", str(stage), spec, *rest])
         else:
             name = ".".join(["backbone.blocks", *rest])
         renamed[name] = tensor
@@ -314,7 +314,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
     state["stem.convs.0.weight"] = torch.ones(24, 3, 3, 3)
     state["prediction.1.bias"] = torch.ones(1024, dtype=torch.int64)
     with pytest.raises(InputError) as caught:
-        fit(state, model, "w.pth")
+        match_state(state, model, "w.pth")
     message = str(caught.value)
     assert message.startswith("w.pth: does not fit the model: 2 missing: stem.convs.0.bias, predic")
     assert "1 unexpected: backbone.9.0.fc1.0.weight;" in message
@@ -326,14 +326,14 @@ def test_long_lists_are_cut_and_counted():
     state = {name: t for name, t in published("vig_digits").items() if "backbone" not in name}
     count = len(published("vig_digits")) - len(state)
     with pytest.raises(InputError, match=rf"{count} missing: .* and {count - 10} more;"):
-        fit(state, built(), "w.pth")
+        match_state(state, built(), "w.pth")
 
 
 def test_complex_numbers_do_not_become_real_ones():
     state = published("vig_digits")
     state["prediction.4.bias"] = torch.ones(10, dtype=torch.complex64)
     with pytest.raises(InputError, match=r"1 misshapen: prediction\.4\.bias \(10 complex64"):
-        fit(state, built(), "w.pth")
+        match_state(state, built(), "w.pth")
 
 
 def test_another_number_of_classes_says_what_to_do_and_that_works():
@@ -341,39 +341,39 @@ def test_another_number_of_classes_says_what_to_do_and_that_works():
     expected = r"has 10 classes and the model 3: .* --new-classifier, .* num_classes=10"
     model = built(num_classes=3)
     with pytest.raises(InputError, match=expected):
-        fit(state, model, "w.pth")
-    fitted = fit(state, model, "w.pth", new_classifier=True)
-    last = {name for name in fitted if name.startswith("prediction.4.")}
+        match_state(state, model, "w.pth")
+    fit_to_world_size = match_state(state, model, "w.pth", new_classifier=True)
+    last = {name for name in fit_to_world_size if name.startswith("prediction.4.")}
     assert len(last) == 2
     own = model.state_dict()
-    assert all(torch.equal(fitted[n], own[n] if n in last else state[n]) for n in own)
+    assert all(torch.equal(fit_to_world_size[n], own[n] if n in last else state[n]) for n in own)
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (12, 10), (4, 16)])
 def test_positions_of_another_grid_are_resized(grid):
     state = published("vig_digits")
     model = built(img_size=grid)
-    fitted = fit(state, model, "w.pth")["pos_embed"]
+    fit_to_world_size = match_state(state, model, "w.pth")["pos_embed"]
     expected = nn.functional.interpolate(state["pos_embed"], grid, mode="bicubic")
-    assert fitted.shape == model.pos_embed.shape
-    assert torch.equal(fitted, state["pos_embed"] if grid == (8, 8) else expected)
+    assert fit_to_world_size.shape == model.pos_embed.shape
+    assert torch.equal(fit_to_world_size, state["pos_embed"] if grid == (8, 8) else expected)
 
 
 def test_relative_positions_are_the_files_where_shapes_agree_else_the_models():
     state, model = published("pvig_cifar_ti"), built("pvig_cifar_ti")
     name = "backbone.0.0.relative_pos"
     state[name] += 1.0
-    assert torch.equal(fit(state, model, "w")[name], state[name])
+    assert torch.equal(match_state(state, model, "w")[name], state[name])
     larger = built("pvig_cifar_ti", img_size=(24, 24))
-    assert torch.equal(fit(state, larger, "w")[name], larger.state_dict()[name])
+    assert torch.equal(match_state(state, larger, "w")[name], larger.state_dict()[name])
     del state[name]
-    assert torch.equal(fit(state, model, "w")[name], model.state_dict()[name])
+    assert torch.equal(match_state(state, model, "w")[name], model.state_dict()[name])
 
 
 def test_relative_positions_are_left_out_where_a_pyramid_makes_no_knn_graph():
     state = published("pvig_cifar_ti")
     model = built("pvig_cifar_ti", graph="knn,grid")
-    model.load_state_dict(fit(state, model, "w"))
+    model.load_state_dict(match_state(state, model, "w"))
     assert "backbone.1.0.relative_pos" not in model.state_dict()
 
 
@@ -381,7 +381,7 @@ def test_relative_positions_of_an_isotropic_model_are_not_left_out_in_silence():
     state = published("vig_digits")
     state["backbone.0.0.relative_pos"] = torch.ones(1, 64, 64)
     with pytest.raises(InputError, match=r"1 unexpected: backbone\.0\.0\.rel"):
-        fit(state, built(), "w")
+        match_state(state, built(), "w")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -389,11 +389,11 @@ def test_numbers_get_the_models_type(dtype):
     state = published("vig_digits")
     cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
     model = built().double()
-    fitted = fit(cast, model, "w")
-    assert {n: t.dtype for n, t in fitted.items()} == {
+    fit_to_world_size = match_state(cast, model, "w")
+    assert {n: t.dtype for n, t in fit_to_world_size.items()} == {
         n: t.dtype for n, t in model.state_dict().items()
     }
-    assert torch.equal(fitted["pos_embed"], cast["pos_embed"].double())
+    assert torch.equal(fit_to_world_size["pos_embed"], cast["pos_embed"].double())
 
 
 def test_a_failed_load_changes_nothing(tmp_path):

@@ -21,12 +21,12 @@ void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
                                               int64_t C, int64_t K, int pieces, int relative,
                                               int threads);
 void vigpipe_norm_float32(const float* x, const float* weight, const float* bias, double eps,
-                          const float* residual, const float* strength, float* y, double* mean,
+                          const float* residual, const float* sample_scale, float* y, double* mean,
                           double* variance, int64_t R, int64_t C, int64_t images, int gelu,
                           int threads);
 void vigpipe_norm_backward_float32(const float* grad, const float* x, const double* mean,
                                    const double* variance, const float* weight, const float* bias,
-                                   double eps, const float* strength, float* dx, float* d_weight,
+                                   double eps, const float* sample_scale, float* dx, float* d_weight,
                                    float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
                                    int threads);
 void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, const float* B,
@@ -83,15 +83,15 @@ void call_norm(int threads) {
     const int64_t images = between(1, 3), R = images * between(1, 300), C = between(1, 70);
     const auto x = numbers<float>(R * C), residual = numbers<float>(R * C);
     const auto weight = numbers<float>(C), bias = numbers<float>(C);
-    const auto strength = numbers<float>(images);
+    const auto sample_scale = numbers<float>(images);
     std::vector<float> y(R * C), dx(R * C), dw(C), db(C);
     std::vector<double> mean(C), variance(C);
     const int gelu = static_cast<int>(between(0, 1));
     vigpipe_norm_float32(x.data(), weight.data(), bias.data(), 1e-5, residual.data(),
-                                strength.data(), y.data(), mean.data(), variance.data(), R, C,
+                                sample_scale.data(), y.data(), mean.data(), variance.data(), R, C,
                                 images, gelu, threads);
     vigpipe_norm_backward_float32(y.data(), x.data(), mean.data(), variance.data(),
-                                         weight.data(), bias.data(), 1e-5, strength.data(),
+                                         weight.data(), bias.data(), 1e-5, sample_scale.data(),
                                          dx.data(), dw.data(), db.data(), R, C, images, gelu,
                                          threads);
 }

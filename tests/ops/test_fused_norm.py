@@ -18,11 +18,11 @@ def compiled():
     assert ops.versions("cpu")["norm"].startswith("C++")
 
 
-def one_after_the_other(x, weight, bias, residual, strength, gelu):
+def one_after_the_other(x, weight, bias, residual, sample_scale, gelu):
     rows = x.flatten(0, -2)
     y = F.batch_norm(rows, None, None, weight, bias, training=True).view(x.shape)
     y = F.gelu(y) if gelu else y
-    y = y if strength is None else y * strength.view(-1, *[1] * (x.dim() - 1))
+    y = y if sample_scale is None else y * sample_scale.view(-1, *[1] * (x.dim() - 1))
     y = y if residual is None else residual + y
     return y, rows.mean(0), rows.var(0, correction=0)
 
@@ -36,8 +36,8 @@ def case(seed, shape, dtype, what):
     x = (3 * numbers(*shape) + 5 * numbers(shape[-1])).to(dtype).requires_grad_()
     weight, bias = (numbers(shape[-1]).to(dtype).requires_grad_() for _ in range(2))
     residual: Any = None if what == "alone" else numbers(*shape).to(dtype).requires_grad_()
-    strength = numbers(shape[0]).to(dtype) if what == "strength" else None
-    return (x, weight, bias, residual, strength), numbers(*shape).to(dtype)
+    sample_scale = numbers(shape[0]).to(dtype) if what == "strength" else None
+    return (x, weight, bias, residual, sample_scale), numbers(*shape).to(dtype)
 
 
 SHAPES = [(1, 2, 1), (2, 7, 5), (3, 16, 3), (2, 300, 24), (2, 5, 5, 64), (4, 33, 130), (7, 48)]
@@ -48,9 +48,9 @@ SHAPES = [(1, 2, 1), (2, 7, 5), (3, 16, 3), (2, 300, 24), (2, 5, 5, 64), (4, 33,
 def test_results_statistics_and_gradients(seed, shape, mode):
     gelu, what = mode
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-4)):
-        (x, weight, bias, residual, strength), grad = case(seed, shape, dtype, what)
-        found = ops.norm(x, weight, bias, residual, strength, gelu=gelu)
-        expected = one_after_the_other(x, weight, bias, residual, strength, gelu)
+        (x, weight, bias, residual, sample_scale), grad = case(seed, shape, dtype, what)
+        found = ops.norm(x, weight, bias, residual, sample_scale, gelu=gelu)
+        expected = one_after_the_other(x, weight, bias, residual, sample_scale, gelu)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(
                 ours, theirs, rtol=tolerance, atol=tolerance, check_dtype=False
@@ -65,9 +65,9 @@ def test_results_statistics_and_gradients(seed, shape, mode):
 
 @pytest.mark.parametrize("gelu", [False, True])
 def test_gradcheck(gelu):
-    (x, weight, bias, residual, strength), _ = case(0, (3, 4, 5), torch.float64, "strength")
+    (x, weight, bias, residual, sample_scale), _ = case(0, (3, 4, 5), torch.float64, "strength")
     assert torch.autograd.gradcheck(
-        lambda *t: ops.norm(t[0], t[1], t[2], t[3], strength, gelu=gelu)[0],
+        lambda *t: ops.norm(t[0], t[1], t[2], t[3], sample_scale, gelu=gelu)[0],
         [x, weight, bias, residual],
     )
 

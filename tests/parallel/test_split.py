@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigpipe.choices import NORMS
-from vigpipe.model.entries import VigShape
-from vigpipe.model.noise import PADDING, sample_keys
+from vigpipe.config.choices import NORMS
+from vigpipe.model.blocks import VigShape
+from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.parallel.plan import Plan, even_plan
-from vigpipe.parallel.split import Part, cut_parts
+from vigpipe.parallel.split import StageModule, cut_stages
 
 PYRAMID = VigShape(
     (2, 3), (8, 16), k=(3, 3), reductions=(2, 1), relative=True, stem=(2, 1, 1), stem_stride=4
@@ -58,12 +58,12 @@ def num_blocks(name):
 
 
 def wrapped(model, name, dtype=torch.float64, rows=ROWS, autocast=False) -> Any:
-    return Part(model, rows, SIZES[name], dtype, autocast)
+    return StageModule(model, rows, SIZES[name], dtype, autocast)
 
 
 def parts_of(name, num_stages, **options):
     plan = even_plan(num_blocks(name), num_stages)
-    models = cut_parts(builder(name, **options), plan, tuple(range(num_stages)))
+    models = cut_stages(builder(name, **options), plan, tuple(range(num_stages)))
     return [wrapped(model, name) for model in models]
 
 
@@ -78,23 +78,25 @@ def keys_of(num_samples, rows=ROWS):
     return keys
 
 
-def run_chain(parts, images, keys):
+def run_chain(stage_modules, images, keys):
     """Forward through the parts and backward again; what crosses is copied, as a receiver has it.
 
     Returns:
         output, and gradients by parameter name.
     """
     inputs, outputs = [images], []
-    for part in parts:
-        outputs.append(part(inputs[-1], keys))
-        received = torch.empty(part.output_shape, dtype=torch.float64)
+    for stage_module in stage_modules:
+        outputs.append(stage_module(inputs[-1], keys))
+        received = torch.empty(stage_module.output_shape, dtype=torch.float64)
         inputs.append(received.copy_(outputs[-1].detach()).requires_grad_())
     generator = torch.Generator().manual_seed(2)
     gradient = torch.randn(outputs[-1].shape, generator=generator, dtype=torch.float64)
     for output, received in zip(reversed(outputs), reversed(inputs[:-1]), strict=True):
         output.backward(gradient)
         gradient = received.grad
-    named = (pair for part in parts for pair in part.model.named_parameters())
+    named = (
+        pair for stage_module in stage_modules for pair in stage_module.model.named_parameters()
+    )
     return outputs[-1].detach(), {name: parameter.grad for name, parameter in named}
 
 
@@ -114,27 +116,31 @@ def test_parts_together_have_exactly_the_unsplit_keys(cuts):
         bounds = [0, *sorted(cuts), 8]
         plan = Plan(tuple(tuple(range(a, b)) for a, b in pairwise(bounds)))
         build = builder("vig_study")
-        parts = cut_parts(build, plan, tuple(range(plan.num_stages)))
-        keys = [key for part in parts for key in part.state_dict()]
+        stage_modules = cut_stages(build, plan, tuple(range(plan.num_stages)))
+        keys = [key for stage_module in stage_modules for key in stage_module.state_dict()]
         assert keys == list(build().state_dict())
 
 
 @models
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_weights_and_buffers_do_not_depend_on_the_cut(name, num_stages):
-    parts = parts_of(name, num_stages, dtype=torch.float32)
-    together = {k: v for part in parts for k, v in part.model.state_dict().items()}
+    stage_modules = parts_of(name, num_stages, dtype=torch.float32)
+    together = {
+        k: v for stage_module in stage_modules for k, v in stage_module.model.state_dict().items()
+    }
     assert_equal(together, builder(name, dtype=torch.float32)().state_dict())
 
 
 def test_a_rank_builds_the_parts_it_is_asked_for():
     plan = even_plan(8, 4)
-    first, last = cut_parts(builder("vig_study"), plan, (1, 3))
+    first, last = cut_stages(builder("vig_study"), plan, (1, 3))
     assert list(first.numbered_blocks) == ["2", "3"]
     assert list(last.numbered_blocks) == ["6", "7"]
     assert (first.has_stem, first.has_readout) == (False, False)
     assert (last.has_stem, last.has_readout) == (False, True)
-    addresses = [{p.data_ptr() for p in part.parameters()} for part in (first, last)]
+    addresses = [
+        {p.data_ptr() for p in stage_module.parameters()} for stage_module in (first, last)
+    ]
     assert not addresses[0] & addresses[1]
 
 
@@ -151,26 +157,28 @@ def test_parts_in_a_row_equal_the_whole_bit_for_bit(name, num_stages):
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_recomputed_parts_equal_the_whole_bit_for_bit(name, num_stages):
     """Gradients and running statistics; a graph that was chosen twice could differ."""
-    expected_parts, parts = parts_of(name, 1), parts_of(name, num_stages)
-    for part in parts:
-        part.num_recomputed = 1
+    expected_parts, stage_modules = parts_of(name, 1), parts_of(name, num_stages)
+    for stage_module in stage_modules:
+        stage_module.num_recomputed = 1
     expected = run_chain(expected_parts, images_of(name), keys_of(ROWS))
-    output, gradients = run_chain(parts, images_of(name), keys_of(ROWS))
+    output, gradients = run_chain(stage_modules, images_of(name), keys_of(ROWS))
     assert torch.equal(output, expected[0])
     assert_equal(gradients, expected[1])
-    together = {k: v for part in parts for k, v in part.model.state_dict().items()}
+    together = {
+        k: v for stage_module in stage_modules for k, v in stage_module.model.state_dict().items()
+    }
     assert_equal(together, expected_parts[0].model.state_dict())
 
 
 def test_only_the_first_micro_batches_are_recomputed():
-    (part,) = parts_of("vig_digits", 1)
-    part.num_recomputed = 2
+    (stage_module,) = parts_of("vig_digits", 1)
+    stage_module.num_recomputed = 2
     for _ in range(2):  # steps
-        part.begin_step()
+        stage_module.begin_step()
         recomputed = []
         for _ in range(3):
-            part(images_of("vig_digits"), keys_of(ROWS))
-            recomputed.append(part.model.recompute)
+            stage_module(images_of("vig_digits"), keys_of(ROWS))
+            recomputed.append(stage_module.model.recompute)
         assert recomputed == [True, True, False]
 
 
@@ -184,8 +192,8 @@ def test_only_the_first_micro_batches_are_recomputed():
     ],
 )
 def test_indices_cross_only_where_a_policy_needs_them(name, channels):
-    parts = parts_of(name, 4)
-    assert [part.output_shape[-1] for part in parts[:-1]] == channels
+    stage_modules = parts_of(name, 4)
+    assert [stage_module.output_shape[-1] for stage_module in stage_modules[:-1]] == channels
 
 
 # ---- shapes, strides, dtypes ----------------------------------------------------------------
@@ -193,20 +201,20 @@ def test_indices_cross_only_where_a_policy_needs_them(name, channels):
 
 @models
 def test_shapes_at_the_boundaries_fit_together(name):
-    parts = parts_of(name, 3)
-    assert parts[0].input_shape == (ROWS, *SIZES[name])
-    for before, after in pairwise(parts):
+    stage_modules = parts_of(name, 3)
+    assert stage_modules[0].input_shape == (ROWS, *SIZES[name])
+    for before, after in pairwise(stage_modules):
         assert before.output_shape == after.input_shape
-    assert parts[-1].output_shape == (ROWS, 10)
+    assert stage_modules[-1].output_shape == (ROWS, 10)
 
 
 @pytest.mark.parametrize("name", list(SIZES))
 @pytest.mark.parametrize("num_samples", range(ROWS + 1))
 def test_a_boundary_has_the_declared_shape_however_many_samples(name, num_samples):
     x, keys = images_of(name), keys_of(num_samples)
-    for part in parts_of(name, 2):
-        x = part(x, keys)
-        assert x.shape == part.output_shape
+    for stage_module in parts_of(name, 2):
+        x = stage_module(x, keys)
+        assert x.shape == stage_module.output_shape
 
 
 @pytest.mark.parametrize(
@@ -224,8 +232,8 @@ def test_a_boundary_has_the_declared_shape_however_many_samples(name, num_sample
 def test_what_crosses_a_boundary_is_contiguous(name, num_samples):
     """gloo sends nothing else ("input tensor has to be contiguous"), and torch 2.11 compares
     strides with the declared ones."""
-    part = parts_of(name, 2)[0]
-    assert part(images_of(name), keys_of(num_samples)).is_contiguous()
+    stage_module = parts_of(name, 2)[0]
+    assert stage_module(images_of(name), keys_of(num_samples)).is_contiguous()
 
 
 def test_autocast_narrows_what_is_inside_and_not_what_crosses():
@@ -262,9 +270,9 @@ def test_padding_rows_change_nothing(name, norm):
 
 @models
 def test_padding_rows_get_a_gradient_of_zero(name):
-    _, part = parts_of(name, 2)
-    x = torch.rand(part.input_shape, dtype=torch.float64, requires_grad=True)
-    part(x, keys_of(2)).square().sum().backward()
+    _, stage_module = parts_of(name, 2)
+    x = torch.rand(stage_module.input_shape, dtype=torch.float64, requires_grad=True)
+    stage_module(x, keys_of(2)).square().sum().backward()
     assert x.grad is not None
     assert x.grad[:2].any()
     assert not x.grad[2:].any()
@@ -273,21 +281,21 @@ def test_padding_rows_get_a_gradient_of_zero(name):
 @models
 @pytest.mark.parametrize("stage_index", [0, 1])
 def test_a_micro_batch_of_padding_gives_zeros_and_gradients_of_zero(name, stage_index):
-    part = parts_of(name, 2)[stage_index]
-    before = {key: value.clone() for key, value in part.model.state_dict().items()}
-    x = torch.rand(part.input_shape, dtype=torch.float64, requires_grad=True)
-    y = part(x, keys_of(0))
-    assert y.shape == part.output_shape
+    stage_module = parts_of(name, 2)[stage_index]
+    before = {key: value.clone() for key, value in stage_module.model.state_dict().items()}
+    x = torch.rand(stage_module.input_shape, dtype=torch.float64, requires_grad=True)
+    y = stage_module(x, keys_of(0))
+    assert y.shape == stage_module.output_shape
     assert not y.any()
     y.backward(torch.ones_like(y))
-    for key, value in [*part.named_parameters(), ("input", x)]:
+    for key, value in [*stage_module.named_parameters(), ("input", x)]:
         assert value.grad is not None, key
         assert value.grad.shape == value.shape
         assert not value.grad.any(), key
-    assert_equal(part.model.state_dict(), before)
+    assert_equal(stage_module.model.state_dict(), before)
 
 
 def test_a_micro_batch_of_padding_gives_zeros_in_evaluation():
-    part = parts_of("vig_digits", 1)[0].eval()
+    stage_module = parts_of("vig_digits", 1)[0].eval()
     with torch.no_grad():
-        assert not part(images_of("vig_digits"), keys_of(0)).any()
+        assert not stage_module(images_of("vig_digits"), keys_of(0)).any()

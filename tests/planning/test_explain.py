@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.profiles import make_piece, make_profile
-from vigpipe.choices import Schedule
 from vigpipe.planning.explain import explain
 from vigpipe.planning.step import Request, predict
+from vigpipe.schedules import Schedule
 
 REQUEST = Request(2, 1, 16, (8,), (("gpipe", 1),))
 EVEN = ((0, 1), (2, 3))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.planning.memory import peak, rank_bytes
-from vigpipe.planning.orders import orders
+from vigpipe.schedules import orders
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.errors import InputError
 from vigpipe.planning import search as module
-from vigpipe.planning.orders import is_legal
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Request, predict
+from vigpipe.schedules import is_legal
 
 REQUEST = Request(2, 1, 8, (4,), (("gpipe", 1),))
 
@@ -39,12 +39,12 @@ def every_proposal(profile, request):
 def brute_force(profile, request):
     """The shortest step of all that fit."""
     limit = request.memory_limit_bytes
-    fitting = [
+    reduce_k = [
         proposal
         for proposal in every_proposal(profile, request)
         if limit is None or max(proposal.memory_bytes) <= limit
     ]
-    return min((proposal.step_seconds for proposal in fitting), default=None)
+    return min((proposal.step_seconds for proposal in reduce_k), default=None)
 
 
 @st.composite

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigpipe.choices import Schedule
 from vigpipe.planning import engine
 from vigpipe.planning import simulate as module
-from vigpipe.planning.orders import VIRTUAL, forward_orders, is_legal, orders
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
+from vigpipe.schedules import VIRTUAL, Schedule, forward_orders, is_legal, orders
 from vigpipe.spans import COMPUTE, by_rank, step_seconds
 
 SCHEDULES = get_args(Schedule)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.profiles import make_piece, make_profile
-from vigpipe.data.shards import Cut
+from vigpipe.data.batches import Cut
 from vigpipe.planning.step import Request, microbatch_rows, predict, stage_costs
 
 REQUEST = Request(2, 2, 16, (4,), (("gpipe", 1),))

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
+from vigpipe.run.record import RunRecord
 from vigpipe.spans import Kind, Span, seconds_by_kind, step_seconds
-from vigpipe.timing.record import RunRecord
 from vigpipe.timing.recorder import Row
 from vigpipe.timing.tables import statistics, step_statistics, write_rows
 

@@ -24,7 +24,7 @@ from tests.slurm.conftest import LOCAL, free_ports
 from tests.world import ROOT, Command, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
-from vigpipe.straggler import WARM_UP, WINDOW
+from vigpipe.run.stragglers import WARM_UP, WINDOW
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 

@@ -16,26 +16,26 @@ pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 SCRIPT = """
 import dataclasses, json, os, sys
 from pathlib import Path
-from vigpipe.parallel import failure, launch
+from vigpipe.launch import environment, failures, rendezvous
 
 def work(me, mode, folder):
     if mode == "early":
-        launch.threads_per_rank(0, me, os.environ)
+        environment.threads_per_rank(0, me, os.environ)
     import torch, torch.distributed as dist
-    launch.init_process_group(me, "gloo", 60)
+    rendezvous.init_process_group(me, "gloo", 60)
     total = torch.tensor([float(me.rank)])
     dist.all_reduce(total)
     facts = {**dataclasses.asdict(me), "total": total.item(), "node": os.environ["SLURMD_NODENAME"],
-             "threads": launch.threads_per_rank(None, me, os.environ)}
+             "threads": environment.threads_per_rank(None, me, os.environ)}
     (folder / f"rank-{me.rank}.json").write_text(json.dumps(facts))
     if mode == "error" and me.rank == 3:
         raise RuntimeError("rank 3 broke")
     dist.all_reduce(total)
     return 0
 
-me = launch.from_environment(os.environ)
+me = environment.from_environment(os.environ)
 folder = Path(sys.argv[2])
-sys.exit(failure.run_rank(lambda: work(me, sys.argv[1], folder), me, [folder / "out"]))
+sys.exit(failures.run_rank(lambda: work(me, sys.argv[1], folder), me, [folder / "out"]))
 """
 
 
@@ -84,8 +84,8 @@ def test_one_node_needs_no_settings_and_follows_cpus_per_task(slurm, tmp_path):
 
 
 def test_python_in_a_one_task_step_is_alone(slurm, tmp_path):
-    code = "import os; from vigpipe.parallel import launch; "
-    code += "print(launch.from_environment(os.environ).launcher)"
+    code = "import os; from vigpipe.launch import environment; "
+    code += "print(environment.from_environment(os.environ).launcher)"
     done = run_command(["srun", "-n1", sys.executable, "-c", code], slurm)
     assert (done.stdout, done.stderr) == ("alone\n", "")
 

@@ -11,10 +11,10 @@ import torch
 from tests.planning.profiles import make_profile
 from tests.test_cli import make_pictures
 from tests.world import ROOT, run_command, wait_until
-from vigpipe.config import TrainConfig
-from vigpipe.job import prepare
+from vigpipe.config.options import TrainConfig
 from vigpipe.planning.profile import write_profile
-from vigpipe.profiling import cost_options
+from vigpipe.profiling.measure import cost_options
+from vigpipe.run.facts import prepare
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 

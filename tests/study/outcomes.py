@@ -19,7 +19,7 @@ def make_measured(
     name, layout, round_number=1, *, seconds=1.0, losses=(3.0, 2.0, 1.0), all_reduce=0.001
 ):
     """A run whose steps take 0.9, 1 and 1.1 times so many seconds, and test batches a quarter."""
-    pipelined = layout.num_stages > 1
+    pipelined = layout.pipeline_size > 1
     steps = {step: seconds * factor for step, factor in zip(STEPS, (0.9, 1.0, 1.1), strict=True)}
     return Measured(
         name=name,

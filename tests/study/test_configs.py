@@ -3,7 +3,7 @@
 import pytest
 
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.study.configs import (
     STEP_SECONDS,
     baseline,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.report.runs import BACKWARD, FORWARD, NUM_BLOCKS, NUM_STEPS, NUM_WARMUP, write_run
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.study.measured import read_measured
 
 LAYOUT = Layout(2, 4, 2)

@@ -13,11 +13,11 @@ from PIL import Image
 
 from tests.world import ROOT, run_command
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.study.check import Machine, check_numbers, check_with_torch, find_machine
 from vigpipe.study.configs import parse_configs
 from vigpipe.study.options import StudyConfig
-from vigpipe.study.runs import command_line, run_options, start
+from vigpipe.study.runs import command_line, run_options, run_study
 
 
 @pytest.fixture
@@ -95,14 +95,14 @@ def test_the_images_and_blocks_are_told(small):
 
 def test_an_error_of_the_other_process_is_ours(small):
     with pytest.raises(InputError, match="no such data"):
-        start(replace(small, data="nowhere"), [])
+        run_study(replace(small, data="nowhere"), [])
 
 
 def test_results_are_not_overwritten(small):
     small.out.mkdir()
     (small.out / "rows.csv").touch()
     with pytest.raises(InputError, match="holds results already"):
-        start(small, [])
+        run_study(small, [])
 
 
 # ---- where ------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_this_process_stays_small():
 def test_a_run_that_fails_ends_the_experiment_with_its_code(small, monkeypatch, capsys):
     monkeypatch.setattr("vigpipe.study.runs.check_with_torch", _fine)
     monkeypatch.setattr("vigpipe.study.runs.run_child", lambda words: 76)
-    assert start(small, []) == 76
+    assert run_study(small, []) == 76
     assert "ended with exit code 76" in capsys.readouterr().out
     assert list(small.keep_runs.iterdir()) == []
     assert not (small.out / "rows.csv").exists()
@@ -206,7 +206,7 @@ def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
     # What was kept is not done again, but made a page of; other options are refused.
     monkeypatch.setattr("vigpipe.study.runs.check_with_torch", _fine)
     shutil.rmtree(small.out)
-    assert start(small, ["study"]) == 0
+    assert run_study(small, ["study"]) == 0
     assert capsys.readouterr().out.count(": kept") == 2
     assert (small.out / "rows.csv").read_text().splitlines()[1:]
     shutil.rmtree(small.out)
@@ -215,10 +215,10 @@ def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
         ({"test_batches": 2}, "round-1-sequential was run with test_batches = 3, but now it is 2"),
     ):
         with pytest.raises(InputError, match=expected):
-            start(replace(small, **options), [])
+            run_study(replace(small, **options), [])
     (small.keep_runs / "round-1-sequential" / "summary.json").unlink()
     with pytest.raises(InputError, match="round-1-sequential: holds no finished run"):
-        start(small, [])
+        run_study(small, [])
 
 
 def test_the_batch_script_passes_on_what_it_is_given(tmp_path):

@@ -10,11 +10,11 @@ import numpy as np
 import tomli_w
 from tabulate import tabulate
 
-from vigpipe.config import parse_image_size
+from vigpipe.config.options import parse_image_size
 from vigpipe.data import Source, open_source
 from vigpipe.errors import InputError
-from vigpipe.origin import this_command, told
-from vigpipe.timing.record import make_output_folder
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import format_versions, this_command
 
 NUM_NEIGHBOURS = 10
 INVERSE_REGULARISATION = 1e-3  # of the linear classifier, on standardised pixels
@@ -59,7 +59,8 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         f"included.\n\n- run: `python -m vigpipe.train --config config.toml`\n- this page: `"
         f"{this_command()}`\n- commit: {summary['commit']}\n- hardware: "
         f"{summary['hardware']}; {summary['threads_per_rank']} thread(s) a rank, "
-        f"{summary['layout']['ranks']} rank(s)\n- versions: {told(summary['versions'])}\n"
+        f"{summary['layout']['ranks']} rank(s)\n"
+        f"- versions: {format_versions(summary['versions'])}\n"
         f"- the baselines see the same images, not augmented: {NUM_NEIGHBOURS} nearest neighbours, "
         f"and logistic regression on standardised pixels (C = {INVERSE_REGULARISATION}), both "
         "scikit-learn's\n",

@@ -15,10 +15,10 @@ from tabulate import tabulate
 from vigpipe import ops
 from vigpipe.bench.measure import NUM_WARMUP
 from vigpipe.bench.options import OpsBench
-from vigpipe.device import choose_device, keep_freed_memory, peak_bytes, synchronize
 from vigpipe.errors import InputError
-from vigpipe.origin import origin
-from vigpipe.timing.record import make_output_folder
+from vigpipe.launch.device import choose_device, keep_freed_memory, peak_bytes, synchronize
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import origin
 
 MB = 1e6
 

@@ -7,35 +7,35 @@ import torch
 
 from vigpipe.bench.measure import write_results
 from vigpipe.bench.predict import Case, check_two_ranks, measured
-from vigpipe.job import Job
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import write_profile
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Request
-from vigpipe.profiling import measure
+from vigpipe.profiling.measure import measure
+from vigpipe.run.facts import Run
 
 
-def bench_cuts(job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
+def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
     """Profile the model, plan two stages, and measure every cut in turn; as one of two ranks."""
-    check_two_ranks(job, "bench cuts")
-    num_blocks = sum(len(stage) for stage in job.plan.stages)
-    profile = measure(job, rank, device, [job.cut(0).rows])
+    check_two_ranks(run, "bench cuts")
+    num_blocks = sum(len(stage) for stage in run.plan.stages)
+    profile = measure(run, rank, device, [run.cut(0).rows])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}
-    every = {n: Case(job.layout, plan) for n, plan in cuts.items()}
-    timings = measured(job, rank, device, list(every.values()), num_repeats)
+    every = {n: Case(run.layout, plan) for n, plan in cuts.items()}
+    timings = measured(run, rank, device, list(every.values()), num_repeats)
     if profile is None:
         return
     write_profile(profile, folder / "profile.json")
-    pieces = job.layout.num_microbatches
-    request = Request(2, 1, job.batch_size, (pieces,), ((job.layout.schedule, 1),))
+    pieces = run.layout.num_microbatches
+    request = Request(2, 1, run.batch_size, (pieces,), ((run.layout.schedule, 1),))
     planned = len(search(profile, request)[0].stages[0])
     even = len(even_plan(num_blocks, 2).stages[0])
     seconds = {n: median(timings.seconds[str(case)]) for n, case in every.items()}
     best = min(seconds, key=lambda n: seconds[n])
     told = (
-        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, "
-        f"{pieces} micro-batches, {job.layout.schedule}: the planner puts {planned} of "
+        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, "
+        f"{pieces} micro-batches, {run.layout.schedule}: the planner puts {planned} of "
         f"{num_blocks} blocks into the first stage, {seconds[planned] / seconds[best] - 1:.1%} "
         f"slower than the best of all {len(seconds)} cuts ({best}); equal numbers of blocks "
         f"({even}) are {seconds[even] / seconds[best] - 1:.1%} slower."

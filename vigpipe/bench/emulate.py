@@ -27,20 +27,21 @@ from vigpipe.bench.emulated import write_page
 from vigpipe.bench.options import EmulateBench
 from vigpipe.bench.overhead import Case, Step, make_case
 from vigpipe.bench.sleeping import SleepingModel, sleep_until
-from vigpipe.data.shards import ReplicaBatch
-from vigpipe.device import peak_bytes
+from vigpipe.data.batches import ReplicaBatch
+from vigpipe.data.loss import Loss
 from vigpipe.errors import DONE, InputError
-from vigpipe.loss import Loss
-from vigpipe.parallel.failure import run_rank
-from vigpipe.parallel.launch import Launch, from_environment, init_process_group
-from vigpipe.parallel.local import preload, start_local
-from vigpipe.parallel.mesh import Layout
+from vigpipe.launch.device import peak_bytes
+from vigpipe.launch.environment import Launch, from_environment
+from vigpipe.launch.failures import run_rank
+from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.rendezvous import init_process_group
+from vigpipe.parallel.gradients import Replicas, gathered
+from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
-from vigpipe.parallel.replicate import Replicas, gathered
 from vigpipe.parallel.schedule import Pipeline
-from vigpipe.parallel.split import Part, cut_parts
+from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.planning.profile import Profile, read_profile
-from vigpipe.timing.record import make_output_folder
+from vigpipe.run.folder import make_output_folder
 
 IMAGE_SHAPE = (1,)  # the stem sleeps; images cross no boundary
 NUM_SLEEPS = 50  # to see how exact they are
@@ -49,7 +50,7 @@ LONGEST_SECONDS = 1e5  # of a step
 PATIENCE_SECONDS = 300.0  # beyond the sleep itself, until a silent peer counts as lost
 
 
-def start(options: EmulateBench, arguments: Sequence[str]) -> int:
+def run_emulation(options: EmulateBench, arguments: Sequence[str]) -> int:
     """Emulate every layout; ranks are started as for training.
 
     Under srun and torchrun there must be as many ranks as the largest layout has, or more.
@@ -69,15 +70,13 @@ def start(options: EmulateBench, arguments: Sequence[str]) -> int:
 
 
 def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> int:
-    from vigpipe.cli import main
-
     profile = read_profile(options.profile)
     cases = list_cases(options, profile)
     needed = max(case.layout.world_size for case in cases)
     if launch.launcher == "alone" and needed > 1:
         folder = make_output_folder(options.out)
         given = ["--out", str(folder)] if options.out is None else []
-        return start_local(needed, main, [*arguments, *given], threads=1)
+        return start_local(needed, COMMAND_LINE, [*arguments, *given], threads=1)
     if launch.world_size < needed:
         raise InputError(
             f"{launch.world_size} ranks were started, but the largest of --stages "
@@ -194,12 +193,12 @@ def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
 
 def _circles(layout: Layout, rank: int) -> tuple[range, range, range]:
     """All ranks of a layout; the pipeline of one of them; those that hold the same stage."""
-    stages, world_size = layout.num_stages, layout.world_size
+    stages, world_size = layout.pipeline_size, layout.world_size
     first = layout.replica_index(rank) * stages
     return (
         range(world_size),
         range(first, first + stages),
-        range(layout.stage_index(rank), world_size, stages),
+        range(layout.pipeline_rank(rank), world_size, stages),
     )
 
 
@@ -208,17 +207,19 @@ class _Share:
 
     def __init__(self, case: Case, options: EmulateBench, profile: Profile, groups: Groups) -> None:
         self.case, layout, rank = case, case.layout, dist.get_rank()
-        self.everyone, stage_group, replica_group = (
+        self.all_gather_values, stage_group, replica_group = (
             groups.get(tuple(ranks)) for ranks in _circles(layout, rank)
         )
-        part_indices = layout.parts_of(rank)
-        self.models = cut_parts(
-            lambda: SleepingModel(profile, case.rows, options.scale), case.plan, part_indices
+        stage_indices = layout.stages_of(rank)
+        self.models = cut_stages(
+            lambda: SleepingModel(profile, case.rows, options.scale), case.plan, stage_indices
         )
-        parts = [Part(m, case.rows, IMAGE_SHAPE, torch.float32, False) for m in self.models]
-        self.replicas = Replicas(parts, replica_group, options.sync)
+        stage_modules = [
+            StageModule(m, case.rows, IMAGE_SHAPE, torch.float32, False) for m in self.models
+        ]
+        self.replicas = Replicas(stage_modules, replica_group, options.sync)
         self.pipeline = Pipeline(
-            parts, self.replicas.modules, part_indices, layout, DEVICE, stage_group, Loss()
+            stage_modules, self.replicas.modules, stage_indices, layout, DEVICE, stage_group, Loss()
         )
         num_rows = layout.num_microbatches * case.rows
         self.batch = ReplicaBatch(
@@ -227,7 +228,9 @@ class _Share:
             images=torch.zeros(num_rows, *IMAGE_SHAPE) if self.pipeline.has_first else None,
             labels=torch.zeros(num_rows, dtype=torch.int64) if self.pipeline.has_last else None,
         )
-        numbers = sum(p.numel() for part in parts for p in part.parameters())
+        numbers = sum(
+            p.numel() for stage_module in stage_modules for p in stage_module.parameters()
+        )
         self.sync_bytes = numbers * (8 if options.sync == "double" else 4)
 
     def step(self) -> tuple[float, float]:
@@ -235,7 +238,7 @@ class _Share:
         start = time.perf_counter()
         self.pipeline.train_step(self.batch)
         drained = time.perf_counter()
-        self.replicas.gradients.add_up()
+        self.replicas.gradients.reduce()
         return drained - start, time.perf_counter() - drained
 
     def timed_step(self, repeat: int) -> Step:
@@ -243,15 +246,15 @@ class _Share:
         for model in self.models:
             model.late_seconds.clear()
         self.replicas.gradients.clear()
-        if self.everyone is not None:
-            dist.barrier(self.everyone)
+        if self.all_gather_values is not None:
+            dist.barrier(self.all_gather_values)
         cpu_before = time.process_time()
         schedule_seconds, sync_seconds = self.step()
         cpu_seconds = time.process_time() - cpu_before
         late = [seconds for model in self.models for seconds in model.late_seconds]
         times = schedule_seconds, sync_seconds, cpu_seconds, sum(late), len(late)
         own = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
-        ranks = gathered(own, self.everyone)
+        ranks = gathered(own, self.all_gather_values)
         schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
         return Step(
             case=self.case,

@@ -11,8 +11,8 @@ from tabulate import tabulate
 
 from vigpipe.bench.options import EmulateBench
 from vigpipe.bench.overhead import Measured, Overhead, Step, by_case, fit_overhead, fitted
-from vigpipe.origin import origin
 from vigpipe.planning.profile import Profile, write_profile
+from vigpipe.run.provenance import origin
 
 COLUMNS = (
     "seconds",
@@ -139,7 +139,7 @@ def layout_table(measured: Sequence[Measured], fmt: str) -> str:
         layout, seconds = m.case.layout, [1e3 * step.seconds for step in m.steps]
         rows.append(
             (
-                layout.num_stages,
+                layout.pipeline_size,
                 layout.num_microbatches,
                 f"{layout.num_replicas}{' *' * m.is_short_of_cores}",
                 f"{median(seconds):.1f}",
@@ -196,7 +196,7 @@ def synchronisation(measured: Sequence[Measured]) -> list[tuple[int, int, float,
     """(S, D, median seconds of adding up, bytes of the largest buffer), over all M."""
     steps: dict[tuple[int, int], list[Step]] = {}
     for m in measured:
-        degrees = m.case.layout.num_stages, m.case.layout.num_replicas
+        degrees = m.case.layout.pipeline_size, m.case.layout.num_replicas
         steps.setdefault(degrees, []).extend(m.steps)
     return [
         (*degrees, median(step.sync_seconds for step in own), own[0].sync_bytes)
@@ -211,7 +211,7 @@ def _write_rows(path: Path, steps: Sequence[Step]) -> None:
         rows.writerow([*counts, "repeat", "ideal_seconds", *COLUMNS])
         for step in steps:
             case, layout = step.case, step.case.layout
-            degrees = (layout.num_stages, layout.num_microbatches, layout.num_replicas)
+            degrees = (layout.pipeline_size, layout.num_microbatches, layout.num_replicas)
             sizes = (case.rows, case.transfer_bytes, step.sync_bytes)
             values = [getattr(step, name) for name in COLUMNS]
             rows.writerow([*degrees, *sizes, step.repeat, case.ideal_seconds, *values])
@@ -227,16 +227,16 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
     by_stages, by_microbatches, by_replicas = figure.subplots(1, 3)
     fewest = min(m.case.layout.num_replicas for m in measured)
     chosen = [m for m in measured if m.case.layout.num_replicas == fewest]
-    all_stages = sorted({m.case.layout.num_stages for m in chosen})
+    all_stages = sorted({m.case.layout.pipeline_size for m in chosen})
     all_microbatches = sorted({m.case.layout.num_microbatches for m in chosen})
     for number in all_microbatches:
         own = [m for m in chosen if m.case.layout.num_microbatches == number]
-        stages = [m.case.layout.num_stages for m in own]
+        stages = [m.case.layout.pipeline_size for m in own]
         by_stages.plot(stages, [m.ratio for m in own], "o-", label=f"M = {number}")
     by_stages.axhline(1, color="0.6", lw=1)
     by_stages.set(xlabel="stages S", ylabel=f"step / ideal step (D = {fewest})")
     for i, number in enumerate(all_stages):
-        own = [m for m in chosen if m.case.layout.num_stages == number]
+        own = [m for m in chosen if m.case.layout.pipeline_size == number]
         counts = [m.case.layout.num_microbatches for m in own]
         seconds = [1e3 * m.median("seconds") for m in own]
         by_microbatches.plot(counts, seconds, "o", color=f"C{i}", label=f"S = {number}")

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.device import synchronize
-from vigpipe.origin import origin
+from vigpipe.launch.device import synchronize
+from vigpipe.run.provenance import origin
 
 NUM_WARMUP = 2
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.choices import Device, Model
-from vigpipe.config import TrainConfig
+from vigpipe.config.choices import Device, Model
+from vigpipe.config.options import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

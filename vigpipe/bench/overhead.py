@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.step import pieces_of
@@ -49,17 +49,17 @@ class Case:
     @property
     def bubble(self) -> float:
         """Share of a step in which a stage waits, for equal stages."""
-        return (self.layout.num_stages - 1) / self.waves
+        return (self.layout.pipeline_size - 1) / self.waves
 
     @property
     def waves(self) -> int:
         """Micro-batches on the critical path, a forward and a backward each."""
-        return self.layout.num_microbatches + self.layout.num_stages - 1
+        return self.layout.num_microbatches + self.layout.pipeline_size - 1
 
     @property
     def transfers(self) -> int:
         """Transfers on the critical path."""
-        return 2 * (self.layout.num_stages - 1)
+        return 2 * (self.layout.pipeline_size - 1)
 
     @property
     def shortest_sleep(self) -> float:
@@ -132,7 +132,7 @@ class Measured:
     @property
     def bubble(self) -> float:
         """Share of the schedule's time in which a stage does not sleep."""
-        total = self.case.layout.num_stages * self.median("schedule_seconds")
+        total = self.case.layout.pipeline_size * self.median("schedule_seconds")
         return 1 - self.case.compute_seconds / total
 
     @property
@@ -184,7 +184,9 @@ def fitted(measured: Sequence[Measured]) -> list[Measured]:
     """
     fewest = min(m.case.layout.num_replicas for m in measured)
     return [
-        m for m in measured if m.case.layout.num_stages > 1 and m.case.layout.num_replicas == fewest
+        m
+        for m in measured
+        if m.case.layout.pipeline_size > 1 and m.case.layout.num_replicas == fewest
     ]
 
 

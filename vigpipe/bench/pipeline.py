@@ -8,13 +8,14 @@ import torch
 
 from vigpipe.bench.measure import alternate, write_results
 from vigpipe.errors import InputError
-from vigpipe.job import Job
-from vigpipe.train import batches
-from vigpipe.worker import Worker, make_worker, train_step
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.train import train_step
 
 
 def bench_pipeline(
-    job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int
+    run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int
 ) -> None:
     """Time a step of the layout against a step of the unsplit model on the same micro-batches.
 
@@ -22,30 +23,30 @@ def bench_pipeline(
     every rank runs it by itself, all at once: what they lose against the one alone is the machine's
     doing (shared caches, memory, a core's two hardware threads), and no pipeline can win it back.
     """
-    layout = job.layout
+    layout = run.layout
     if layout.world_size == 1:
         raise InputError("bench pipeline compares with one stage; choose --stages 2 or more")
-    worker = make_worker(job, rank, device)
-    sequential = make_worker(job.unsplit(), 0, device)
+    rank_state = make_rank_state(run, rank, device)
+    sequential = make_rank_state(run.unsplit(), 0, device)
     one, crowd, several = (
         "one stage",
         "one stage on every rank at once",
-        f"{layout.num_stages} stages",
+        f"{layout.pipeline_size} stages",
     )
     contenders = {
-        one: step_of(sequential if worker.is_writer else None),
+        one: step_of(sequential if rank_state.is_writer else None),
         crowd: step_of(sequential),
-        several: step_of(worker),
+        several: step_of(rank_state),
     }
     timings = alternate(contenders, one, num_repeats, device)
-    if not worker.is_writer:
+    if not rank_state.is_writer:
         return
-    stages, pieces = layout.num_stages, layout.num_microbatches
+    stages, pieces = layout.pipeline_size, layout.num_microbatches
     ceiling = layout.num_replicas * stages * pieces / (pieces + stages - 1)
     cores = layout.world_size * median(timings.ratios(crowd))
     question = (
-        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, {layout}, "
-        f"{job.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
+        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {layout}, "
+        f"{run.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
         f"transfer and {layout.world_size} full cores the ratio would be {ceiling:.2f}×. While "
         f"every rank is busy, {layout.world_size} ranks together work like {cores:.2f} of one "
         f"alone on this machine: {ceiling * cores / layout.world_size:.2f}× is the most "
@@ -55,9 +56,9 @@ def bench_pipeline(
     write_results(folder, "Pipeline against one stage", question, timings, device)
 
 
-def step_of(worker: Worker | None) -> Callable[[], object]:
+def step_of(rank_state: RankState | None) -> Callable[[], object]:
     """A training step on the first batch of a run, read before; nothing for no worker."""
-    if worker is None:
+    if rank_state is None:
         return lambda: None
-    _, batch, _ = next(iter(batches(worker)))
-    return lambda: train_step(worker, batch)
+    _, batch, _ = next(iter(batches(rank_state)))
+    return lambda: train_step(rank_state, batch)

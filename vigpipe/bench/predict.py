@@ -12,13 +12,13 @@ from tabulate import tabulate
 from vigpipe.bench.measure import Timings, alternate, write_results
 from vigpipe.bench.pipeline import step_of
 from vigpipe.errors import InputError
-from vigpipe.job import Job
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.planning.step import Request, predict
-from vigpipe.profiling import measure
-from vigpipe.worker import make_worker
+from vigpipe.profiling.measure import measure
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import make_rank_state
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,23 @@ def cases(num_blocks: int, batch_size: int) -> list[Case]:
 
 
 def bench_predict(
-    job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int
+    run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int
 ) -> None:
     """Profile the model, predict a step of every layout, and measure it; as one of two ranks."""
-    check_two_ranks(job, "bench predict")
-    num_blocks = sum(len(stage) for stage in job.plan.stages)
-    every = cases(num_blocks, job.batch_size)
-    rows = sorted({job_of(job, case).cut(0).rows for case in every})
-    profile = measure(job, rank, device, rows)
-    timings = measured(job, rank, device, every, num_repeats)
+    check_two_ranks(run, "bench predict")
+    num_blocks = sum(len(stage) for stage in run.plan.stages)
+    every = cases(num_blocks, run.batch_size)
+    rows = sorted({job_of(run, case).cut(0).rows for case in every})
+    profile = measure(run, rank, device, rows)
+    timings = measured(run, rank, device, every, num_repeats)
     if profile is None:
         return
     write_profile(profile, folder / "profile.json")
-    lines, errors = compared(profile, job, every, timings)
+    lines, errors = compared(profile, run, every, timings)
     headers = ["layout", "predicted, ms", "measured, ms", "min – max", "error"]
     table = tabulate(lines, headers=headers, disable_numparse=True)
     told = (
-        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step: predicted and "
+        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step: predicted and "
         f"measured steps differ by {median(errors):.1%} (median over {len(errors)} layouts), at "
         f"most by {max(errors):.1%}."
     )
@@ -90,43 +90,43 @@ def bench_predict(
     write_results(folder, "Predicted against measured", f"{told}\n\n{markdown}", timings, device)
 
 
-def check_two_ranks(job: Job, name: str) -> None:
+def check_two_ranks(run: Run, name: str) -> None:
     """Raise InputError unless the layout has two ranks."""
-    if job.layout.world_size != 2 or job.layout.virtual_stages != 1:
+    if run.layout.world_size != 2 or run.layout.virtual_stages != 1:
         raise InputError(
-            f"{name}: compares layouts of one and two ranks, got {job.layout}; leave --stages 2 "
+            f"{name}: compares layouts of one and two ranks, got {run.layout}; leave --stages 2 "
             "and --dp 1 as they are"
         )
 
 
-def job_of(job: Job, case: Case) -> Job:
+def job_of(run: Run, case: Case) -> Run:
     """The run with another layout."""
-    return replace(job, layout=case.layout, plan=case.plan)
+    return replace(run, layout=case.layout, plan=case.plan)
 
 
 def measured(
-    job: Job, rank: int, device: torch.device, every: list[Case], num_repeats: int
+    run: Run, rank: int, device: torch.device, every: list[Case], num_repeats: int
 ) -> Timings:
     """Steps of all layouts in turn; where one rank is enough, the other waits."""
     contenders = {}
     for case in every:
         takes_part = rank < case.layout.world_size
-        worker = make_worker(job_of(job, case), rank, device) if takes_part else None
-        contenders[str(case)] = step_of(worker)
+        rank_state = make_rank_state(job_of(run, case), rank, device) if takes_part else None
+        contenders[str(case)] = step_of(rank_state)
     timings = alternate(contenders, str(every[0]), num_repeats, device)
     dist.barrier()
     return timings
 
 
 def compared(
-    profile: Profile, job: Job, every: list[Case], timings: Timings
+    profile: Profile, run: Run, every: list[Case], timings: Timings
 ) -> tuple[list[tuple[str, ...]], list[float]]:
     """Lines of a table, and how far every prediction is off, as a share of what was measured."""
     lines: list[tuple[str, ...]] = []
     errors: list[float] = []
     for case in every:
         layout = case.layout
-        request = Request(layout.num_stages, layout.num_replicas, job.batch_size, ())
+        request = Request(layout.pipeline_size, layout.num_replicas, run.batch_size, ())
         found = predict(
             profile,
             request,

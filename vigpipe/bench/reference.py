@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.model.entries import Entry
+from vigpipe.model.blocks import BlockSpec
 from vigpipe.model.study import NUM_BLOCKS
 from vigpipe.model.vig import VisionGnn
 
@@ -74,9 +74,9 @@ class _GraphConv(nn.Module):
 class _Grapher(nn.Module):
     relative_pos: Tensor | None
 
-    def __init__(self, entry: Entry, table: Tensor | None) -> None:
+    def __init__(self, spec: BlockSpec, table: Tensor | None) -> None:
         super().__init__()
-        rule, channels = entry.rule, entry.channels
+        rule, channels = spec.rule, spec.channels
         assert rule is not None
         self.fc1 = _layer(channels, channels)
         self.graph_conv = _GraphConv(channels, rule.k, rule.dilation, rule.reduction)
@@ -132,13 +132,13 @@ class ReferenceVig(nn.Module):
         self.stem = _Stem(model.stem.convs)
         self.pos_embed = nn.Parameter(torch.zeros_like(model.pos_embed))
         self.backbone = nn.ModuleList()
-        for i, entry in enumerate(model.entries):
-            if entry.rule is None:
-                self.backbone.append(_Downsample(entry.before[1], entry.channels))
+        for i, spec in enumerate(model.specs):
+            if spec.rule is None:
+                self.backbone.append(_Downsample(spec.before[1], spec.channels))
                 continue
             table = state.get(f"backbone.{i}.0.relative_pos")
-            self.backbone.append(nn.Sequential(_Grapher(entry, table), _FFN(entry.channels)))
-        channels, width = model.entries[-1].channels, model.head_hidden_size
+            self.backbone.append(nn.Sequential(_Grapher(spec, table), _FFN(spec.channels)))
+        channels, width = model.specs[-1].channels, model.head_hidden_size
         self.prediction = nn.Sequential(
             *_layer(channels, width),
             nn.GELU(),

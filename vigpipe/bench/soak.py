@@ -32,9 +32,9 @@ from tabulate import tabulate
 
 from vigpipe.bench.options import SoakBench
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
-from vigpipe.origin import origin
-from vigpipe.study.child import Stopped, stoppable
-from vigpipe.timing.record import make_output_folder
+from vigpipe.launch.child import Stopped, stoppable
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import origin
 
 Kind = Literal["kill", "freeze", "stop"]
 POLL_SECONDS = 0.05

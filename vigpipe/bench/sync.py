@@ -7,20 +7,20 @@ import torch
 
 from vigpipe.bench.measure import alternate, write_results
 from vigpipe.bench.pipeline import step_of
-from vigpipe.choices import Sync
+from vigpipe.config.choices import Sync
 from vigpipe.errors import InputError
-from vigpipe.job import Job
-from vigpipe.worker import make_worker
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import make_rank_state
 
 SYNCS: tuple[Sync, ...] = ("ddp", "drain", "double")
 
 
-def bench_sync(job: Job, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
+def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
     """Time a step of the layout with each way to add gradients up over the replicas."""
-    if job.layout.num_replicas == 1:
+    if run.layout.num_replicas == 1:
         raise InputError("bench sync adds gradients up over replicas; choose --dp 2 or more")
     workers = [
-        make_worker(replace(job, config=replace(job.config, sync=sync)), rank, device)
+        make_rank_state(replace(run, config=replace(run.config, sync=sync)), rank, device)
         for sync in SYNCS
     ]
     contenders = {sync: step_of(w) for sync, w in zip(SYNCS, workers, strict=True)}
@@ -28,8 +28,8 @@ def bench_sync(job: Job, rank: int, device: torch.device, folder: Path, num_repe
     if not workers[0].is_writer:
         return
     question = (
-        f"{job.config.model} on {job.source.name} images, {job.batch_size} a step, {job.layout}, "
-        f"{job.config.dtype}: --sync ddp, drain and double."
+        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {run.layout}, "
+        f"{run.config.dtype}: --sync ddp, drain and double."
     )
     print(f"{question}\n\n{timings.table()}\n")
     write_results(folder, "Adding gradients up over replicas", question, timings, device)

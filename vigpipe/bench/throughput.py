@@ -15,9 +15,9 @@ from vigpipe.bench.alone import MB, peaks, relative_difference, set_up, write_pa
 from vigpipe.bench.measure import alternate
 from vigpipe.bench.options import VigBench
 from vigpipe.bench.reference import ReferenceVig
-from vigpipe.choices import MODELS
-from vigpipe.device import synchronize
-from vigpipe.model.entries import listed
+from vigpipe.config.choices import MODELS
+from vigpipe.launch.device import synchronize
+from vigpipe.model.blocks import listed
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
 

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.untrusted import opened, read_json
-from vigpipe.whole import write_whole
+from vigpipe.files.atomic import write_whole
+from vigpipe.files.untrusted import opened, read_json
 
 FORMAT = "vigpipe checkpoint 1"
 NAME = "manifest.json"
@@ -41,7 +41,7 @@ class Manifest:
         evaluated: whether the evaluation that follows this step, if any, has been made.
         loss: of the last step; None if it was skipped.
         config: the resolved options, as in config.toml.
-        data: what the images were, as `Job.fingerprint` tells.
+        data: what the images were, as `Run.fingerprint` tells.
         layout: the degrees it was written under.
         weights: what `checkpoint.weights.read_metadata` says of the weights.
         versions: of the packages, with the commit.

@@ -26,7 +26,7 @@ from vigpipe.checkpoint.manifest import (
     read_manifest_file,
     write_note,
 )
-from vigpipe.checkpoint.weights import write_tensors
+from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
 
 PREFIX = ".rescue-"

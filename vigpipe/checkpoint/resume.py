@@ -14,13 +14,14 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.checkpoint.rescue import salvage
 from vigpipe.checkpoint.state import restore, wanted
-from vigpipe.config import as_toml, flag
+from vigpipe.config.files import as_toml
+from vigpipe.config.options import flag
 from vigpipe.errors import InputError
-from vigpipe.parallel.exchange import from_rank_0, patiently
+from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
 
 if TYPE_CHECKING:
-    from vigpipe.job import Job
-    from vigpipe.worker import Worker
+    from vigpipe.run.facts import Run
+    from vigpipe.run.rank import RankState
 
 # Options that may differ from the checkpoint's: where and how fast it runs, what is written, and
 # how long. All others say what is computed.
@@ -35,12 +36,12 @@ MAY_DIFFER = {
 }
 
 
-def choose(place: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest]:
+def choose(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
     """The checkpoint itself, or the newest one of a run that verifies; and its manifest.
 
     Args:
         place: a checkpoint, or the folder of a run.
-        tell: is given a sentence for every checkpoint that is passed over.
+        log: is given a sentence for every checkpoint that is passed over.
 
     Raises:
         InputError: the one that was named is damaged, or the run has none that verifies.
@@ -56,7 +57,7 @@ def choose(place: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest]:
             problems.append(str(error))
             continue
         for problem in problems:
-            tell(f"passed over: {problem}")
+            log(f"passed over: {problem}")
         return checkpoint, manifest
     raise InputError(
         f"--resume: none of the {len(found)} checkpoints in {found[0].parent} is whole, the newest "
@@ -64,15 +65,15 @@ def choose(place: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest]:
     )
 
 
-def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manifest | None:
+def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) -> Manifest | None:
     """Give a new worker the state that --resume asks for; all ranks call it together.
 
     Rank 0 reads and checks every byte, and the others believe it.
 
     Args:
-        worker: this rank's share of the job.
+        rank_state: this rank's share of the job.
         folder: of the run.
-        tell: is given what the user should know.
+        log: is given what the user should know.
 
     Returns:
         What the checkpoint is of; None where the run begins anew.
@@ -80,37 +81,37 @@ def resume(worker: "Worker", folder: Path, tell: Callable[[str], None]) -> Manif
     Raises:
         InputError: there is no checkpoint that is whole and of this run.
     """
-    job = worker.job
-    wish, world_size = job.config.resume, job.layout.world_size
+    run = rank_state.run
+    wish, world_size = run.config.resume, run.layout.world_size
     if wish is None:
         return None
     notes: list[str] = []
     place = folder if wish == "auto" else Path(wish)
 
     def look() -> tuple[Path, Manifest] | None:
-        if worker.replica_index > 0 or worker.stage_index > 0:
+        if rank_state.replica_index > 0 or rank_state.pipeline_rank > 0:
             return None
         if wish == "auto":
             salvage(folder)
             if not list_checkpoints(folder):
                 return None
         checkpoint, manifest = choose(place, notes.append)
-        notes.extend(check_same_run(manifest, job, checkpoint))
+        notes.extend(check_same_run(manifest, run, checkpoint))
         return checkpoint, manifest
 
-    found = patiently(look, world_size)  # it may take longer than --timeout
-    found, notes = from_rank_0((found, notes), world_size)
+    found = run_with_heartbeats(look, world_size)  # it may take longer than --timeout
+    found, notes = broadcast_value((found, notes), world_size)
     for note in notes:
-        tell(note)
+        log(note)
     if found is None:
         return None
     checkpoint, manifest = found
-    go_on(worker, checkpoint, manifest)
-    tell(f"going on after step {manifest.step}, from {checkpoint}")
+    go_on(rank_state, checkpoint, manifest)
+    log(f"going on after step {manifest.step}, from {checkpoint}")
     return manifest
 
 
-def check_same_run(manifest: Manifest, job: "Job", where: Path) -> list[str]:
+def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
     """Compare a checkpoint with the run that is to go on from it.
 
     Returns:
@@ -119,7 +120,7 @@ def check_same_run(manifest: Manifest, job: "Job", where: Path) -> list[str]:
     Raises:
         InputError: they compute different things.
     """
-    now, before = as_toml(job.config), manifest.config
+    now, before = as_toml(run.config), manifest.config
     for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
         if now.get(name) != before.get(name):
             raise InputError(
@@ -127,43 +128,43 @@ def check_same_run(manifest: Manifest, job: "Job", where: Path) -> list[str]:
                 f"is {now.get(name, 'not set')}; a run goes on as it began, so change the option, "
                 "or start another run from its --weights"
             )
-    for name, value in job.fingerprint.items():
+    for name, value in run.fingerprint.items():
         if manifest.data.get(name) != value:
             raise InputError(
-                f"--resume {where}: its data differ from {job.config.data}: {name} was "
+                f"--resume {where}: its data differ from {run.config.data}: {name} was "
                 f"{manifest.data.get(name)}, is {value}; give the same images"
             )
     notes: list[str] = []
-    pieces = job.layout.num_replicas * job.layout.num_microbatches
+    pieces = run.layout.num_replicas * run.layout.num_microbatches
     if manifest.layout.get("pieces") != pieces:
         notes.append(
             f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {pieces}: the batch is "
             "cut otherwise from here on, which BatchNorm's statistics depend on"
         )
-    if manifest.num_steps != job.num_steps:
+    if manifest.num_steps != run.num_steps:
         notes.append(
-            f"the run has {job.num_steps} steps, not {manifest.num_steps}: the learning rate "
+            f"the run has {run.num_steps} steps, not {manifest.num_steps}: the learning rate "
             "follows the new course from here on"
         )
     return notes
 
 
-def go_on(worker: "Worker", checkpoint: Path, manifest: Manifest) -> None:
+def go_on(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
     """Give a new worker the state of a checkpoint, whatever layout wrote it.
 
     Raises:
         InputError: it is not of this model.
     """
     where = tensor_names(checkpoint, manifest)
-    known = worker.job.tensor_names()
+    known = rank_state.run.tensor_names()
     for name in where:
         kind, _, rest = name.partition("/")
         of = rest.partition("/")[2] if kind == "optimizer" else rest
         if of not in known or kind not in ("model", "ema", "optimizer"):
             raise InputError(
-                f"{checkpoint}: has {name}, which {worker.job.config.model} has not; give a "
+                f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    tensors = dict(read_tensors(checkpoint, where, wanted(worker, where)))
-    restore(worker, tensors, str(checkpoint))
-    worker.start_at(manifest.step)
+    tensors = dict(read_tensors(checkpoint, where, wanted(rank_state, where)))
+    restore(rank_state, tensors, str(checkpoint))
+    rank_state.start_at(manifest.step)

@@ -32,7 +32,7 @@ from vigpipe.checkpoint.manifest import (
     write_note,
 )
 from vigpipe.checkpoint.rescue import PREFIX
-from vigpipe.checkpoint.weights import write_tensors
+from vigpipe.checkpoint.weights_file import write_tensors
 
 POLL_SECONDS = 0.02
 
@@ -42,30 +42,30 @@ class Saver:
 
     Args:
         folder: of the run.
-        shards: names of the files that make up a checkpoint.
-        own: this rank's.
+        files: names of the files that make up a checkpoint.
+        own_file: this rank's.
         is_writer: whether this rank adds the manifest; one does.
         keep: how many checkpoints stay.
         token: the same on every rank, and other than that of any other run.
-        tell: is given a sentence when a checkpoint could not be written.
+        log: is given a sentence when a checkpoint could not be written.
         patience: seconds that the ranks have for a checkpoint.
     """
 
     def __init__(
         self,
         folder: Path,
-        shards: list[str],
-        own: str,
+        files: list[str],
+        own_file: str,
         is_writer: bool,
         keep: int,
         token: str,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         patience: float = 600.0,
     ) -> None:
         self.folder = folder / "checkpoints"
-        self.shards, self.own, self.is_writer = shards, own, is_writer
+        self.files, self.own_file, self.is_writer = files, own_file, is_writer
         self.keep, self.token = keep, token
-        self.tell, self.patience = tell, patience
+        self.log, self.patience = log, patience
         self.newest: int | None = None  # step of the last one that was completed here
         self._thread: threading.Thread | None = None
         if self.is_writer:
@@ -93,32 +93,32 @@ class Saver:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             try:
-                self._write_shard(partial / self.own, tensors)
+                self._write_file(partial / self.own_file, tensors)
             except OSError as error:
-                _give_up(partial / self.own, error)
+                _give_up(partial / self.own_file, error)
             if self.is_writer:
                 self._complete(partial, manifest)
         except (OSError, _Incomplete) as error:
             if self.is_writer:
                 shutil.rmtree(partial, ignore_errors=True)
                 kept = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
-                self.tell(
+                self.log(
                     f"checkpoint of step {manifest.step}: could not be written to {self.folder} "
                     f"({_reason(error)}); the run goes on, {kept}"
                 )
 
-    def _write_shard(self, path: Path, tensors: dict[str, Tensor]) -> None:
+    def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(path, tensors)
         _sync(path)
         write_note(path, json.dumps(file_facts(path)))
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
-        """Wait for the shards of all ranks, add the manifest, and give the folder its name."""
-        files = {name: self._note(partial / name) for name in self.shards}
+        """Wait for the files of all ranks, add the manifest, and give the folder its name."""
+        files = {name: self._note(partial / name) for name in self.files}
         path = partial / NAME
         path.write_text(replace(manifest, files=files).text(), encoding="utf-8")
         _sync(path)
-        for name in self.shards:
+        for name in self.files:
             (partial / name).with_suffix(".json").unlink()
         _sync(partial)
         target = self.folder / folder_name(manifest.step)
@@ -132,16 +132,16 @@ class Saver:
         for old in self.folder.glob(f".old-*-{self.token}"):
             shutil.rmtree(old, ignore_errors=True)
 
-    def _note(self, shard: Path) -> dict[str, object]:
+    def _note(self, path: Path) -> dict[str, object]:
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
-                return json.loads(shard.with_suffix(".json").read_text())
-            failed = shard.with_suffix(".failed")
+                return json.loads(path.with_suffix(".json").read_text())
+            failed = path.with_suffix(".failed")
             if failed.exists():
                 raise _Incomplete(failed.read_text() or "a rank could not write its share")
             time.sleep(POLL_SECONDS)
-        raise _Incomplete(f"{shard.name} was not there after {self.patience:g} s")
+        raise _Incomplete(f"{path.name} was not there after {self.patience:g} s")
 
     def _sweep(self) -> None:
         """Remove what runs that died have left half written."""
@@ -151,20 +151,20 @@ class Saver:
                     shutil.rmtree(left, ignore_errors=True)
 
 
-def shard_name(stage_index: int, replica_index: int) -> str:
-    """The file of one rank."""
-    return f"stage{stage_index}-replica{replica_index}.safetensors"
+def rank_file_name(pipeline_rank: int, replica_index: int) -> str:
+    """Name the file of one rank."""
+    return f"stage{pipeline_rank}-replica{replica_index}.safetensors"
 
 
 class _Incomplete(Exception):
     """A rank's share is missing."""
 
 
-def _give_up(shard: Path, error: Exception) -> None:
+def _give_up(path: Path, error: Exception) -> None:
     """Tell the writer, on a disk that may be full: first make room."""
     with contextlib.suppress(OSError):
-        shard.unlink()
-    failed = shard.with_suffix(".failed")
+        path.unlink()
+    failed = path.with_suffix(".failed")
     failed.touch()
     with contextlib.suppress(OSError):
         failed.write_text(_reason(error))

@@ -17,25 +17,25 @@ from torch import Tensor
 from vigpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from vigpipe.worker import Worker
+    from vigpipe.run.rank import RankState
 
 
-def state_of(worker: "Worker") -> dict[str, Tensor]:
+def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     """This rank's state, by name; the tensors themselves.
 
     Every replica of a stage has the same.
     """
-    found = _model_of(worker)
-    for name, parameter in worker.parameters().items():
-        for kind, tensor in worker.optimizer.state.get(parameter, {}).items():
+    found = _model_of(rank_state)
+    for name, parameter in rank_state.parameters().items():
+        for kind, tensor in rank_state.optimizer.state.get(parameter, {}).items():
             found[f"optimizer/{kind}/{name}"] = tensor
     return found
 
 
-def _model_of(worker: "Worker") -> dict[str, Tensor]:
+def _model_of(rank_state: "RankState") -> dict[str, Tensor]:
     """The part of a rank's state that is there before the first step."""
-    found = {f"model/{name}": tensor for name, tensor in worker.state().items()}
-    return found | {f"ema/{name}": tensor for name, tensor in worker.average().items()}
+    found = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
+    return found | {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
 
 
 def share_of(
@@ -52,10 +52,10 @@ def share_of(
     return mine
 
 
-def wanted(worker: "Worker", available: Collection[str]) -> list[str]:
+def wanted(rank_state: "RankState", available: Collection[str]) -> list[str]:
     """Of the tensors that a checkpoint has, those that this rank needs."""
-    own = set(_model_of(worker))
-    parameters = set(worker.parameters())
+    own = set(_model_of(rank_state))
+    parameters = set(rank_state.parameters())
     own |= {
         name
         for name in available
@@ -64,18 +64,18 @@ def wanted(worker: "Worker", available: Collection[str]) -> list[str]:
     return sorted(own)
 
 
-def restore(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None:
+def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
     """Put a checkpoint's tensors in the place of this rank's state.
 
     Args:
-        worker: this rank's share, new.
+        rank_state: this rank's share, new.
         tensors: by name, at least those that are `wanted`.
         where: the checkpoint, for errors.
 
     Raises:
         InputError: a tensor is missing, or has another shape or type.
     """
-    for name, holder in _model_of(worker).items():
+    for name, holder in _model_of(rank_state).items():
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
@@ -85,19 +85,21 @@ def restore(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None
                 f"{tuple(holder.shape)} {holder.dtype}; give a checkpoint of this model"
             )
         holder.copy_(tensor)
-    _restore_optimizer(worker, tensors, where)
+    _restore_optimizer(rank_state, tensors, where)
 
 
-def _restore_optimizer(worker: "Worker", tensors: Mapping[str, Tensor], where: str) -> None:
-    names = {id(parameter): name for name, parameter in worker.parameters().items()}
+def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
+    names = {id(parameter): name for name, parameter in rank_state.parameters().items()}
     kept: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, kind, name = key.split("/", 2)
             kept.setdefault(name, {})[kind] = tensor
-    empty = worker.optimizer.state_dict()  # numbers its parameters in the order of the groups
+    empty = rank_state.optimizer.state_dict()  # numbers its parameters in the order of the groups
     state: dict[int, dict[str, Tensor]] = {}
-    for group, numbers in zip(worker.optimizer.param_groups, empty["param_groups"], strict=True):
+    for group, numbers in zip(
+        rank_state.optimizer.param_groups, empty["param_groups"], strict=True
+    ):
         for parameter, number in zip(group["params"], numbers["params"], strict=True):
             name = names[id(parameter)]
             state[number] = kept[name]
@@ -107,4 +109,4 @@ def _restore_optimizer(worker: "Worker", tensors: Mapping[str, Tensor], where: s
                         f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "
                         f"{tuple(parameter.shape)}; give a checkpoint of this model"
                     )
-    worker.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})
+    rank_state.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vigpipe.choices import RandomCrop
+from vigpipe.config.choices import RandomCrop
 from vigpipe.data import transforms
 from vigpipe.errors import InputError
 

@@ -8,7 +8,7 @@ groups in every layer.
 import torch
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
+from vigpipe.config.choices import Norm
 from vigpipe.model.aggregate import neighbour_sum, neighbours, relative
 from vigpipe.model.layer import Layer
 

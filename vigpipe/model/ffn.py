@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
+from vigpipe.config.choices import Norm
+from vigpipe.model.keyed_dropout import KeyedDropout
 from vigpipe.model.layer import Layer
-from vigpipe.model.noise import KeyedDropout
 
 
 class FFN(nn.Module):
@@ -26,4 +26,4 @@ class FFN(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return self.fc2(self.fc1(x), x, self.drop_path.strength(x, keys))
+        return self.fc2(self.fc1(x), x, self.drop_path.sample_scale(x, keys))

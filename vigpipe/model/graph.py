@@ -26,7 +26,7 @@ def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -
         )
 
 
-def fitting(k: int, dilation: int, num_candidates: int) -> tuple[int, int]:
+def reduce_k(k: int, dilation: int, num_candidates: int) -> tuple[int, int]:
     """K and dilation, lowered until k * dilation candidates exist: k first, then dilation."""
     k = min(k, num_candidates)
     return k, min(dilation, num_candidates // k)

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
+from vigpipe.config.choices import Norm
 from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
-from vigpipe.model.entries import GraphRule
-from vigpipe.model.graph import check_finite, fitting, knn_graph
+from vigpipe.model.blocks import GraphRule
+from vigpipe.model.graph import check_finite, knn_graph, reduce_k
+from vigpipe.model.keyed_dropout import KeyedDropout, uniform
 from vigpipe.model.layer import Layer
-from vigpipe.model.noise import KeyedDropout, uniform
 from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
 from vigpipe.model.position import Grid
 from vigpipe.model.recompute import remembered
@@ -92,9 +92,11 @@ class DynamicGraphConv(nn.Module):
         nodes, others = nodes.detach(), None if others is None else others.detach()
         if rule.policy == "window":
             size = min(WINDOW, grid[0]) * min(WINDOW, grid[1])
-            k, dilation = fitting(rule.k, rule.dilation, size)
+            k, dilation = reduce_k(rule.k, rule.dilation, size)
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
-        k, dilation = fitting(rule.k, rule.dilation, (nodes if others is None else others).shape[1])
+        k, dilation = reduce_k(
+            rule.k, rule.dilation, (nodes if others is None else others).shape[1]
+        )
         ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
         return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
@@ -166,7 +168,7 @@ class Grapher(nn.Module):
         if self.detect_anomaly:
             check_finite(y.flatten(1, 2), self.detect_anomaly)
         y, graph, following = self.graph_conv(y, keys, given, self._bias(grid))
-        x = self.fc2(y, x, self.drop_path.strength(x, keys))
+        x = self.fc2(y, x, self.drop_path.sample_scale(x, keys))
         candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
         return x, BlockGraph(graph, grid, candidates), following
 

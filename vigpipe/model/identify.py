@@ -17,7 +17,7 @@ from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import (
     Differences,
-    fit,
+    match_state,
     read_weights,
     to_reference_names,
     without_tables,
@@ -130,7 +130,9 @@ def convert(source: Path, target: Path, *, ema: bool = False) -> str:
     state = to_reference_names(read_weights(source, ema=ema))
     found = _identified(state, str(source))
     model = found.build()
-    weights = {name: tensor.contiguous() for name, tensor in fit(state, model, str(source)).items()}
+    weights = {
+        name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
+    }
     height, width = found.img_size
     metadata = {
         "format": "pt",

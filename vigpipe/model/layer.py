@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
+from vigpipe.config.choices import Norm
 from vigpipe.model.norm import BatchNorm, fold_for_good, folded_into, make_norm, normed
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.ops.plain import finished
@@ -33,21 +33,21 @@ class Layer(nn.Sequential):
         self.gelu = gelu
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, residual: Tensor | None = None, strength: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
         """(B, ..., C_in) -> (B, ..., C_out).
 
         Args:
             x: features.
             residual: is added last.
-            strength: (B,), what a sample is multiplied by before that; None for 1.
+            sample_scale: (B,), what a sample is multiplied by before that; None for 1.
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
         if self.training or not self.fused or not isinstance(norm, BatchNorm):
-            return normed(norm, pointwise(x), residual, strength, self.gelu)
+            return normed(norm, pointwise(x), residual, sample_scale, self.gelu)
         weight, bias = folded_into(pointwise.weight.flatten(1), pointwise.bias, norm)
-        return finished(pointwise.apply_weight(x, weight, bias), residual, strength, self.gelu)
+        return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":
         """Fold the norm for good: what `timm.utils.reparameterize_model` asks for."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe import ops
-from vigpipe.choices import NORMS, Norm
+from vigpipe.config.choices import NORMS, Norm
 from vigpipe.model.recompute import recomputing
 from vigpipe.ops.plain import finished
 
@@ -48,7 +48,7 @@ class BatchNorm(nn.Module):
         self,
         x: Tensor,
         residual: Tensor | None = None,
-        strength: Tensor | None = None,
+        sample_scale: Tensor | None = None,
         gelu: bool = False,
     ) -> Tensor:
         """(B, ..., C) -> (B, ..., C); GELU and residual: see `vigpipe.ops.norm`."""
@@ -56,9 +56,9 @@ class BatchNorm(nn.Module):
             rows = x.reshape(-1, x.shape[-1])
             kept = self.running_mean, self.running_var
             y = F.batch_norm(rows, *kept, self.weight, self.bias, eps=self.eps)
-            return finished(y.view(x.shape), residual, strength, gelu)
+            return finished(y.view(x.shape), residual, sample_scale, gelu)
         y, mean, variance = ops.norm(
-            x, self.weight, self.bias, residual, strength, self.eps, gelu, fused=self.fused
+            x, self.weight, self.bias, residual, sample_scale, self.eps, gelu, fused=self.fused
         )
         self.count(x.numel() // x.shape[-1], mean, variance)
         return y
@@ -138,13 +138,13 @@ def normed(
     norm: nn.Module,
     x: Tensor,
     residual: Tensor | None = None,
-    strength: Tensor | None = None,
+    sample_scale: Tensor | None = None,
     gelu: bool = False,
 ) -> Tensor:
     """A norm and what follows it, in one pass where it is a BatchNorm; see `vigpipe.ops.norm`."""
     if isinstance(norm, BatchNorm):
-        return norm(x, residual, strength, gelu)
-    return finished(norm(x), residual, strength, gelu)
+        return norm(x, residual, sample_scale, gelu)
+    return finished(norm(x), residual, sample_scale, gelu)
 
 
 def make_norm(kind: Norm, num_channels: int) -> nn.Module:

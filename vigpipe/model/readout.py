@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
-from vigpipe.model.noise import KeyedDropout
+from vigpipe.config.choices import Norm
+from vigpipe.model.keyed_dropout import KeyedDropout
 from vigpipe.model.norm import fold_for_good, make_norm
 from vigpipe.model.pointwise import Pointwise
 

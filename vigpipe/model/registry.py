@@ -17,7 +17,7 @@ from vigpipe.model.readout import Readout
 from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.variants import VIG_SHAPES, pretrained_cfg
 from vigpipe.model.vig import Block, VisionGnn
-from vigpipe.model.weights import fit, to_reference_names
+from vigpipe.model.weights import match_state, to_reference_names
 
 default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in VIG_SHAPES})
 
@@ -40,7 +40,7 @@ def checkpoint_filter_fn(state: dict[str, Any], model: VisionGnn) -> dict[str, A
         if name in state and (name not in own or state[name].shape != own[name].shape)
     }
     kept = {name: own[name] for name in for_timm if name in own}
-    return fit(state | kept, model, "checkpoint") | for_timm
+    return match_state(state | kept, model, "checkpoint") | for_timm
 
 
 def _entry_point(name: str) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vigpipe.choices import Impl
-from vigpipe.model.noise import fresh_keys
+from vigpipe.config.choices import Impl
+from vigpipe.model.keyed_dropout import fresh_keys
 from vigpipe.model.recompute import run_and_forget
 from vigpipe.model.regions import region
 
@@ -94,7 +94,7 @@ class StagedModel(nn.Module):
         Args:
             x: images (B, C_in, H, W) where the stem is present, else what crosses the boundary,
                 (B, *boundary_shape(span[0])).
-            keys: (B,) int64, what random masks are keyed by (`vigpipe.model.noise`); drawn from
+            keys: (B,) int64, what random masks are keyed by (`model.keyed_dropout`); drawn from
                 torch's own generator if a model in training mode is called without.
 
         Returns:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
+from vigpipe.config.choices import Norm
 from vigpipe.model.norm import fold_for_good, make_norm, normed
 
 

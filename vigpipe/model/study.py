@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe import ops
-from vigpipe.choices import Graph, Norm
+from vigpipe.config.choices import Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.folded import folded
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
-from vigpipe.model.noise import KeyedDropout
+from vigpipe.model.keyed_dropout import KeyedDropout
 from vigpipe.model.norm import BatchNorm, make_norm, normed
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import remembered
@@ -87,10 +87,10 @@ class StudyGrapher(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        strength = self.drop_path.strength(x, keys)
+        sample_scale = self.drop_path.sample_scale(x, keys)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
-            return _narrowed(F.gelu(self.graph_conv(self.fc1(x))), x, strength, self.fc2)
+            return _narrowed(F.gelu(self.graph_conv(self.fc1(x))), x, sample_scale, self.fc2)
         assert isinstance(linear, nn.Linear)
         conv = self.graph_conv
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
@@ -99,7 +99,9 @@ class StudyGrapher(nn.Module):
         into, offset = folded(x, linear, norm)  # x into + offset, of which GraphConv takes sums
         rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
         first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
-        return _through(features, first, root @ offset + conv.lin_rel.bias, x, strength, self.fc2)
+        return _through(
+            features, first, root @ offset + conv.lin_rel.bias, x, sample_scale, self.fc2
+        )
 
 
 class StudyFFN(nn.Module):
@@ -117,12 +119,12 @@ class StudyFFN(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        strength = self.drop_path.strength(x, keys)
+        sample_scale = self.drop_path.sample_scale(x, keys)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm)):
-            return _narrowed(F.gelu(self.fc1(x)), x, strength, self.fc2)
+            return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2)
         assert isinstance(linear, nn.Linear)
-        return _through(x, *folded(x, linear, norm), x, strength, self.fc2)
+        return _through(x, *folded(x, linear, norm), x, sample_scale, self.fc2)
 
 
 def _through(
@@ -130,7 +132,7 @@ def _through(
     first: Tensor,
     bias: Tensor,
     x: Tensor,
-    strength: Tensor | None,
+    sample_scale: Tensor | None,
     narrow: nn.Sequential,
 ) -> Tensor:
     """Residual x + narrow(gelu(features first + bias)), in pieces that stay in the cache.
@@ -140,19 +142,19 @@ def _through(
         first: (F, H) float64.
         bias: (H,) float64.
         x: (B, N, C), what the result is added to.
-        strength: (B,), by which a sample's result is multiplied; None for 1.
+        sample_scale: (B,), by which a sample's result is multiplied; None for 1.
         narrow: Linear H to C, and a norm.
     """
     linear, norm = narrow
     assert isinstance(linear, nn.Linear)
     rows = features.flatten(0, 1)
     y = ops.hidden(rows, first.to(rows), bias.to(rows), linear.weight.to(rows)) + linear.bias
-    return normed(norm, y.view_as(x), x, strength)
+    return normed(norm, y.view_as(x), x, sample_scale)
 
 
-def _narrowed(y: Tensor, x: Tensor, strength: Tensor | None, narrow: nn.Sequential) -> Tensor:
+def _narrowed(y: Tensor, x: Tensor, sample_scale: Tensor | None, narrow: nn.Sequential) -> Tensor:
     linear, norm = narrow
-    return normed(norm, linear(y), x, strength)
+    return normed(norm, linear(y), x, sample_scale)
 
 
 class StudyBlock(nn.Module):

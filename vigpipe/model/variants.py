@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from vigpipe.choices import MODELS, Impl, Norm
+from vigpipe.config.choices import MODELS, Impl, Norm
 from vigpipe.errors import InputError
-from vigpipe.model.entries import VigShape, reduced, stem_strides
+from vigpipe.model.blocks import VigShape, reduced, stem_strides
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vigpipe.choices import Norm
-from vigpipe.model.entries import (
-    Entry,
+from vigpipe.config.choices import Norm
+from vigpipe.model.blocks import (
+    BlockSpec,
     VigShape,
     make_entries,
     reduced,
@@ -56,7 +56,7 @@ class VisionGnn(StagedModel):
         norm: batch, layer or group.
         drop_path_rate: of the last block, rising linearly from 0 in the first.
         drop_rate: of the dropout in the readout.
-        graph: a policy (`vigpipe.choices.Policy`), or a comma list of them, repeated over the
+        graph: a policy (`config.choices.Policy`), or a comma list of them, repeated over the
             blocks: `knn,reuse,reuse` makes a graph every third block. Where there is none to reuse,
             in the first block and after each downsampling, it is knn.
         aggregator: max, edge, sage, gin or maxmean, or a list of them, repeated.
@@ -106,11 +106,11 @@ class VisionGnn(StagedModel):
             aggregator=aggregator,
             stochastic=stochastic_dilation,
         )
-        entries = entries_on(grid)
-        super().__init__(len(entries), num_classes)
+        specs = entries_on(grid)
+        super().__init__(len(specs), num_classes)
         self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
         self.strides, self.grid = strides, grid
-        self.entries, self._entries_on = entries, entries_on
+        self.specs, self._entries_on = specs, entries_on
         self.num_features, self.head_hidden_size = shape.channels[-1], WIDTH
         self.global_pool: Literal["avg", ""] = global_pool
         self.drop_rate = drop_rate
@@ -123,19 +123,19 @@ class VisionGnn(StagedModel):
             self.stem = ConvStem(in_chans, widths, strides, norm)
             self.pos_embed = nn.Parameter(torch.zeros(1, shape.channels[0], *grid))
             self.backbone = nn.ModuleDict()
-            for i, entry in enumerate(entries):
-                rule, channels, number = entry.rule, entry.channels, entry.number
+            for i, spec in enumerate(specs):
+                rule, channels, number = spec.rule, spec.channels, spec.number
                 if rule is None:
-                    self.backbone[str(i)] = Downsample(entry.before[1], channels, norm)
+                    self.backbone[str(i)] = Downsample(spec.before[1], channels, norm)
                     continue
                 grapher = Grapher(
                     channels,
                     rule,
-                    entry.aggregator,
+                    spec.aggregator,
                     norm,
                     rates[number],
                     stream=2 * number,
-                    grid=entry.grid,
+                    grid=spec.grid,
                     relative=shape.relative and rule.policy in ("knn", "lookahead"),
                     by_raster=compat == "reference",
                 )
@@ -145,19 +145,19 @@ class VisionGnn(StagedModel):
             self.prediction = Readout(
                 shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool
             )
-        self.feature_info = _feature_info(entries, strides)
+        self.feature_info = _feature_info(specs, strides)
         if dtype is not None:
             self.to(dtype)
-        warn_of_few_nodes(entries, img_size)
+        warn_of_few_nodes(specs, img_size)
 
     # ---- a stage of a pipeline ---------------------------------------------------------------
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """(H, W, C), or (H, W, C + K) where the graph of an earlier block is needed later."""
-        if block == len(self.entries):
-            return (*self.entries[-1].grid, self.entries[-1].channels)
-        (height, width), channels = self.entries[block].before
-        return (height, width, channels + self.entries[block].num_given)
+        if block == len(self.specs):
+            return (*self.specs[-1].grid, self.specs[-1].channels)
+        (height, width), channels = self.specs[block].before
+        return (height, width, channels + self.specs[block].num_given)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C_in, H, W) -> (B, H', W', C)."""
@@ -191,7 +191,7 @@ class VisionGnn(StagedModel):
 
     def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.span[0]
-        num_given = self.entries[first].num_given if first < len(self.entries) else 0
+        num_given = self.specs[first].num_given if first < len(self.specs) else 0
         if num_given == 0 or self.has_stem:
             return x, None
         x, graph = x.split((x.shape[-1] - num_given, num_given), dim=-1)
@@ -200,7 +200,7 @@ class VisionGnn(StagedModel):
     def _packed(self, x: Tensor, graph: Tensor | None) -> Tensor:
         # One tensor crosses, so indices travel as numbers: exact in float32 up to 2^24 nodes.
         end = self.span[1]
-        if end == len(self.entries) or self.entries[end].num_given == 0:
+        if end == len(self.specs) or self.specs[end].num_given == 0:
             return x
         assert graph is not None
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -327,15 +327,15 @@ class VisionGnn(StagedModel):
         """Make the positional tables those of images of another size."""
         self.img_size = _pair(img_size)
         self.grid = reduced(self.img_size, self.strides)
-        self.entries = self._entries_on(self.grid)
+        self.specs = self._entries_on(self.grid)
         table = resized_embedding(self.pos_embed.detach(), self.grid)
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
         for name, block in self.backbone.items():
             if isinstance(block, Block):
                 grapher = block[0]
                 assert isinstance(grapher, Grapher)
-                grapher.set_grid(self.entries[int(name)].grid)
-        warn_of_few_nodes(self.entries, self.img_size)
+                grapher.set_grid(self.specs[int(name)].grid)
+        warn_of_few_nodes(self.specs, self.img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute activations in the backward instead of keeping them."""
@@ -350,16 +350,16 @@ def _pair(size: int | Sequence[int]) -> Grid:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _feature_info(entries: Sequence[Entry], strides: Sequence[int]) -> list[dict[str, Any]]:
+def _feature_info(specs: Sequence[BlockSpec], strides: Sequence[int]) -> list[dict[str, Any]]:
     """The levels of timm's features: every block, or the last one of each stage of a pyramid."""
-    is_pyramid = entries[-1].stage > 0
-    following = [*entries[1:], None]
+    is_pyramid = specs[-1].stage > 0
+    following = [*specs[1:], None]
     return [
         {
-            "num_chs": entry.channels,
-            "reduction": 2 ** (strides.count(2) + entry.stage),
+            "num_chs": spec.channels,
+            "reduction": 2 ** (strides.count(2) + spec.stage),
             "module": f"backbone.{i}",
         }
-        for i, (entry, after) in enumerate(zip(entries, following, strict=True))
-        if entry.rule and not (is_pyramid and after and after.rule)
+        for i, (spec, after) in enumerate(zip(specs, following, strict=True))
+        if spec.rule and not (is_pyramid and after and after.rule)
     ]

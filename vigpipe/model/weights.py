@@ -1,6 +1,6 @@
 """Weights from files: published, ported, or of vigpipe's own runs, into a model or an error.
 
-A file fits or it is refused: nothing is left out in silence. The exceptions are named in `fit`.
+A file fits or it is refused: nothing is left out in silence. `match_state` names the exceptions.
 """
 
 import argparse
@@ -214,13 +214,13 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in state:
         found = re.match(r"backbone\.stages\.(\d+)\.(\d+)\.", name)
         if found:
-            stage, entry = int(found[1]), int(found[2])
-            sizes[stage] = max(sizes.get(stage, 0), entry + 1)
+            stage, spec = int(found[1]), int(found[2])
+            sizes[stage] = max(sizes.get(stage, 0), spec + 1)
 
     def numbered(found: re.Match[str]) -> str:
-        stage, entry = int(found[1]), int(found[2])
-        number = sum(size for other, size in sizes.items() if other < stage) + entry
-        return f"backbone.{number}." + ("conv." if stage > 0 and entry == 0 else "")
+        stage, spec = int(found[1]), int(found[2])
+        number = sum(size for other, size in sizes.items() if other < stage) + spec
+        return f"backbone.{number}." + ("conv." if stage > 0 and spec == 0 else "")
 
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -237,7 +237,7 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def fit(
+def match_state(
     state: Mapping[str, Tensor], model: nn.Module, source: str, *, new_classifier: bool = False
 ) -> dict[str, Tensor]:
     """Make a state dict one that a model loads strictly, or say everything that is in the way.
@@ -358,10 +358,10 @@ def _text(tensor: Tensor) -> str:
 def load_weights(
     model: nn.Module, path: Path, *, ema: bool = False, new_classifier: bool = False
 ) -> None:
-    """Load a file of weights, strictly; see `read_weights`, `to_reference_names` and `fit`.
+    """Load a file of weights, strictly; see `read_weights`, `to_reference_names` and `match_state`.
 
     Raises:
         InputError: the file cannot be read or does not fit.
     """
     state = to_reference_names(read_weights(path, ema=ema))
-    model.load_state_dict(fit(state, model, str(path), new_classifier=new_classifier))
+    model.load_state_dict(match_state(state, model, str(path), new_classifier=new_classifier))

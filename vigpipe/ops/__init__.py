@@ -114,7 +114,7 @@ def norm(
     weight: Tensor,
     bias: Tensor,
     residual: Tensor | None = None,
-    strength: Tensor | None = None,
+    sample_scale: Tensor | None = None,
     eps: float = 1e-5,
     gelu: bool = False,
     *,
@@ -127,7 +127,7 @@ def norm(
         weight: (C,).
         bias: (C,).
         residual: like x; is added last.
-        strength: (B,), what a sample is multiplied by before it is added to the residual; has no
+        sample_scale: (B,), what a sample is multiplied by before the residual is added; it has no
             gradient.
         eps: is added to the variance.
         gelu: apply GELU after the norm.
@@ -137,8 +137,8 @@ def norm(
         The result, like x; mean and (biased) variance of every channel, (C,) float64.
     """
     if fused and x.numel() and is_fused(x, "norm"):
-        return torch.ops.vigpipe.norm(x, weight, bias, residual, strength, eps, gelu)
-    return plain.norm(x, weight, bias, residual, strength, eps, gelu)
+        return torch.ops.vigpipe.norm(x, weight, bias, residual, sample_scale, eps, gelu)
+    return plain.norm(x, weight, bias, residual, sample_scale, eps, gelu)
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: bool = True) -> Tensor:

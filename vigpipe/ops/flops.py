@@ -1,6 +1,6 @@
 """FLOPs of the fused operators for torch's counter: matrix products only, as it counts others.
 
-Imported by `vigpipe.register` when the counter is, which takes 70 MB.
+Imported by `vigpipe.model.import_hooks` when the counter is, which takes 70 MB.
 """
 
 from collections.abc import Sequence

@@ -129,7 +129,7 @@ def norm(
     weight: Tensor,
     bias: Tensor,
     residual: Tensor | None,
-    strength: Tensor | None,
+    sample_scale: Tensor | None,
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,10 +143,10 @@ def norm(
     if len(rows) <= 1:  # the unbiased variance of one row is 0/0
         variance = torch.zeros_like(variance)
     variance = variance.double() * ((len(rows) - 1) / max(len(rows), 1))
-    return finished(y.view(x.shape), residual, strength, gelu), mean.double(), variance
+    return finished(y.view(x.shape), residual, sample_scale, gelu), mean.double(), variance
 
 
-def finished(y: Tensor, residual: Tensor | None, strength: Tensor | None, gelu: bool) -> Tensor:
+def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, gelu: bool) -> Tensor:
     """What follows a norm: GELU, and a residual to which each sample is added with its strength."""
     # In place where nothing has to be kept: y is nobody else's.
     is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -154,8 +154,8 @@ def finished(y: Tensor, residual: Tensor | None, strength: Tensor | None, gelu: 
         y = torch.ops.aten.gelu_(y) if is_eager else F.gelu(y)
     if residual is None:
         return y
-    if strength is not None:
-        y = y * strength.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
+    if sample_scale is not None:
+        y = y * sample_scale.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
     return y.add_(residual) if is_eager and y.dtype == residual.dtype else residual + y
 
 

@@ -93,7 +93,7 @@ def _(
     weight: Tensor,
     bias: Tensor,
     residual: Tensor | None,
-    strength: Tensor | None,
+    sample_scale: Tensor | None,
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,10 +137,10 @@ def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, 
 
 
 def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    x, weight, bias, residual, strength, ctx.eps, ctx.gelu = inputs
+    x, weight, bias, residual, sample_scale, ctx.eps, ctx.gelu = inputs
     ctx.has_residual = residual is not None
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(x, weight, bias, strength, *output[1:])
+    ctx.save_for_backward(x, weight, bias, sample_scale, *output[1:])
 
 
 def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vigpipe.errors import InputError
-from vigpipe.untrusted import read_toml
+from vigpipe.files.untrusted import read_toml
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from vigpipe.loss import Loss
-from vigpipe.parallel.mesh import VIRTUAL, Layout
-from vigpipe.parallel.split import Part
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.split import StageModule
+from vigpipe.schedules import VIRTUAL
 from vigpipe.spans import Kind
 
 if TYPE_CHECKING:
-    from vigpipe.data.shards import ReplicaBatch
+    from vigpipe.data.batches import ReplicaBatch
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -36,6 +36,20 @@ _SCHEDULES: dict[str, Any] = {
     "interleaved1f1b": ScheduleInterleaved1F1B,
     "loopedbfs": ScheduleLoopedBFS,
 }
+
+
+class Loss(Protocol):
+    """The loss of one micro-batch, as its share of the step's; `vigpipe.data.loss.Loss` is one.
+
+    Attributes:
+        num_samples: samples of the step over all replicas; set before each step.
+    """
+
+    num_samples: int
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(rows, classes) logits and the rows' labels -> a scalar."""
+        ...
 
 
 class Watcher(Protocol):
@@ -64,9 +78,9 @@ class Pipeline:
     """The stages of one rank, with the schedule that runs them.
 
     Args:
-        parts: this rank's parts in the order of the plan.
+        stage_modules: this rank's parts in the order of the plan.
         modules: the same, each perhaps wrapped in DistributedDataParallel.
-        part_indices: their numbers in the plan.
+        stage_indices: their numbers in the plan.
         layout: the degrees.
         device: where the parts are.
         stage_group: the ranks of this pipeline; None where there is one stage.
@@ -77,9 +91,9 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: list[Part],
+        stage_modules: list[StageModule],
         modules: list[nn.Module],
-        part_indices: tuple[int, ...],
+        stage_indices: tuple[int, ...],
         layout: Layout,
         device: torch.device,
         stage_group: ProcessGroup | None,
@@ -87,34 +101,45 @@ class Pipeline:
         watcher: Watcher | None = None,
         work: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.parts, self.device, self.loss, self.watcher = parts, device, loss, watcher
+        self.stage_modules, self.device, self.loss, self.watcher = (
+            stage_modules,
+            device,
+            loss,
+            watcher,
+        )
         work = work or nullcontext()
-        self.has_first = parts[0].model.has_stem
-        self.has_last = parts[-1].model.has_readout
-        if layout.num_stages == 1:
+        self.has_first = stage_modules[0].model.has_stem
+        self.has_last = stage_modules[-1].model.has_readout
+        if layout.pipeline_size == 1:
             self._schedule = _OneRank(
-                modules, part_indices[-1], layout.num_microbatches, self._loss, watcher, work
+                modules, stage_indices[-1], layout.num_microbatches, self._loss, watcher, work
             )
             return
-        num_parts = layout.num_stages * layout.virtual_stages
+        num_stages = layout.num_stages
         stages = [
             _Stage(
                 watcher,
                 work,
                 module,
                 index,
-                num_parts,
+                num_stages,
                 device,
                 # Both, so that torch need not probe the model (which would move BatchNorm's
                 # statistics), and floating boundaries requiring grad, or torch 2.13+ makes no slot
                 # for their gradients.
                 input_args=_example(
-                    part.input_shape, part.input_dtype, grad=not part.model.has_stem
+                    stage_module.input_shape,
+                    stage_module.input_dtype,
+                    grad=not stage_module.model.has_stem,
                 ),
-                output_args=_example(part.output_shape, part.output_dtype, grad=True),
+                output_args=_example(
+                    stage_module.output_shape, stage_module.output_dtype, grad=True
+                ),
                 group=stage_group,
             )
-            for part, module, index in zip(parts, modules, part_indices, strict=True)
+            for stage_module, module, index in zip(
+                stage_modules, modules, stage_indices, strict=True
+            )
         ]
         make = _SCHEDULES[layout.schedule]
         several = layout.schedule in VIRTUAL
@@ -132,9 +157,9 @@ class Pipeline:
             (M,) float64, each micro-batch's share of the loss, on the rank of the last stage; else
             None.
         """
-        for part in self.parts:
-            part.train()
-            part.begin_step()
+        for stage_module in self.stage_modules:
+            stage_module.train()
+            stage_module.begin_step()
         losses: list[Tensor] = []
         self._run(self._schedule.step, batch, losses, return_outputs=False)
         return torch.stack(losses).detach().double().cpu() if self.has_last else None
@@ -142,8 +167,8 @@ class Pipeline:
     @torch.no_grad()
     def logits(self, batch: "ReplicaBatch") -> Tensor | None:
         """Forward only, in evaluation mode: (M * rows, classes) on the last stage, else None."""
-        for part in self.parts:
-            part.eval()
+        for stage_module in self.stage_modules:
+            stage_module.eval()
         return self._run(self._schedule.eval, batch, [])
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:

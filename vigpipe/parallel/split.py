@@ -44,7 +44,7 @@ class Cuttable(Protocol):
 Model = TypeVar("Model", bound=Cuttable)
 
 
-class Part(nn.Module):
+class StageModule(nn.Module):
     """One stage's part of a model, run on micro-batches of a fixed number of rows.
 
     Rows without a sample are dropped before the model sees them and come back as zeros, so padding
@@ -109,12 +109,16 @@ class Part(nn.Module):
         return zero.to(self.output_dtype).expand(self.output_shape).contiguous()
 
 
-def cut_parts(build: Callable[[], Model], plan: Plan, part_indices: tuple[int, ...]) -> list[Model]:
+def cut_stages(
+    build: Callable[[], Model], plan: Plan, stage_indices: tuple[int, ...]
+) -> list[Model]:
     """Build the whole model, so that weights do not depend on the cut, and keep parts of it."""
     model = build()
-    parts: list[Model] = []
-    for index in part_indices:
-        part = model if index == part_indices[-1] else deepcopy(model)
-        part.keep(plan.stages[index], stem=plan.is_first(index), readout=plan.is_last(index))
-        parts.append(part)
-    return parts
+    stage_modules: list[Model] = []
+    for index in stage_indices:
+        stage_module = model if index == stage_indices[-1] else deepcopy(model)
+        stage_module.keep(
+            plan.stages[index], stem=plan.is_first(index), readout=plan.is_last(index)
+        )
+        stage_modules.append(stage_module)
+    return stage_modules

@@ -8,10 +8,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from vigpipe.choices import Schedule
 from vigpipe.planning import memory
 from vigpipe.planning.cuts import Array, Bounds, Terms, best_cuts, even_cut, value
-from vigpipe.planning.orders import orders
 from vigpipe.planning.profile import Piece, Profile
 from vigpipe.planning.simulate import stretch
 from vigpipe.planning.step import (
@@ -24,6 +22,7 @@ from vigpipe.planning.step import (
     reduce_seconds,
     update_seconds,
 )
+from vigpipe.schedules import Schedule, orders
 
 NUM_CUTS = 3  # to start from
 

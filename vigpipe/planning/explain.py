@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from vigpipe.choices import Schedule
 from vigpipe.errors import InputError
-from vigpipe.planning.orders import is_legal
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.search import search
 from vigpipe.planning.simulate import StageCosts
 from vigpipe.planning.step import Proposal, Request, predict
+from vigpipe.schedules import Schedule, is_legal
 from vigpipe.spans import COMPUTE, by_rank
 
 _WORTH = 0.99  # what leaves more than this share of a step is not worth a word

@@ -11,8 +11,8 @@ What a rank holds before it has a model (Profile.base_bytes) comes on top.
 import math
 from collections.abc import Mapping, Sequence
 
-from vigpipe.planning.orders import Action
 from vigpipe.planning.profile import Piece, Profile
+from vigpipe.schedules import Action
 
 
 def weight_bytes(profile: Profile, piece: Piece) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
-from vigpipe.untrusted import no_duplicates, read_text
+from vigpipe.files.untrusted import no_duplicates, read_text
 
 _MOST = 1e18  # seconds, bytes or samples; what is made of them stays a finite number
 

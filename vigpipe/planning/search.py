@@ -11,11 +11,9 @@ Steps 2 and 3 end when MAX_ACTIONS forwards and backwards have been simulated.
 
 from collections.abc import Iterable, Iterator
 
-from vigpipe.choices import Schedule
 from vigpipe.errors import InputError
 from vigpipe.planning.candidate import Candidate
 from vigpipe.planning.cuts import Bounds
-from vigpipe.planning.orders import is_legal
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.simulate import num_simulated
 from vigpipe.planning.step import (
@@ -25,6 +23,7 @@ from vigpipe.planning.step import (
     simulated,
     stage_costs,
 )
+from vigpipe.schedules import Schedule, is_legal
 from vigpipe.spans import step_seconds
 
 MAX_ACTIONS = 60_000
@@ -42,12 +41,12 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
     candidates = _candidates(profile, request)
     for candidate in candidates:
         candidate.find_cuts()
-    fitting = [candidate for candidate in candidates if candidate.cuts]
-    if not fitting:
+    reduce_k = [candidate for candidate in candidates if candidate.cuts]
+    if not reduce_k:
         raise InputError(_what_would_fit(request, candidates))
     found = _Found(profile, request)
-    fitting.sort(key=lambda candidate: candidate.estimate(candidate.cuts[0]))
-    for candidate in fitting:
+    reduce_k.sort(key=lambda candidate: candidate.estimate(candidate.cuts[0]))
+    for candidate in reduce_k:
         if len(found.seconds) > 1 and (
             found.num_actions > MAX_ACTIONS / 2
             or candidate.estimate(candidate.cuts[0]) > _NEAR * found.best

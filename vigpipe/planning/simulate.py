@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vigpipe.planning.engine import Operation, Run
-from vigpipe.planning.orders import Orders
+from vigpipe.schedules import Orders
 from vigpipe.spans import WAITING, Span
 
 

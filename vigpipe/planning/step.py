@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vigpipe.choices import Schedule, Sync
+from vigpipe.config.choices import Sync
 from vigpipe.planning.memory import rank_bytes
-from vigpipe.planning.orders import VIRTUAL, Orders, orders
 from vigpipe.planning.profile import Piece, Profile
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
+from vigpipe.schedules import VIRTUAL, Orders, Schedule, orders
 from vigpipe.spans import Span, step_seconds
 
 Stages = tuple[tuple[int, ...], ...]  # block numbers of every stage, virtual ones counted

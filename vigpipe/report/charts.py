@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vigpipe.report.markup import escape
-from vigpipe.report.read import Run
+from vigpipe.report.read import ReportedRun
 from vigpipe.report.timing_files import PARTS, Account, Timeline
 from vigpipe.spans import COMPUTE, KINDS, Kind, Span
 from vigpipe.timing.timeline import COLOURS
@@ -37,7 +37,7 @@ _INSIDE = {  # text within a bar, upright
 }
 
 
-def loss_chart(runs: Sequence[Run]) -> "Figure":
+def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Training loss a step, and test loss where it was taken."""
     lines = []
     for i, run in enumerate(runs):
@@ -48,7 +48,7 @@ def loss_chart(runs: Sequence[Run]) -> "Figure":
     return _curves(lines, "loss")
 
 
-def accuracy_chart(runs: Sequence[Run]) -> "Figure":
+def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Top-1 and top-5 of the test images."""
     lines = []
     for i, run in enumerate(runs):
@@ -63,7 +63,7 @@ def accuracy_chart(runs: Sequence[Run]) -> "Figure":
     return figure
 
 
-def throughput_chart(runs: Sequence[Run]) -> "Figure":
+def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Images a second, step by step."""
     lines = [
         _line(run, i, "images/s", [(step.number, step.images_per_second) for step in run.steps])
@@ -213,7 +213,11 @@ def _tell(span: Span, begin: float) -> str:
 
 
 def _line(
-    run: Run, index: int, what: str, points: Sequence[tuple[int, float]], dash: str = "solid"
+    run: ReportedRun,
+    index: int,
+    what: str,
+    points: Sequence[tuple[int, float]],
+    dash: str = "solid",
 ) -> "Scatter | None":
     from plotly.graph_objects import Scatter
 

@@ -6,14 +6,14 @@ from statistics import median
 from vigpipe.report import durations
 from vigpipe.report.fields import Fields
 from vigpipe.report.markup import NOTHING, share, size
-from vigpipe.report.read import Run, Step
+from vigpipe.report.read import ReportedRun, Step
 from vigpipe.timing.tables import slowest
 
 Line = tuple[str, list[str]]  # a name, and a cell for every run
 _NOT_COMPARED = ("out",)
 
 
-def settled_steps(run: Run) -> tuple[Step, ...]:
+def settled_steps(run: ReportedRun) -> tuple[Step, ...]:
     """Steps after the warm-up of a timed run; of another one all but the first, if it has more."""
     if run.timing is not None and run.timing.warmup_steps is not None:
         rest = run.steps[run.timing.warmup_steps :]
@@ -22,9 +22,9 @@ def settled_steps(run: Run) -> tuple[Step, ...]:
     return rest or run.steps
 
 
-def facts(runs: Sequence[Run]) -> list[Line]:
+def facts(runs: Sequence[ReportedRun]) -> list[Line]:
     """The table of runs, a line for every fact."""
-    lines: list[tuple[str, Callable[[Run], str]]] = [
+    lines: list[tuple[str, Callable[[ReportedRun], str]]] = [
         ("state", lambda run: "unfinished" if run.unfinished else "finished"),
         ("model", lambda run: _option(run, "model")),
         ("data", lambda run: _text(run, "data", _option(run, "data"))),
@@ -42,17 +42,17 @@ def facts(runs: Sequence[Run]) -> list[Line]:
         ("host", lambda run: _text(run, "host")),
         ("versions", _versions),
     ]
-    return [(name, [tell(run) for run in runs]) for name, tell in lines]
+    return [(name, [value(run) for run in runs]) for name, value in lines]
 
 
-def differences(runs: Sequence[Run]) -> list[Line]:
+def differences(runs: Sequence[ReportedRun]) -> list[Line]:
     """Options that are not the same in all runs."""
     names = dict.fromkeys(name for run in runs for name in run.options if name not in _NOT_COMPARED)
     lines = [(name, [_option(run, name) for run in runs]) for name in names]
     return [(name, cells) for name, cells in lines if len(set(cells)) > 1]
 
 
-def ratios(runs: Sequence[Run]) -> list[Line]:
+def ratios(runs: Sequence[ReportedRun]) -> list[Line]:
     """Medians, and behind them their ratio to the first run's."""
     known = [_medians(run) for run in runs]
     names = dict.fromkeys(name for values in known for name in values)
@@ -68,7 +68,7 @@ def ratios(runs: Sequence[Run]) -> list[Line]:
     return lines
 
 
-def _medians(run: Run) -> dict[str, float]:
+def _medians(run: ReportedRun) -> dict[str, float]:
     steps = settled_steps(run)
     values = {}
     if steps:
@@ -80,11 +80,11 @@ def _medians(run: Run) -> dict[str, float]:
     return values
 
 
-def _option(run: Run, name: str) -> str:
+def _option(run: ReportedRun, name: str) -> str:
     return str(run.options[name]) if name in run.options else NOTHING
 
 
-def _text(run: Run, name: str, otherwise: str = NOTHING) -> str:
+def _text(run: ReportedRun, name: str, otherwise: str = NOTHING) -> str:
     return run.summary.text(name) if name in run.summary else otherwise
 
 
@@ -92,7 +92,7 @@ def _whole(fields: Fields, name: str) -> str:
     return str(fields.whole(name)) if name in fields else NOTHING
 
 
-def _layout(run: Run) -> str:
+def _layout(run: ReportedRun) -> str:
     if "layout" in run.summary:
         layout = run.summary.object("layout")
         replicas, stages = layout.whole("replicas"), len(layout.items("stages"))
@@ -104,7 +104,7 @@ def _layout(run: Run) -> str:
     return f"{replicas} replica{plural} × {stages} stages, {microbatches} micro-batches, {schedule}"
 
 
-def _top1(run: Run) -> str:
+def _top1(run: ReportedRun) -> str:
     if not run.evaluations:
         return NOTHING
     last = run.evaluations[-1]
@@ -112,12 +112,12 @@ def _top1(run: Run) -> str:
     return f"{last.top1:.2%}{average}"
 
 
-def _settled(run: Run, name: str, form: str) -> str:
+def _settled(run: ReportedRun, name: str, form: str) -> str:
     steps = settled_steps(run)
     return form.format(median(getattr(step, name) for step in steps)) if steps else NOTHING
 
 
-def _peak(run: Run) -> str:
+def _peak(run: ReportedRun) -> str:
     if run.timing is not None and run.timing.peak_bytes:
         peaks = run.timing.peak_bytes
         return f"{size(max(peaks))}, most of {len(peaks)} ranks"
@@ -126,7 +126,7 @@ def _peak(run: Run) -> str:
     return NOTHING
 
 
-def _versions(run: Run) -> str:
+def _versions(run: ReportedRun) -> str:
     if "versions" not in run.summary:
         return NOTHING
     versions = run.summary.object("versions")

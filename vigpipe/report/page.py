@@ -18,7 +18,7 @@ from vigpipe.report.markup import (
     statistics_table,
     table,
 )
-from vigpipe.report.read import Run, read_runs
+from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.report.style import HEAD
 from vigpipe.report.timing_files import PARTS, PHASES, REASONS, Bubble, Timing
 from vigpipe.timing.tables import slowest
@@ -56,7 +56,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         ) from error
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[ReportedRun]) -> str:
     """The page as HTML."""
     from plotly.offline import get_plotlyjs
 
@@ -71,7 +71,7 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _overview(runs: Sequence[Run]) -> Iterator[str]:
+def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
     yield "<h2>Runs</h2>"
     for run in runs:
         if run.unfinished:
@@ -92,12 +92,12 @@ def _overview(runs: Sequence[Run]) -> Iterator[str]:
             yield _by_run(runs, differ)
 
 
-def _by_run(runs: Sequence[Run], lines: Sequence[Line]) -> str:
+def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
     rows = [[name, *cells] for name, cells in lines]
     return table(["", *(run.name for run in runs)], rows, style="runs")
 
 
-def _courses(runs: Sequence[Run]) -> Iterator[str]:
+def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     if any(run.steps for run in runs):
         yield "<h2>Loss</h2>"
         yield paragraph("Of the training batches; dotted: of the test images.")
@@ -114,7 +114,7 @@ def _courses(runs: Sequence[Run]) -> Iterator[str]:
         yield _chart(charts.throughput_chart(runs), "throughput")
 
 
-def _timings(runs: Sequence[Run]) -> Iterator[str]:
+def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for index, run in enumerate(runs):
         yield f"<h2>Time of {escape(run.name)}</h2>"
         if run.timing is None:

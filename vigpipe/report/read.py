@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_text, read_toml
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.timing_files import Timing, read_timing
-from vigpipe.untrusted import read_text, read_toml
 
 _ADVICE = "name a folder that vigpipe train wrote"
 
@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """What a folder holds.
 
     Attributes:
@@ -58,7 +58,7 @@ class Run:
     timing: Timing | None
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Read every run, in the order given.
 
     Raises:
@@ -77,7 +77,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     ]
 
 
-def _read_run(folder: Path, name: str) -> Run:
+def _read_run(folder: Path, name: str) -> ReportedRun:
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"{folder}: {found}; {_ADVICE}")
@@ -94,7 +94,7 @@ def _read_run(folder: Path, name: str) -> Run:
         lacks += ["the last line of metrics.jsonl is torn"] * torn
         last = f"after step {steps[-1].number}" if steps else "before its first step"
         unfinished = f"it ended {last}: {' and '.join(lacks)}{_causes(folder)}"
-    return Run(
+    return ReportedRun(
         name=name,
         folder=folder,
         options=_read_options(folder / "config.toml"),

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from vigpipe.errors import InputError
+from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.spans import KINDS, Kind, Span
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import DIRECTIONS
-from vigpipe.untrusted import MOST_ROWS, read_text
 
 COLUMNS = ",".join(field.name for field in fields(Row))
 PARTS = (

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vigpipe.config import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
-from vigpipe.parallel.launch import expand_tasks, from_environment
-from vigpipe.parallel.mesh import Layout
+from vigpipe.launch.environment import expand_tasks, from_environment
+from vigpipe.parallel.layout import Layout
 from vigpipe.study.options import StudyConfig
 
 MODEL = "vig_study"
@@ -100,11 +100,11 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
     """
     import torch
 
-    from vigpipe.job import prepare
     from vigpipe.planning.profile import check_options, read_profile
-    from vigpipe.profiling import cost_options
+    from vigpipe.profiling.measure import cost_options
+    from vigpipe.run.facts import prepare
 
-    job = prepare(
+    run = prepare(
         TrainConfig(
             model=MODEL,
             data=config.data,
@@ -116,14 +116,14 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
         ),
         torch.float32,
     )
-    num_blocks = len(job.plan.stages[0])
+    num_blocks = len(run.plan.stages[0])
     for name, layout in layouts.items():
-        if layout.num_stages > num_blocks:
+        if layout.pipeline_size > num_blocks:
             raise InputError(
-                f"--configs {name}: {layout.num_stages} stages for the {num_blocks} blocks of "
+                f"--configs {name}: {layout.pipeline_size} stages for the {num_blocks} blocks of "
                 f"{MODEL}; choose at most {num_blocks}"
             )
-    train, test = job.source.train, job.source.test
+    train, test = run.source.train, run.source.test
     wanted = {"images": config.images, "test_batches": config.test_batches * config.batch}
     for (name, number), split in zip(wanted.items(), (train, test), strict=True):
         if number > len(split):
@@ -133,8 +133,8 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
             )
     path = profile_path(config)
     if path is not None and (config.profile is not None or path.exists()):
-        check_options(read_profile(path), f"--profile {path}", MODEL, cost_options(job))
-    return job.source.name, num_blocks
+        check_options(read_profile(path), f"--profile {path}", MODEL, cost_options(run))
+    return run.source.name, num_blocks
 
 
 def profile_path(config: StudyConfig) -> Path | None:

@@ -8,7 +8,7 @@ readout's.
 import re
 
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 
 SEQUENTIAL = "sequential"
 BATCH = 1000
@@ -67,7 +67,7 @@ def _layout(name: str) -> Layout | None:
 
 def name_of(layout: Layout) -> str:
     """The name of a layout in `--configs`."""
-    copies, stages, pieces = layout.num_replicas, layout.num_stages, layout.num_microbatches
+    copies, stages, pieces = layout.num_replicas, layout.pipeline_size, layout.num_microbatches
     if copies > 1:
         return f"{copies}x{stages}x{pieces}"
     if stages > 1:
@@ -85,7 +85,7 @@ def ceiling(layout: Layout) -> float:
 
     GPipe (arXiv:1811.06965): a pipeline needs M + S - 1 times the S-th part of a micro-batch.
     """
-    stages, pieces = layout.num_stages, layout.num_microbatches
+    stages, pieces = layout.pipeline_size, layout.num_microbatches
     return layout.num_replicas * stages * pieces / (pieces + stages - 1)
 
 

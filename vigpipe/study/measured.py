@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.files.untrusted import MOST_ROWS, read_text
+from vigpipe.parallel.layout import Layout
 from vigpipe.report.fields import parse_object
-from vigpipe.report.read import Run, read_runs
+from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import slowest
-from vigpipe.untrusted import MOST_ROWS, read_text
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _all_reduce(rows: Sequence[Row], layout: Layout) -> tuple[float, float]:
     seconds: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.phase == "train" and row.name == "all-reduce":
-            seconds[layout.stage_index(row.rank)][row.step].append(row.seconds)
+            seconds[layout.pipeline_rank(row.rank)][row.step].append(row.seconds)
     stages = [list(steps.values()) for steps in seconds.values()]
     least = [sum(map(min, steps)) / len(steps) for steps in stages]
     most = [sum(map(max, steps)) / len(steps) for steps in stages]
@@ -133,6 +133,6 @@ def _latencies(path: Path) -> list[float]:
     return [1e-6 * (max(e for _, e in own) - min(s for s, _ in own)) for own in times.values()]
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: ReportedRun) -> dict[str, Any]:
     known = json.loads(read_text(run.folder / "summary.json"))
     return {key: known.get(key) for key in ("versions", "commit", "hardware", "threads_per_rank")}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.choices import Device
+from vigpipe.config.choices import Device
 
 Launcher = Literal["auto", "local", "srun"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.step import Request, predict
@@ -102,12 +102,12 @@ def predict_all(
     predictions: dict[str, Prediction] = {}
     for name, layout in wanted.items():
         request = Request(
-            num_ranks=layout.num_stages,
+            num_ranks=layout.pipeline_size,
             num_replicas=layout.num_replicas,
             batch_size=batch_size,
             microbatches=(layout.num_microbatches,),
         )
-        cut = even_plan(len(profile.blocks), layout.num_stages).stages
+        cut = even_plan(len(profile.blocks), layout.pipeline_size).stages
         here, alone = (
             predict(own, request, cut, "gpipe", 1, layout.num_microbatches)
             for own in (profile, apart)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from vigpipe.origin import told
+from vigpipe.run.provenance import format_versions
 from vigpipe.study.claims import two_paragraphs
 from vigpipe.study.configs import BATCH
 from vigpipe.study.outcome import Outcome
@@ -108,7 +108,7 @@ def _section(title: str, table: str, about: str) -> tuple[str, str, str]:
 
 def _origin(outcome: Outcome, arguments: Sequence[str], run_command: str) -> str:
     facts = [run.facts for runs in outcome.runs.values() for run in runs]
-    versions = _distinct(told(fact["versions"] or {}) for fact in facts)
+    versions = _distinct(format_versions(fact["versions"] or {}) for fact in facts)
     spreads = {
         name: max(medians) / min(medians) - 1
         for name, runs in outcome.runs.items()

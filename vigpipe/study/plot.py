@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vigpipe.parallel.mesh import Layout
+from vigpipe.parallel.layout import Layout
 from vigpipe.study.claims import relative_differences
 from vigpipe.study.configs import SEQUENTIAL
 from vigpipe.study.outcome import Outcome
@@ -37,7 +37,7 @@ def draw_losses(outcome: Outcome, path: Path) -> None:
         style = {"color": colours.get(_pieces(layout), "black"), "label": name}
         if layout.world_size == 1:
             style |= {"lw": 5, "alpha": 0.3} if _pieces(layout) > 1 else {"lw": 1.5}
-        elif layout.num_replicas == 1 and layout.num_stages == 2:
+        elif layout.num_replicas == 1 and layout.pipeline_size == 2:
             style |= {"lw": 1.2}
         else:
             apart = max(1, longest // 12)

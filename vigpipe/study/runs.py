@@ -15,14 +15,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from vigpipe.config import flag
+from vigpipe.config.options import flag
 from vigpipe.errors import DONE, InputError
-from vigpipe.parallel.mesh import Layout
+from vigpipe.launch.child import Stopped, run_child, stoppable
+from vigpipe.parallel.layout import Layout
+from vigpipe.run.folder import make_output_folder
 from vigpipe.study.check import MODEL, Machine, check_numbers, check_with_torch, find_machine
-from vigpipe.study.child import Stopped, run_child, stoppable
 from vigpipe.study.configs import parse_configs
 from vigpipe.study.options import StudyConfig
-from vigpipe.timing.record import make_output_folder
 
 
 class _Failed(Exception):
@@ -33,7 +33,7 @@ class _Failed(Exception):
         self.code = code
 
 
-def start(config: StudyConfig, arguments: Sequence[str]) -> int:
+def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
     """Run `vigpipe study`.
 
     Args:
@@ -106,7 +106,7 @@ def run_options(config: StudyConfig, layout: Layout) -> dict[str, Any]:
         "model": MODEL,
         "data": config.data,
         "data_dir": str(config.data_dir),
-        "stages": layout.num_stages,
+        "stages": layout.pipeline_size,
         "microbatches": layout.num_microbatches,
         "dp": layout.num_replicas,
         "batch_size": config.batch,

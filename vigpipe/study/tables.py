@@ -6,7 +6,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from vigpipe.bubble import ideal_bubble
+from vigpipe.analysis.bubble import ideal_bubble
 from vigpipe.study.configs import (
     BATCH,
     BLOCK_SECONDS,
@@ -85,7 +85,7 @@ def bubble_table(outcome: Outcome, fmt: str = "github") -> str:
                 name,
                 _ranks(outcome, name),
                 f"{median(bubbles):.1%}" if bubbles else NONE,
-                f"{ideal_bubble(layout):.1%}" if layout.num_stages > 1 else NONE,
+                f"{ideal_bubble(layout):.1%}" if layout.pipeline_size > 1 else NONE,
                 f"{measured:.4f}",
                 f"{prediction.here_seconds:.4f}",
                 f"{prediction.here_seconds / measured - 1:+.1%}",
@@ -132,7 +132,7 @@ def inference_table(outcome: Outcome, fmt: str = "github") -> str:
             (
                 name,
                 _ranks(outcome, name),
-                *map(str, (layout.num_stages, layout.num_microbatches, layout.num_replicas)),
+                *map(str, (layout.pipeline_size, layout.num_microbatches, layout.num_replicas)),
                 _spread([1e3 * x for x in seconds], "", ".1f"),
                 _spread(latencies, "", ".1f"),
                 f"{outcome.batch_size / median(seconds):.1f}",

@@ -101,14 +101,14 @@ Affine<T> norm_map(const double* mean, const double* variance, const T* weight, 
 
 template <typename T, bool GELU>
 void forward(const T* x, const double* mean, const double* variance, const T* weight,
-             const T* bias, double eps, const T* residual, const T* strength, T* y, int64_t C,
+             const T* bias, double eps, const T* residual, const T* sample_scale, T* y, int64_t C,
              const Shape& shape, int threads) {
     using V = Vector<T>;
     const Affine<T> map = norm_map(mean, variance, weight, bias, eps, C, shape);
     const int64_t width = shape.channels;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < shape.rows; ++r) {
-        const T share = strength ? strength[r / shape.rows_per_image] : T(1);
+        const T share = sample_scale ? sample_scale[r / shape.rows_per_image] : T(1);
         for (int64_t c = 0; c < width; c += WIDTH<T>) {
             const int64_t left = width - c, at = r * width + c;
             V z = map(load(x + at, left), c, left);
@@ -121,7 +121,7 @@ void forward(const T* x, const double* mean, const double* variance, const T* we
 
 template <typename T, bool GELU>
 void backward(const T* grad, const T* x, const double* mean, const double* variance,
-              const T* weight, const T* bias, double eps, const T* strength, T* dx, T* d_weight,
+              const T* weight, const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight,
               T* d_bias, int64_t R, int64_t C, const Shape& shape, int threads) {
     using V = Vector<T>;
     const Affine<T> map = norm_map(mean, variance, weight, bias, eps, C, shape);
@@ -133,7 +133,7 @@ void backward(const T* grad, const T* x, const double* mean, const double* varia
         T* sums = &partial[chunk * 2 * width];
         T* products = sums + width;
         for (int64_t r = shape.first(chunk); r < shape.last(chunk); ++r) {
-            const T share = strength ? strength[r / shape.rows_per_image] : T(1);
+            const T share = sample_scale ? sample_scale[r / shape.rows_per_image] : T(1);
             for (int64_t c = 0; c < width; c += WIDTH<T>) {
                 const int64_t left = width - c, at = r * width + c;
                 const V value = load(x + at, left);
@@ -171,20 +171,20 @@ void backward(const T* grad, const T* x, const double* mean, const double* varia
 #define NORM(T, NAME)                                                                              \
     extern "C" void vigpipe_norm_##NAME(                                                           \
         const T* x, const T* weight, const T* bias, double eps, const T* residual,                 \
-        const T* strength, T* y, double* mean, double* variance, int64_t R, int64_t C,             \
+        const T* sample_scale, T* y, double* mean, double* variance, int64_t R, int64_t C,             \
         int64_t images, int gelu, int threads) {                                                   \
         const Shape shape(R, C, images, WIDTH<T>);                                                 \
         statistics(x, mean, variance, R, C, shape, threads);                                       \
         (gelu ? forward<T, true> : forward<T, false>)(x, mean, variance, weight, bias, eps,        \
-                                                      residual, strength, y, C, shape, threads);   \
+                                                      residual, sample_scale, y, C, shape, threads);   \
     }                                                                                              \
     extern "C" void vigpipe_norm_backward_##NAME(                                                  \
         const T* grad, const T* x, const double* mean, const double* variance, const T* weight,    \
-        const T* bias, double eps, const T* strength, T* dx, T* d_weight, T* d_bias, int64_t R,    \
+        const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight, T* d_bias, int64_t R,    \
         int64_t C, int64_t images, int gelu, int threads) {                                        \
         const Shape shape(R, C, images, WIDTH<T>);                                                 \
         (gelu ? backward<T, true> : backward<T, false>)(grad, x, mean, variance, weight, bias,     \
-                                                        eps, strength, dx, d_weight, d_bias, R, C, \
+                                                        eps, sample_scale, dx, d_weight, d_bias, R, C, \
                                                         shape, threads);                           \
     }
 

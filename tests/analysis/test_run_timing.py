@@ -1,0 +1,379 @@
+"""Timing of real ranks: it changes no bit, and accounts for every step; and the files it leaves."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.analysis.test_bubble import recorded, rows_of
+from tests.world import run_ranks
+from vigpipe.analysis.bubble import explain_bubble
+from vigpipe.analysis.run_timing import (
+    Timing,
+    describe,
+    gather_timing,
+    make_recorder,
+    origin,
+    write_timing,
+)
+from vigpipe.config.options import TrainConfig
+from vigpipe.parallel.layout import Layout
+from vigpipe.run.batches import batches
+from vigpipe.run.evaluation import evaluate
+from vigpipe.run.facts import Run, prepare
+from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.spans import COMPUTE, Kind
+from vigpipe.timing.recorder import PHASES, Event, Row, Step
+from vigpipe.timing.timeline import COLOURS
+from vigpipe.train import train_step
+
+CPU = torch.device("cpu")
+NUM_STEPS = 3
+BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=NUM_STEPS, drop_path=0.2, seed=3)
+PYRAMID = replace(BASE, model="pvig_cifar_ti", image_size=32, steps=2)
+TIMED = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
+
+
+def trained(config: TrainConfig, rank: int) -> RankState:
+    """Train every step, and evaluate two batches where it is timed."""
+    torch.set_num_threads(1)
+    run = prepare(config, torch.float32)
+    rank_state = make_rank_state(run, rank, CPU, make_recorder(run, rank, CPU))
+    for _, batch, _ in batches(rank_state):
+        with rank_state.timed("train", rank_state.step + 1):
+            train_step(rank_state, batch)
+    if config.timing:
+        assert rank_state.stopwatch.restart() > 0
+        evaluate(rank_state, 2 * run.batch_size)
+        assert rank_state.stopwatch.restart() == 0  # who is slow in training is what it is for
+    rank_state.reader.close()
+    return rank_state
+
+
+def compared(config: TrainConfig, rank: int) -> tuple[list[str], Timing | None]:
+    """Names of this rank's tensors that timing changes, and the timing of all ranks."""
+    plain, timed = trained(config, rank), trained(replace(config, **TIMED), rank)
+    state = timed.state()
+    changed = [name for name, value in plain.state().items() if not torch.equal(value, state[name])]
+    return changed, gather_timing(timed)
+
+
+def on_every_rank(rank: int, world_size: int, configs: list[TrainConfig]) -> list[Any]:
+    return [compared(config, rank) for config in configs]
+
+
+def checked(config: TrainConfig, answers: list[tuple[list[str], Timing | None]]) -> Timing:
+    """Of all ranks of a run: no bit changed, and the writer's timing is whole."""
+    assert [changed for changed, _ in answers] == [[]] * len(answers)
+    (timing,) = [timing for _, timing in answers if timing is not None]
+    for phase in PHASES:
+        by_rank, directions = timing.steps[phase], COMPUTE if phase == "train" else COMPUTE[:1]
+        assert sorted(by_rank) == list(range(len(answers)))
+        for rank, steps in by_rank.items():
+            assert [s.step for s in steps] == list(range(2, 2 + len(steps)))
+            assert len(steps) == ((config.steps or 0) - 1 if phase == "train" else 1)
+            for step in steps:
+                assert_whole(step, timing.layout, rank, directions)
+    assert_accounted(timing)
+    return timing
+
+
+def assert_whole(step: Step, layout: Layout, rank: int, directions: Sequence[Kind]) -> None:
+    """No gap, no overlap; every stage and micro-batch once a direction; regions inside spans."""
+    for before, after in pairwise(step.spans):
+        assert before.end == pytest.approx(after.start, abs=1e-9)
+    assert all(span.end >= span.start for span in step.spans)
+    ran = Counter((s.kind, s.stage, s.microbatch) for s in step.spans if s.kind in COMPUTE)
+    assert ran == {
+        (direction, stage, microbatch): 1
+        for direction in directions
+        for stage in layout.stages_of(rank)
+        for microbatch in range(layout.num_microbatches)
+    }
+    last = layout.pipeline_size * layout.virtual_stages - 1
+    kinds = {(span.kind, span.stage) for span in step.spans}
+    assert ("wait input", 0) not in kinds
+    assert ("wait gradient", last) not in kinds
+    if layout.pipeline_size > 1:
+        for stage in layout.stages_of(rank):
+            assert ("wait input", stage) in kinds or stage == 0
+            if "backward" in directions and layout.virtual_stages == 1:
+                assert ("wait gradient", stage) in kinds or stage == last
+    if "backward" in directions:
+        assert ("optimizer", -1) in kinds
+        assert ("all-reduce", -1) in kinds
+    else:
+        assert not {"optimizer", "all-reduce", "wait gradient"} & {kind for kind, _ in kinds}
+    assert step.events
+    for event in step.events:
+        kind = "forward" if event.direction == "forward" else "backward"
+        where = (kind, event.stage, event.microbatch)
+        (span,) = [s for s in step.spans if (s.kind, s.stage, s.microbatch) == where]
+        assert span.start <= event.start <= event.end <= span.end
+        assert event.direction in (*directions, "recompute")
+
+
+def assert_accounted(timing: Timing) -> None:
+    """The spans of a rank's steps are within 2 % of what another clock has measured.
+
+    The processor may be taken away between the readings of the two clocks, but not every time.
+    """
+    seconds: dict[tuple[Any, ...], list[float]] = {}
+    for row in timing.rows:
+        if row.name == "step" or row.name in COLOURS:
+            own = seconds.setdefault((row.phase, row.step, row.rank), [0.0, 0.0])
+            own[row.name == "step"] += row.seconds
+    assert seconds
+    pairs = [
+        *seconds.values(),
+        *((a.step_seconds - a.unaccounted, a.step_seconds) for a in timing.accounts),
+    ]
+    missed = [pair for pair in pairs if pair[0] != pytest.approx(pair[1], rel=0.02, abs=2e-3)]
+    assert len(missed) < len(pairs) / 2, missed
+
+
+def region_names(step: Step, direction: str) -> set[str]:
+    return {event.name for event in step.events if event.direction == direction}
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(BASE, microbatches=4),
+        replace(BASE, microbatches=3, recompute="except-last", clip=1.0, ema=0.9, mixup=0.2),
+        replace(BASE, model="vig_study", drop_path=None, microbatches=2, graph="knn"),
+        # A sample a micro-batch; k, 1 x k in the aggregation, pooled neighbours.
+        replace(PYRAMID, batch_size=2, microbatches=2, recompute="always", aggregator="edge"),
+    ],
+    ids=["digits", "digits-recompute", "study", "pyramid"],
+)
+def test_timing_changes_no_bit_of_one_process(config):
+    timing = checked(config, on_every_rank(0, 1, [config]))
+    assert timing.bubble is None
+    assert timing.clock_error_seconds == 0
+    assert 0 < timing.overhead < 1
+    (step, *_) = timing.steps["train"][0]
+    assert {"stem", "readout", "loss", "block 1/grapher"} <= region_names(step, "forward")
+    assert {"readout", "loss", "block 1/ffn"} <= region_names(step, "backward")
+    assert ("block 1/grapher" in region_names(step, "recompute")) == (config.recompute != "never")
+
+
+@pytest.mark.multiprocess
+def test_timing_changes_no_bit_under_any_schedule():
+    configs = [
+        replace(BASE, stages=2, microbatches=3),
+        replace(BASE, stages=2, microbatches=3, schedule="1f1b"),
+        replace(BASE, stages=2, microbatches=4, schedule="interleaved1f1b", virtual_stages=2),
+        replace(BASE, stages=2, microbatches=3, schedule="loopedbfs", virtual_stages=2),
+        replace(
+            PYRAMID,
+            stages=2,
+            microbatches=4,
+            schedule="1f1b",
+            recompute="always",
+            graph="knn,lookahead",
+            aggregator="sage,gin",
+        ),
+        replace(
+            PYRAMID,
+            stages=2,
+            microbatches=2,
+            schedule="interleaved1f1b",
+            virtual_stages=2,
+            graph="window,reuse",
+            aggregator="maxmean",
+        ),
+    ]
+    by_rank = run_ranks(on_every_rank, 2, configs, timeout=120)
+    for config, *answers in zip(configs, *by_rank, strict=True):
+        timing = checked(config, answers)
+        bubble = timing.bubble
+        assert bubble is not None
+        reasons = bubble.fill_and_drain + bubble.imbalance + bubble.variation + bubble.transfer
+        assert reasons == pytest.approx(bubble.measured)
+        assert 0 < bubble.measured < 1
+        assert 0 < timing.clock_error_seconds < 1
+        assert len(timing.peak_bytes) == 2
+        first, last = (timing.steps["train"][rank][-1] for rank in (0, 1))
+        assert "loss" in region_names(last, "forward") & region_names(last, "backward")
+        assert "loss" not in region_names(first, "forward")
+        assert ("block 0" in region_names(first, "recompute")) == (config.recompute == "always")
+
+
+@pytest.mark.multiprocess
+def test_timing_changes_no_bit_with_replicas():
+    base = replace(BASE, stages=2, dp=2, microbatches=2)
+    configs = [base, replace(base, sync="ddp", schedule="1f1b")]
+    by_rank = run_ranks(on_every_rank, 4, configs, timeout=120)
+    for config, *answers in zip(configs, *by_rank, strict=True):
+        timing = checked(config, answers)
+        assert {own.replica for own in timing.accounts} == {0, 1}
+        assert all(own.kinds["all-reduce"] > 0 for own in timing.accounts)
+        for rank in range(4):
+            for step in timing.steps["train"][rank]:
+                kinds = [span.kind for span in step.spans]
+                # Under ddp the last backward turns into the all-reduce; it is another one of
+                # nothing that the step itself does afterwards.
+                inside = kinds[kinds.index("all-reduce") - 1] == "backward"
+                assert inside == (config.sync == "ddp")
+                assert kinds.count("all-reduce") == (2 if config.sync == "ddp" else 1)
+
+
+def test_there_is_no_recorder_unless_asked_for():
+    run = prepare(BASE, torch.float32)
+    assert make_recorder(run, 0, CPU) is None
+    for asked in ("timing", "trace"):
+        config = replace(run.config, timing_warmup=1, **{asked: True})
+        recorder = make_recorder(replace(run, config=config), 0, CPU)
+        assert recorder is not None
+        assert (recorder.num_warmup, recorder.num_steps) == (1, 100)
+
+
+# ---- what is told ----------------------------------------------------------------------------
+
+LAYOUT = Layout(2, 3)
+
+
+@pytest.fixture
+def run() -> Run:
+    config = replace(BASE, stages=2, microbatches=3, trace=True, timing_warmup=1)
+    return prepare(config, torch.float32)
+
+
+def made_up(layout: Layout = LAYOUT, num_steps: int = 2) -> Timing:
+    steps = recorded(layout, num_steps=num_steps) if num_steps else {0: [], 1: []}
+    for own in steps.values():
+        for step in own:
+            first = next(span for span in step.spans if span.kind == "forward")
+            at = first.start, first.start + 0.5
+            step.events.append(Event("block 0", "forward", first.stage, 0, *at))
+    return Timing(
+        layout=layout,
+        num_warmup=4,
+        rows=rows_of(steps, layout),
+        steps={"train": steps, "test": {rank: [] for rank in steps}},
+        clock_error_seconds=3e-5,
+        overhead=0.0123,
+        peak_bytes=[10_000_000, 20_000_000],
+    )
+
+
+def test_a_summary_has_step_accounts_bubble_and_memory():
+    summary = made_up().summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["step_seconds"] == {
+        "mean": 12,
+        "std": 0,
+        "min": 12,
+        "max": 12,
+        "median": 12,
+        "p95": 12,
+        "count": 2,
+    }
+    assert (summary["warmup_steps"], summary["overhead"]) == (4, 0.0123)
+    assert (summary["clock_error_seconds"], summary["peak_bytes"]) == (3e-5, [10**7, 2 * 10**7])
+    assert [own["compute"] for own in summary["accounting"]] == [9, 9]
+    assert summary["bubble"]["measured"] == pytest.approx(0.25)
+
+
+def test_files_of_a_run(tmp_path, run):
+    timing = made_up()
+    write_timing(timing, run, tmp_path, CPU)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "timing.csv",
+        "timing.md",
+        "timeline.json",
+        "trace.json",
+        "timeline.png",
+        "timeline.svg",
+    }
+    timeline = json.loads((tmp_path / "timeline.json").read_text())
+    assert (timeline["step"], timeline["microbatches"]) == (1, 3)
+    for name in ("measured", "predicted"):
+        assert min(span[2] for span in timeline[name]) == 0
+        assert max(span[3] for span in timeline[name]) == 12
+        assert [0, "forward", 0, 1, 0, 0] in timeline[name]
+    markdown = (tmp_path / "timing.md").read_text()
+    for words in ("# Timing of vig_digits", "## The bubble", "- command: `vigpipe", "- commit: "):
+        assert words in markdown
+    pixels = np.asarray(Image.open(tmp_path / "timeline.png").convert("RGB")).reshape(-1, 3)
+    for kind in ("forward", "backward", "wait input", "wait gradient"):
+        colour = tuple(bytes.fromhex(COLOURS[kind].removeprefix("#")))
+        assert (pixels == colour).all(1).sum() > 500, kind
+
+
+def test_without_trace_there_are_no_pictures(tmp_path, run):
+    config = replace(run.config, trace=False, timing=True)
+    write_timing(made_up(), replace(run, config=config), tmp_path, CPU)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"timing.csv", "timing.md", "timeline.json"}
+
+
+def test_a_run_that_ended_in_the_warm_up_says_so(tmp_path, run):
+    # The bubble of no step at all was an error once.
+    timing = made_up(num_steps=0)
+    assert timing.summary()["step_seconds"] is None
+    assert timing.summary()["bubble"] is None
+    assert describe(timing).startswith("No step was timed: the run ended in the warm-up of 4.")
+    write_timing(timing, run, tmp_path, CPU)
+    assert {path.name for path in tmp_path.iterdir()} == {"timing.csv", "timing.md"}
+
+
+def test_the_description_has_the_account_and_the_bubble():
+    text = describe(made_up())
+    assert text.startswith("2 steps after a warm-up of 4: median 12000.000 ms, 12000.000 to ")
+    assert "Timing itself costs 1.23% of a step." in text
+    (line,) = [line.split() for line in text.splitlines() if line.split()[:2] == ["1", "1"]]
+    assert line[2:] == ["12000.00", "9000.00", "3000.00", *["0.00"] * 6, "0.00%"]
+    assert "Ranks wait 25.0% of a step; (S - 1) / (V M + S - 1) gives 25.0%" in text
+    assert "filling and draining +25.0%; unequal stages +0.0%" in text
+    assert "rank 0: 10 MB, rank 1: 20 MB" in text
+
+
+def test_one_stage_has_no_bubble_to_tell(tmp_path, run):
+    timing = replace(made_up(Layout(1, 3)), peak_bytes=[1])
+    assert timing.summary()["bubble"] is None
+    assert "bubble" not in describe(timing)
+    write_timing(timing, run, tmp_path, CPU)
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+
+
+def test_the_origin_is_the_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["vigpipe", "train", "--data", "my pictures"])
+    lines = origin(CPU).splitlines()
+    assert lines[0] == "- command: `vigpipe train --data 'my pictures'`"
+    assert lines[2].endswith("1 thread(s) a rank")
+
+
+def test_timing_costs_what_the_rank_pays_that_pays_most(monkeypatch):
+    """Clocks of the ranks are brought together; overhead is of the median step."""
+    layout = Layout(1, 1)
+    steps = [Step("train", 1, [], [])]
+    rows = [
+        Row("train", n, 0, 0, -1, "step", "", 1, seconds) for n, seconds in ((1, 2.0), (2, 4.0))
+    ]
+    recorder = SimpleNamespace(
+        rank=0, steps={"train": steps, "test": []}, num_stamps=50, num_warmup=1, clock=None
+    )
+    recorder.take_rows = lambda: rows
+    monkeypatch.setattr("vigpipe.analysis.run_timing.stamp_seconds", lambda clock, device: 0.003)
+    rank_state: Any = SimpleNamespace(
+        recorder=recorder, device=CPU, run=SimpleNamespace(layout=layout), is_writer=True
+    )
+    timing = gather_timing(rank_state)
+    assert timing is not None
+    assert timing.overhead == pytest.approx(50 * 0.003 / 3)
+    assert timing.bubble == explain_bubble([], {}, layout) is None
+    assert asdict(timing)["num_warmup"] == 1

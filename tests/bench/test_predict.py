@@ -1,0 +1,72 @@
+"""Predicted steps beside measured ones, and every cut beside the planner's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.planning.profiles import make_profile
+from tests.world import run_ranks
+from vigpipe.bench import cuts
+from vigpipe.bench.measure import Timings
+from vigpipe.bench.predict import bench_predict, cases, check_two_ranks, compared
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.parallel.layout import Layout
+from vigpipe.profiling import measure as profiling
+from vigpipe.run.facts import prepare
+
+
+def run(**options):
+    return prepare(TrainConfig(**{"stages": 2, "microbatches": 2, **options}), torch.float32)
+
+
+def test_at_least_six_layouts_of_at_most_two_ranks_are_compared():
+    every = cases(num_blocks=12, batch_size=20)
+    assert len(every) == len(set(map(str, every))) >= 6
+    assert {case.layout.world_size for case in every} == {1, 2}
+    for case in every:
+        assert [block for stage in case.plan.stages for block in stage] == list(range(12))
+        assert len(case.plan.stages) == case.layout.pipeline_size
+
+
+def test_a_small_batch_leaves_out_layouts_with_more_microbatches():
+    assert max(case.layout.num_microbatches for case in cases(4, batch_size=5)) == 5
+
+
+def test_errors_are_shares_of_what_was_measured():
+    # Blocks of one second a row: rows of 2 and S = 1 take M x 4 blocks x (2 + 4) s.
+    profile = make_profile([1.0] * 4)
+    one = replace(run(batch_size=4), layout=Layout(1, 2))
+    (case,) = [c for c in cases(4, 4) if c.layout == Layout(1, 2)]
+    lines, errors = compared(profile, one, [case], Timings({str(case): [60.0]}, str(case)))
+    assert lines[0][1] == "48000.0"
+    assert errors == [pytest.approx(0.2)]
+
+
+@pytest.mark.parametrize("options", [{"stages": 3}, {"dp": 2}, {"stages": 1}])
+def test_two_ranks_are_asked_for(options):
+    with pytest.raises(InputError, match="leave --stages 2 and --dp 1"):
+        check_two_ranks(run(**options), "bench predict")
+
+
+def _bench(rank, world_size, folder):
+    torch.set_num_threads(1)
+    profiling._SECONDS, profiling._LEAST_STEPS, profiling._NUM_ROUNDS = 0.0, 1, 1
+    one = run(batch_size=10)
+    for name, bench in (("predict", bench_predict), ("cuts", cuts.bench_cuts)):
+        (folder / name).mkdir(exist_ok=True)
+        bench(one, rank, torch.device("cpu"), folder / name, 1)
+
+
+@pytest.mark.multiprocess
+def test_both_write_what_they_found(tmp_path):
+    run_ranks(_bench, 2, tmp_path)
+    for name in ("predict", "cuts"):
+        assert {"README.md", "rows.csv", "profile.json"} <= {
+            path.name for path in (tmp_path / name).iterdir()
+        }
+    text = (tmp_path / "predict" / "README.md").read_text()
+    assert "median over 9 layouts" in text
+    text = (tmp_path / "cuts" / "README.md").read_text()
+    assert "best of all 3 cuts" in text

@@ -1,0 +1,145 @@
+"""`vigpipe graph`: the right edges in the right blocks, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.inference.test_drawing import pixels_of
+from tests.test_cli import refused
+from vigpipe.cli import main
+from vigpipe.commands.graph import panel, parse_blocks, parse_node
+from vigpipe.model.blocks import BlockSpec, GraphRule
+from vigpipe.model.grapher import BlockGraph
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working folder with one grey picture of noise."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 256, (32, 32), dtype=np.uint8)).save("a.png")
+    return tmp_path
+
+
+def test_the_node_is_the_patch_under_the_pixel():
+    neighbours = torch.arange(2 * 3).view(1, 6, 1)  # every node is its own only neighbour
+    spec = BlockSpec(GraphRule("knn", 1), "max", ((2, 3), 8), 8, (2, 3), 0, 0)
+    graph = BlockGraph(neighbours, (2, 3), (2, 3))
+    for pixel, node in (((0, 0), (0, 0)), ((9, 9), (0, 0)), ((10, 10), (1, 1)), ((29, 19), (1, 2))):
+        found = panel(0, graph, spec, pixel, (20, 30))
+        assert (found.node, found.neighbours) == (node, (node,))
+
+
+def test_the_edges_drawn_are_those_the_model_used(here):
+    torch.manual_seed(0)
+    model = create_model("pvig_cifar_ti", num_classes=10).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        _, graphs = model(images, return_graph=True)
+    (height, width), (_, columns) = graphs[0].grid, graphs[0].candidates
+    assert columns < width  # else this is no test of pooling
+    assert isinstance(model, VisionGnn)
+    found = panel(0, graphs[0], model.specs[0], (17, 6), (32, 32))
+    assert (found.grid, found.candidates) == (graphs[0].grid, graphs[0].candidates)
+    assert found.reduction == width // columns
+    row, column = 6 * height // 32, 17 * width // 32
+    assert found.node == (row, column)
+    wanted = graphs[0].neighbours[0, row * width + column].tolist()
+    assert [row * columns + column for row, column in found.neighbours] == wanted
+
+
+LINE = ["graph", "--model", "vig_digits", "--image", "a.png"]
+
+
+def test_first_middle_and_last_block_side_by_side(here, capsys):
+    assert main(LINE) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("graph.png: blocks 0, 2, 3 of vig_digits, node at pixel 4,4\n")
+    assert told.count("random") == 1
+    height, width, _ = pixels_of("graph.png").shape
+    assert (width, height) == (3 * 540 + 4 * 15, 540 + 67 + 15)
+    assert (here / "graph.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_same_command_draws_the_same_picture(here):
+    for name in ("one.png", "two.png"):
+        assert main([*LINE, "--block", "1", "--node", "2,5", "--out", name]) == 0
+        torch.rand(3)
+    assert np.array_equal(pixels_of("one.png"), pixels_of("two.png"))
+
+
+@pytest.mark.parametrize("name", ["graph.pdf", "graph.SVG"])
+def test_papers_get_vectors(name, here):
+    assert main([*LINE, "--block", "0", "--out", name]) == 0
+    assert (here / name).stat().st_size > 1000
+
+
+def test_many_blocks_take_several_rows(here):
+    line = ["graph", "--model", "pvig_cifar_ti", "--image", "a.png", "--image-size", "32x64"]
+    assert main([*line, "--block", "0,1,3,4,6"]) == 0
+    height, width, _ = pixels_of("graph.png").shape
+    assert width == 4 * 540 + 5 * 15
+    assert height == pytest.approx(2 * (270 + 67.5) + 15, abs=1)
+
+
+def test_trained_weights_need_no_model_and_no_warning(here, capsys):
+    torch.save(create_model("vig_digits", num_classes=3, in_chans=1).state_dict(), "w.pth")
+    assert main(["graph", "--weights", "w.pth", "--image", "a.png", "--block", "3"]) == 0
+    assert capsys.readouterr().out == "graph.png: block 3 of vig_digits, node at pixel 4,4\n"
+
+
+def test_every_policy_can_be_drawn(here):
+    line = [*LINE, "--graph", "grid,window,reuse,lookahead", "--block", "0,1,2,3"]
+    assert main(line) == 0
+
+
+WRONG = {
+    "no image": (["graph", "--model", "vig_digits"], ["--image"]),
+    "neither model nor weights": (["graph", "--image", "a.png"], ["--model", "--weights"]),
+    "a model that does not exist": (["graph", "--model", "resnet", "--image", "a.png"], ["resnet"]),
+    "a model without such graphs": (
+        ["graph", "--model", "vig_study", "--image", "a.png"],
+        ["vig_study", "vig_digits"],
+    ),
+    "weights that do not exist": ([*LINE, "--weights", "w.pth"], ["w.pth", "no such file"]),
+    "an image that does not exist": ([*LINE[:-1], "b.png"], ["b.png", "No such file"]),
+    "an image that is none": ([*LINE[:-1], "text.png"], ["text.png", "not an image"]),
+    "a node outside": ([*LINE, "--node", "8,0"], ["--node 8,0", "8×8", "7,7"]),
+    "a node above": ([*LINE, "--node=0,-1"], ["--node 0,-1", "outside"]),
+    "a node in words": ([*LINE, "--node", "centre"], ["--node centre", "4,4"]),
+    "half a node": ([*LINE, "--node", "3"], ["--node 3", "column and row"]),
+    "a block behind the last": ([*LINE, "--block", "1,4"], ["--block 4", "0 to 3"]),
+    "a block before the first": ([*LINE, "--block=-1"], ["--block -1", "0-3"]),
+    "a block in words": ([*LINE, "--block", "last"], ["--block last", "0,3"]),
+    "a downsampling": (
+        ["graph", "--model", "pvig_cifar_ti", "--image", "a.png", "--block", "2"],
+        ["--block 2", "no graph", "0-1, 3-4"],
+    ),
+    "a graph that does not exist": ([*LINE, "--graph", "ring"], ["ring", "knn"]),
+    "a picture of another kind": ([*LINE, "--out", "graph.jpeg"], ["graph.jpeg", ".png"]),
+    "a folder that does not exist": ([*LINE, "--out", "no/graph.png"], ["no/graph.png", "written"]),
+    "an image size in words": ([*LINE, "--image-size", "big"], ["--image-size big"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_use_is_told_in_one_sentence(what, capsys, here):
+    (here / "text.png").write_text("no image")
+    before = sorted(here.iterdir())
+    arguments, words = WRONG[what]
+    sentence = refused(capsys, *arguments)
+    for word in words:
+        assert word in sentence
+    assert sorted(here.iterdir()) == before
+
+
+def test_nodes_and_blocks_are_read_as_written():
+    assert parse_node("3, 7", (8, 4)) == (3, 7)
+    assert parse_node(None, (10, 20)) == (10, 5)
+    has_graph = [True, True, False, True]
+    assert parse_blocks("3,0,3", has_graph) == [3, 0]
+    assert parse_blocks(None, has_graph) == [0, 1, 3]
+    assert parse_blocks(None, [True]) == [0]

@@ -1,0 +1,175 @@
+"""`vigpipe plan`: what is asked for, what is written, what is refused."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.planning.profiles import make_piece, make_profile
+from tests.world import run_command
+from vigpipe.cli import main
+from vigpipe.commands.plan import make_request, with_network, write_plan
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import PlanConfig
+from vigpipe.errors import InputError
+from vigpipe.parallel.plan import read_plan
+from vigpipe.planning.profile import Profile, write_profile
+from vigpipe.planning.search import search
+from vigpipe.planning.step import Request
+from vigpipe.profiling.measure import cost_options
+from vigpipe.run.facts import prepare
+
+
+def one_stage(**options):
+    return prepare(TrainConfig(**options), torch.float32)
+
+
+def request(**options) -> Request:
+    config = PlanConfig(model="vig_digits", data="digits", **options)
+    return make_request(config, one_stage(batch_size=config.batch_size))
+
+
+def stored(folder: Path, **others) -> Path:
+    """A profile of vig_digits with known costs: the last of four blocks takes as long as three."""
+    blocks = [make_piece(f"block {i}", s, 400, 100, 64) for i, s in enumerate((1, 1, 1, 3))]
+    options = cost_options(one_stage())
+    profile = make_profile(blocks, **others)
+    fields = {name: getattr(profile, name) for name in profile.__dataclass_fields__}
+    profile = Profile(**(fields | {"model": "vig_digits", "options": options}))
+    path = folder / "known.json"
+    write_profile(profile, path)
+    return path
+
+
+def plan(*arguments: str) -> int:
+    return main(["plan", "--model", "vig_digits", "--data", "digits", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def test_every_sensible_number_of_microbatches_is_asked_for():
+    counts = request(batch_size=12, dp=2).microbatches
+    assert counts == (1, 2, 3, 4, 5, 6)
+
+
+def test_given_microbatches_and_schedule_are_the_only_ones():
+    found = request(microbatches=5, schedule="1f1b")
+    assert (found.microbatches, found.schedules) == ((5,), (("1f1b", 1),))
+
+
+def test_virtual_stages_are_tried_where_there_are_blocks_enough():
+    assert ("interleaved1f1b", 2) in request(stages=2).schedules
+    assert ("interleaved1f1b", 2) not in request(stages=3).schedules
+
+
+@pytest.mark.parametrize(
+    ("options", "bandwidth", "latency"),
+    [
+        ({"bandwidth": "10Gb/s", "latency": "20us"}, 1.25e9, 20e-6),
+        ({"bandwidth": "100 Mb/s", "latency": "1.5 ms"}, 1.25e7, 1.5e-3),
+        ({}, 1e9, 0.0),
+    ],
+)
+def test_a_network_can_be_described(options, bandwidth, latency):
+    found = with_network(make_profile([1.0]), PlanConfig(**options))
+    assert found.bandwidth == pytest.approx(bandwidth)
+    assert found.latency_seconds == pytest.approx(latency)
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_bytes"), [("16GB", 16e9), ("1.5 GiB", 1.5 * 2**30), ("500 mb", 5e8)]
+)
+def test_a_memory_limit_has_a_unit(limit, num_bytes):
+    assert request(memory_limit=limit).memory_limit_bytes == num_bytes
+
+
+def test_the_plan_file_is_one_that_train_reads(here, capsys):
+    out = here / "found.toml"
+    code = plan("--profile", str(stored(here)), "--microbatches", "4", "--schedule", "gpipe",
+                "--batch-size", "8", "--explain", "--out", str(out))  # fmt: skip
+    stdout, stderr = capsys.readouterr()
+    assert code == 0, stderr
+    assert read_plan(out, "vig_digits", 4).stages == ((0, 1, 2), (3,))
+    assert "runner-up" in stdout
+    assert "limit" in stdout  # the sentence of --explain
+    assert (here / "found.png").read_bytes().startswith(b"\x89PNG")
+    text = out.read_text()
+    # Rows of 2; the readout, the stem and the update are free: (M + S - 1) (f + b) of 3 + 6 a row.
+    assert "90000.0 ms a step" in text
+    assert "--stages" in text
+    assert tomllib.loads(text)["model"] == "vig_digits"
+
+
+def test_a_plan_of_ones_own_is_not_overwritten(here, capsys):
+    out = here / "mine.toml"
+    out.write_text('model = "vig_digits"\nstages = [[0, 1, 2, 3]]\n')
+    assert plan("--profile", str(stored(here)), "--out", str(out)) == 2
+    assert "was not made by vigpipe plan" in capsys.readouterr().err
+    assert out.read_text().startswith("model")
+
+
+def test_a_plan_made_before_is_made_again(here):
+    profile, asked = make_profile([1.0, 1.0]), Request(2, 1, 4, (2,))
+    best = search(profile, asked)[0]
+    out = here / "deep" / "plan.toml"
+    for _ in range(2):
+        write_plan(best, profile, asked, PlanConfig(), out)
+    assert "# Promise" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stages", "5"], "5 stages for 4 blocks"),
+        (["--stages", "0"], "--stages 0"),
+        (["--microbatches", "9", "--batch-size", "8"], "choose 1 to 8"),
+        (["--memory-limit", "16"], "--memory-limit 16: must be a number with one of the units"),
+        (["--memory-limit", "0.1kB"], "the smallest limit that would"),
+        (["--bandwidth", "fast"], "--bandwidth fast"),
+        (["--bandwidth", "0b/s"], "must be more than 0"),
+        (["--latency", "3 weeks"], "--latency 3 weeks"),
+        (["--norm", "layer"], "norm = batch"),
+        (["--out", "known.json/x.toml"], "cannot be written"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments, said, here, capsys):
+    assert plan("--profile", str(stored(here)), *arguments) == 2
+    stdout, stderr = capsys.readouterr()
+    (line,) = stderr.splitlines()
+    assert said in line
+    assert stdout == ""
+
+
+def test_a_profile_of_another_model_is_refused(here, capsys):
+    path = stored(here)
+    assert main(["plan", "--model", "vig_ti_224", "--profile", str(path)]) == 2
+    assert "is a profile of 'vig_digits', but --model is 'vig_ti_224'" in capsys.readouterr().err
+
+
+def test_a_limit_is_checked_before_anything_is_measured():
+    with pytest.raises(InputError, match="stages"):
+        request(stages=9)
+
+
+@pytest.mark.multiprocess
+def test_stages_auto_cuts_by_cost_and_says_so(tmp_path):
+    folder = tmp_path / "run"
+    command = ["-m", "vigpipe.train", "--stages", "auto", "--microbatches", "2", "--steps", "1"]
+    environment = {"OMP_NUM_THREADS": "1"}
+    done = run_command(
+        [sys.executable, *command, "--batch-size", "8", "--out", str(folder)],
+        environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "planned: " in done.stdout
+    found = read_plan(folder / "plan.toml", "vig_digits", 4)
+    assert tomllib.loads((folder / "config.toml").read_text())["stages"].endswith("plan.toml")
+    assert found.num_stages >= 2

@@ -1,0 +1,280 @@
+"""`vigpipe predict`: the right classes in the right order, equal for every layout."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.test_cli import refused
+from tests.world import run_command, run_ranks
+from vigpipe.checkpoint.weights_file import save_weights
+from vigpipe.cli import main
+from vigpipe.commands.predict import list_files
+from vigpipe.config.verbs import PredictConfig
+from vigpipe.errors import InputError
+from vigpipe.inference.description import read_description
+from vigpipe.inference.predict import Prediction, most_likely, predict, prepare_prediction
+from vigpipe.model.variants import create_model
+from vigpipe.run.rank import make_rank_state
+
+CPU = torch.device("cpu")
+NAMES = ["bee", "cat", "dog", "eel", "fly", "gnu", "hen"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working folder with a model of seven classes and seven images of many kinds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
+    random = np.random.default_rng(0)
+    for i in range(7):
+        folder = tmp_path / "photos" / ("deep/er" if i > 4 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        colour = random.integers(1, 257, 3)
+        pixels = random.integers(0, colour, (10 + i, 9, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    save(model_of_seven(), "w.safetensors")
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def model_of_seven():
+    """A model that tells the images apart: without what it says of all of them."""
+    torch.manual_seed(0)
+    model = create_model("vig_digits", num_classes=7).eval()
+    images = replace(read_description(None, "vig_digits"), in_chans=3).split(
+        list_files([Path("photos")])
+    )
+    with torch.no_grad():
+        logits = model(images.read(range(7)))  # (7, 7)
+        model.get_parameter("prediction.4.bias").sub_(logits.mean(0))
+    return model
+
+
+def save(model, path):
+    facts = {"model": "vig_digits", "num_classes": "7", "in_chans": "3", "img_size": "8x8"}
+    save_weights(Path(path), model.state_dict(), {**facts, "class_names": json.dumps(NAMES)})
+
+
+def told(capsys, *arguments: str) -> list[dict]:
+    assert main(["predict", "--weights", "w.safetensors", "--format", "json", *arguments]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    return [json.loads(line) for line in stdout.splitlines()]
+
+
+def test_predictions_are_those_of_the_model_image_by_image(capsys):
+    model = model_of_seven()
+    description = read_description(Path("w.safetensors"))
+    files = list_files([Path("photos")])
+    rows = told(capsys, "photos", "--batch-size", "4", "--microbatches", "3", "--threads", "1")
+    assert [row["image"] for row in rows] == [str(file) for file in files]
+    assert len({row["top"][0]["class"] for row in rows}) > 1
+    for file, row in zip(files, rows, strict=True):
+        with torch.no_grad():
+            logits = model(description.split([file]).read([0]))[0]
+        likely = logits.double().softmax(0).sort(descending=True)
+        assert [each["label"] for each in row["top"]] == likely.indices[:5].tolist()
+        assert [each["class"] for each in row["top"]] == [NAMES[i] for i in likely.indices[:5]]
+        found = [each["probability"] for each in row["top"]]
+        np.testing.assert_allclose(found, likely.values[:5], atol=1e-5)
+
+
+def test_text_is_a_block_for_every_image(capsys):
+    assert main(["predict", "--weights", "w.safetensors", "photos/0.png", "photos/1.png"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    first, second = stdout.removesuffix("\n\n").split("\n\n")
+    assert first.splitlines()[0] == "photos/0.png"
+    assert second.splitlines()[0] == "photos/1.png"
+    lines = first.splitlines()[1:] + second.splitlines()[1:]
+    assert len(lines) == 10
+    for line in lines:
+        assert re.fullmatch(r" +\d+\.\d\d%  [a-z]{3}", line)
+        assert line.index("%") == 7
+
+
+def test_the_order_is_that_of_the_command_line(capsys, here):
+    rows = told(capsys, "photos/3.png", "photos/deep", "photos/0.png", "photos/3.png")
+    assert [row["image"] for row in rows] == [
+        "photos/3.png",
+        "photos/deep/er/5.png",
+        "photos/deep/er/6.png",
+        "photos/0.png",
+        "photos/3.png",
+    ]
+    labels = [[each["label"] for each in row["top"]] for row in rows]
+    assert labels[0] == labels[-1] != labels[1]
+
+
+def test_a_name_of_no_encoding_is_printed_all_the_same():
+    odd = Prediction(list_files([Path("photos")])[0].with_name("\udc80.png"), (0,), (1.0,))
+    assert odd.as_text(NAMES).splitlines() == ["photos/\\udc80.png", " 100.00%  bee"]
+    assert json.loads(odd.as_json(NAMES))["image"] == "photos/\udc80.png"
+
+
+def test_equal_classes_are_told_in_the_order_of_their_labels():
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 1.0], [torch.inf, 0, 0, 0, 0, 0]])
+    probabilities, labels = most_likely(logits)
+    assert labels[0].tolist() == [1, 2, 4, 0, 5]
+    assert probabilities.dtype == torch.float64
+    assert probabilities[0].isfinite().all()
+    assert probabilities[1].isnan().all()
+
+
+def test_two_classes_have_no_top_five():
+    assert most_likely(torch.tensor([[0.0, 1.0]]))[1].tolist() == [[1, 0]]
+
+
+def predicted(rank, world_size, config, given):
+    """What a rank gets: everything on ranks of the last stage, nothing on the others."""
+    torch.set_num_threads(1)
+    paths = list_files(given)
+    rank_state = make_rank_state(prepare_prediction(config, paths), rank, CPU)
+    found = list(predict(rank_state, paths))
+    assert bool(found) == rank_state.pipeline.has_last
+    return found
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"stages": 2, "microbatches": 4},
+        {"dp": 2, "microbatches": 2},
+        {"stages": 2, "dp": 2, "microbatches": 2, "schedule": "1f1b"},
+        {"stages": 2, "virtual_stages": 2, "schedule": "interleaved1f1b", "microbatches": 4},
+    ],
+)
+def test_every_layout_predicts_the_same(layout, here):
+    config = {"weights": here / "w.safetensors", "batch_size": 5}
+    alone = PredictConfig(**config, microbatches=4)
+    given = [here / "photos"]
+    torch.set_num_threads(1)
+    reference = predicted(0, 1, alone, given)
+    assert len(reference) == 7
+    several = PredictConfig(**config, **layout)
+    world_size = layout.get("stages", 1) * layout.get("dp", 1)
+    for found in run_ranks(predicted, world_size, several, given):
+        assert found in ([], reference)
+
+
+@pytest.mark.multiprocess
+def test_the_command_starts_its_ranks_and_prints_once(here, capsys):
+    line = [sys.executable, "-m", "vigpipe", "predict", "--weights", "w.safetensors", "photos"]
+    line += ["--format", "json", "--threads", "1", "--batch-size", "6"]
+    done = run_command([*line, "--stages", "2", "--dp", "2", "--microbatches", "2"])
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = told(capsys, "photos", "--batch-size", "6", "--microbatches", "4", "--threads", "1")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == rows
+    assert sorted(path.name for path in here.iterdir()) == ["photos", "w.safetensors"]
+
+
+@pytest.mark.multiprocess
+def test_logits_that_are_no_numbers_end_every_rank(here):
+    model = model_of_seven()
+    with torch.no_grad():
+        model.get_parameter("prediction.4.bias")[3] = torch.nan
+    save(model, "w.safetensors")
+    line = [sys.executable, "-m", "vigpipe", "predict", "--weights", "w.safetensors", "photos"]
+    done = run_command([*line, "--stages", "2", "--threads", "1"])
+    assert (done.returncode, done.stdout) == (76, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("photos/0.png: the model's logits are NaN or infinite")
+
+
+def test_logits_that_are_no_numbers_are_no_prediction(capsys):
+    model = model_of_seven()
+    with torch.no_grad():
+        model.get_parameter("prediction.4.bias")[3] = torch.inf
+    save(model, "w.safetensors")
+    assert main(["predict", "--weights", "w.safetensors", "photos"]) == 76
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert "photos/0.png" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
+    (here / "photos" / "1.png").write_bytes(b"no picture")
+    line = ["predict", "--weights", "w.safetensors", "photos", "--format", "json"]
+    sentence = refused(capsys, *line)
+    assert "photos/1.png: cannot be read as an image" in sentence
+    assert "--skip-bad-images" in sentence
+    assert main([*line, "--skip-bad-images"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert len(stdout.splitlines()) == 6
+    assert "1.png" not in stdout
+    assert stderr == "1 unreadable image is left out\n"
+
+
+def test_nothing_but_unreadable_images_is_refused(capsys, here):
+    (here / "bad.png").write_bytes(b"")
+    line = ["predict", "--weights", "w.safetensors", "bad.png", "--skip-bad-images"]
+    assert "none of the images can be read" in refused(capsys, *line)
+
+
+def test_weights_for_other_images_than_these_still_fit(capsys):
+    assert len(told(capsys, "photos", "--image-size", "8x12")) == 7
+
+
+def test_too_few_nodes_for_the_model_are_noted(capsys):
+    assert main(["predict", *BASE, "--image-size", "2"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert len(stdout.splitlines()) == 7 * 7
+    (note,) = stderr.splitlines()
+    assert note.startswith("note: images of 2x2 give too few nodes")
+
+
+BASE = ["--weights", "w.safetensors", "photos"]
+WRONG = {
+    "no weights": (["photos"], ["--weights"]),
+    "no image": (BASE[:2], ["name image files or folders"]),
+    "an image that does not exist": ([*BASE, "b.png"], ["b.png", "no such file or folder"]),
+    "a name that no file can have": ([*BASE, "b" * 300], ["bbb", "no such file or folder"]),
+    "a folder without images": ([*BASE, "empty"], ["empty", "holds no images"]),
+    "weights that do not exist": (["--weights", "v.pth", "photos"], ["v.pth", "no such file"]),
+    "weights that are none": (["--weights", "photos/0.png", "photos"], ["photos/0.png"]),
+    "another model than the file's": ([*BASE, "--model", "vig_ti_224"], ["holds a vig_digits"]),
+    "more stages than blocks": ([*BASE, "--stages", "5"], ["5 stages for 4 blocks"]),
+    "no replica": ([*BASE, "--dp", "0"], ["--dp 0", "at least 1"]),
+    "more micro-batches than images a batch": (
+        [*BASE, "--batch-size", "2", "--microbatches", "3"],
+        ["3 micro-batches", "--batch-size 2"],
+    ),
+    "half an image a batch": ([*BASE, "--batch-size", "1.5"], ["--batch-size 1.5", "whole number"]),
+    "no image a batch": ([*BASE, "--batch-size", "0"], ["--batch-size 0"]),
+    "a format that does not exist": ([*BASE, "--format", "xml"], ["xml", "json"]),
+    "an option of train": ([*BASE, "--lr", "1"], ["--lr"]),
+    "an image size in words": ([*BASE, "--image-size", "big"], ["--image-size big"]),
+    "a GPU that is not there": ([*BASE, "--device", "cuda"], ["no GPU", "--device cpu"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_use_is_told_in_one_sentence(what, capsys, here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (here / "empty").mkdir()
+    arguments, words = WRONG[what]
+    sentence = refused(capsys, "predict", *arguments)
+    for word in words:
+        assert word in sentence
+
+
+def test_weights_of_another_shape_than_said_are_refused(here, capsys):
+    state = create_model("vig_digits", num_classes=7, in_chans=1).state_dict()
+    facts = {"model": "vig_digits", "num_classes": "7", "in_chans": "3", "img_size": "8x8"}
+    save_weights(here / "w.safetensors", state, facts)
+    assert "stem.convs.0.weight" in refused(capsys, "predict", *BASE)
+
+
+def test_a_job_without_images_is_refused(here):
+    with pytest.raises(InputError, match="none of the images"):
+        prepare_prediction(PredictConfig(weights=here / "w.safetensors"), [])

@@ -1,0 +1,242 @@
+"""Every way of being started, read from its environment variables."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vigpipe.errors import InputError
+from vigpipe.launch.environment import (
+    FOLDER_VARIABLE,
+    Launch,
+    expand_nodes,
+    expand_tasks,
+    from_environment,
+    threads_per_rank,
+)
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "run7",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "host1",
+    "MASTER_PORT": "29500",
+}
+# Rank 3 of `srun -N2 -n4`, which placed 3 + 1.
+SRUN = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "3,1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+}
+ONE_NODE = {
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_STEP_NODELIST": "gpu07",
+    "SLURM_LOCALID": "3",
+    "SLURM_NODEID": "0",
+}
+
+
+# ---- who am I
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (TORCHRUN, Launch(3, 4, 1, 2, "torchrun", "env://", "run7.0")),
+        (
+            {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"},
+            Launch(3, 4, 1, 2, "torchrun", "env://", "run7.2"),
+        ),
+        (
+            {**TORCHRUN, FOLDER_VARIABLE: "/tmp/vigpipe-x"},
+            Launch(3, 4, 1, 2, "local", "file:///tmp/vigpipe-x/ranks", "vigpipe-x"),
+        ),
+        (SRUN, Launch(3, 4, 0, 1, "srun", "tcp://node1:21215", "slurm-12.3.0")),
+        (
+            {**SRUN, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"},
+            Launch(2, 4, 2, 3, "srun", "tcp://node1:21215", "slurm-12.3.0"),
+        ),
+        (
+            {**SRUN, **ONE_NODE},
+            Launch(3, 4, 3, 4, "srun", "tcp://127.0.0.1:21215", "slurm-12.3.0"),
+        ),
+        (
+            {**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5", "SLURM_RESTART_COUNT": "1"},
+            Launch(3, 4, 0, 1, "srun", "tcp://10.0.0.1:5", "slurm-12.3.1"),
+        ),
+        # torchrun inside an srun step
+        ({**SRUN, **TORCHRUN}, Launch(3, 4, 1, 2, "torchrun", "env://", "run7.0")),
+    ],
+)
+def test_ranks_of_every_launcher(env, expected):
+    assert from_environment(env) == expected
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"RANK": "left over in a shell"},
+        # plain python in a batch script of four tasks
+        {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
+    ],
+)
+def test_alone(env):
+    me = from_environment(env)
+    assert (me.rank, me.world_size, me.launcher, me.init_method) == (0, 1, "alone", None)
+    assert me.is_local
+
+
+def test_is_local_only_if_all_ranks_are_on_this_host():
+    assert from_environment({**SRUN, **ONE_NODE}).is_local
+    assert not from_environment(SRUN).is_local
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (TORCHRUN, {"RANK": "4"}, "RANK=4: expected a whole number from 0 to 3"),
+        (TORCHRUN, {"RANK": "-1"}, "RANK=-1: expected"),
+        (TORCHRUN, {"RANK": "one"}, "RANK=one: expected"),
+        (TORCHRUN, {"RANK": "٣"}, "RANK=٣: expected"),
+        (TORCHRUN, {"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected a whole number of at least 1"),
+        (TORCHRUN, {"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5: expected"),
+        (TORCHRUN, {"LOCAL_RANK": "2"}, "LOCAL_RANK=2: expected a whole number from 0 to 1"),
+        (TORCHRUN, {"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
+        (TORCHRUN, {"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        (SRUN, {"SLURM_STEP_NUM_TASKS": "4.0"}, r"SLURM_STEP_NUM_TASKS=4\.0: expected"),
+        (SRUN, {"SLURM_PROCID": None}, "SLURM_PROCID is not set"),
+        (SRUN, {"SLURM_PROCID": "9"}, "SLURM_PROCID=9: expected a whole number from 0 to 3"),
+        (SRUN, {"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1: expected"),
+        (SRUN, {"SLURM_NODEID": "2"}, "SLURM_NODEID=2: expected"),
+        (SRUN, {"SLURM_PROCID": "0"}, "SLURM_NODEID=1: expected rank 0 .* set MASTER_ADDR"),
+        (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "5"}, "5 tasks in"),
+        (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "4"}, "expected 2 nodes .* got 1 nodes"),
+        (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x: expected"),
+        (SRUN, {"SLURM_STEP_NODELIST": "node[1-"}, r"SLURM_STEP_NODELIST=node\[1-: expected"),
+        (SRUN, {"MASTER_PORT": "65536"}, "MASTER_PORT=65536: expected"),
+        (SRUN, {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is not set"),
+    ],
+)
+def test_errors_name_the_variable(base, change, message):
+    env = {name: text for name, text in {**base, **change}.items() if text is not None}
+    with pytest.raises(InputError, match=message) as caught:
+        from_environment(env)
+    assert "\n" not in str(caught.value)
+
+
+# ---- Slurm's lists
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", ["node1"]),
+        (
+            "node[1-3,07-09],gpu1",
+            ["node1", "node2", "node3", "node07", "node08", "node09", "gpu1"],
+        ),
+        ("node[8-11]", ["node8", "node9", "node10", "node11"]),
+        ("n[098-101]-ib", ["n098-ib", "n099-ib", "n100-ib", "n101-ib"]),
+        ("rack[1-2]n[5,7]", ["rack1n5", "rack1n7", "rack2n5", "rack2n7"]),
+        ("a.example,b.example", ["a.example", "b.example"]),
+    ],
+)
+def test_expand_nodes(text, names):
+    assert expand_nodes(text) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,,b", "a,", "a[", "a[]", "a]", "a[1-]", "a[3-1]", "a[x]", "a b", "a[1-[2]]"]
+)
+def test_expand_nodes_refuses(text):
+    with pytest.raises(InputError, match="SLURM_STEP_NODELIST"):
+        expand_nodes(text)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z]", fullmatch=True),
+            st.lists(
+                st.tuples(st.integers(0, 300), st.integers(0, 20), st.integers(1, 4)), max_size=3
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_expand_nodes_undoes_slurms_abbreviation(groups):
+    items, names = [], []
+    for prefix, ranges in groups:
+        brackets = []
+        for first, more, width in ranges:
+            low = f"{first:0{width}d}"
+            brackets.append(f"{low}-{first + more:0{width}d}" if more else low)
+            names += [f"{prefix}{first + i:0{len(low)}d}" for i in range(more + 1)]
+        names += [] if ranges else [prefix]
+        items.append(prefix + (f"[{','.join(brackets)}]" if brackets else ""))
+    assert expand_nodes(",".join(items)) == names
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 20)), min_size=1, max_size=5))
+def test_expand_tasks_undoes_slurms_abbreviation(runs):
+    text = ",".join(f"{tasks}(x{nodes})" if nodes > 1 else f"{tasks}" for tasks, nodes in runs)
+    assert expand_tasks(text) == [tasks for tasks, nodes in runs for _ in range(nodes)]
+
+
+@given(st.integers(0, 2**31), st.integers(0, 1000))
+def test_the_store_port_is_below_the_ephemeral_range(job, step):
+    env = {**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+    _, _, port = (from_environment(env).init_method or "").rpartition(":")
+    assert 1024 < int(port) < 32768
+
+
+# ---- threads
+
+
+def test_threads_per_rank(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    srun = from_environment(SRUN)
+    two = replace(srun, local_world_size=2)
+    cpus = {"SLURM_CPUS_PER_TASK": "5"}
+    assert threads_per_rank(3, 2, {"OMP_NUM_THREADS": "7"}) == 3
+    assert threads_per_rank(None, 2, {"OMP_NUM_THREADS": "7,2"}) == 7
+    assert threads_per_rank(None, two, {**cpus, "OMP_NUM_THREADS": "7"}) == 7
+    assert threads_per_rank(None, two, cpus) == 5
+    assert threads_per_rank(None, 2, cpus) == 4  # ranks of our own in a batch script
+    assert threads_per_rank(None, two, {}) == 4
+    assert threads_per_rank(None, 3, {}) == 2
+    assert threads_per_rank(None, 16, {"OMP_NUM_THREADS": ""}) == 1
+
+
+@pytest.mark.parametrize(
+    ("requested", "env", "message"),
+    [
+        (0, {}, "expected at least 1, got 0"),
+        (None, {"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS=many: expected"),
+        (None, {"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS=0: expected"),
+    ],
+)
+def test_threads_per_rank_refuses(requested, env, message):
+    with pytest.raises(InputError, match=message):
+        threads_per_rank(requested, 1, env)
+
+
+def test_a_token_keeps_ranks_of_another_start_apart_and_is_not_shown():
+    env = {**SRUN, "VIGPIPE_TOKEN": "secret of this start"}
+    run_id = from_environment(env).run_id
+    assert run_id.startswith(f"{from_environment(SRUN).run_id}.")
+    assert "secret" not in run_id
+    assert run_id == from_environment(env).run_id
+    assert run_id != from_environment({**env, "VIGPIPE_TOKEN": "of another"}).run_id

@@ -1,0 +1,154 @@
+"""Which failure is told, by whom, and with which exit code."""
+
+import json
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.world import run_ranks
+from vigpipe.errors import INTERRUPTED, InputError
+from vigpipe.launch import failures
+from vigpipe.launch.environment import Launch
+
+ALONE = Launch(0, 1, 0, 1, "alone", None, "job")
+RANK_1 = Launch(1, 2, 1, 2, "torchrun", "env://", "job")
+LOST = "[/src/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    monkeypatch.setattr(failures, "CAUSE_SECONDS", 0.2)
+
+
+def raising(error):
+    def work():
+        raise error
+
+    return work
+
+
+def record(folder, **facts):
+    facts = {"rank": 0, "job": "job", "time": time.time(), "kind": "own", "code": 1} | facts
+    (folder / f"failed-rank{facts['rank']}.json").write_text(json.dumps(facts))
+
+
+def test_a_run_that_comes_to_its_end_returns_its_code(tmp_path, capfd):
+    assert failures.run_rank(lambda: 76, ALONE, [tmp_path]) == 76
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr().err == ""
+
+
+def test_the_record_of_an_earlier_run_goes(tmp_path):
+    record(tmp_path)
+    assert failures.run_rank(lambda: 0, ALONE, [tmp_path]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_input_error_is_one_sentence(tmp_path, capfd):
+    assert failures.run_rank(raising(InputError("no such plan")), ALONE, [tmp_path]) == 2
+    assert capfd.readouterr().err == "no such plan\n"
+
+
+def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
+    folder = tmp_path / "made on demand"
+    assert failures.run_rank(raising(KeyError("x")), RANK_1, [folder]) == 1
+    text = capfd.readouterr().err
+    assert text.startswith("Traceback")
+    assert text.endswith("rank 1: KeyError: 'x'\n")
+    (written,) = failures.read_failures(folder, "job")
+    assert (written["rank"], written["code"], written["kind"]) == (1, 1, "own")
+    assert written["message"] == "KeyError: 'x'"
+    assert written["host"]
+    assert [path.name for path in folder.iterdir()] == ["failed-rank1.json"]
+
+
+def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capfd):
+    (tmp_path / "file").touch()
+    assert failures.run_rank(raising(InputError("no")), ALONE, [tmp_path / "file"]) == 2
+    assert capfd.readouterr().err == "no\n"
+
+
+def test_an_interrupt_is_quiet(capfd):
+    assert failures.run_rank(raising(KeyboardInterrupt()), ALONE) == INTERRUPTED
+    assert capfd.readouterr().err == ""
+
+
+def test_a_mistake_of_all_ranks_is_told_by_rank_0(tmp_path, capfd):
+    record(tmp_path, message="no such plan")
+    assert failures.run_rank(raising(InputError("no such plan")), RANK_1, [tmp_path]) == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_a_mistake_of_one_rank_is_told_by_that_rank(tmp_path, capfd):
+    record(tmp_path, message="something else")
+    assert failures.run_rank(raising(InputError("no data on host2")), RANK_1, [tmp_path]) == 2
+    assert capfd.readouterr().err == "no data on host2\n"
+
+
+def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
+    record(tmp_path, message="KeyError: 'x'")
+    assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "lost peer"},
+        {"job": "another"},
+        {"time": 0.0},
+    ],
+)
+def test_a_lost_peer_speaks_when_nobody_knows_the_cause(tmp_path, capfd, other):
+    record(tmp_path, message="old news", **other)
+    assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
+    message = "RuntimeError: Connection closed by peer [127.0.0.1]:9"
+    assert capfd.readouterr().err == f"rank 1 lost a peer: {message}\n"
+
+
+def test_records_that_are_not_ours_are_passed_over(tmp_path):
+    (tmp_path / "failed-rank0.json").write_text("{half of")
+    (tmp_path / "failed-rank1.json").write_text("[]")
+    record(tmp_path, rank=3, time=2.0)
+    record(tmp_path, rank=2, time=1.0)
+    assert [r["rank"] for r in failures.read_failures(tmp_path, "job")] == [2, 3]
+    assert failures.read_failures(tmp_path / "missing", "job") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError(LOST), True),
+        (RuntimeError("[x.cc:545] Read error [::1]:1: Connection reset by peer. GLHF!"), True),
+        (RuntimeError("[x.cc:78] Timed out waiting 5000ms for recv operation to complete"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (dist.DistStoreError("wait timeout after 5000ms, keys: /job/0//cpu//0/1"), True),
+        (dist.DistBackendError("NCCL communicator was aborted on rank 1."), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # a data set on the network
+        (InputError("Broken pipe"), False),
+    ],
+)
+def test_is_lost_peer(error, lost):
+    assert failures.is_lost_peer(error) is lost
+    wrapped = RuntimeError("stage 1 failed")
+    wrapped.__cause__ = error
+    assert failures.is_lost_peer(wrapped) is lost
+
+
+def lose_rank_1(rank: int, world_size: int) -> bool:
+    if rank == 1:
+        dist.destroy_process_group()
+        return True
+    try:
+        dist.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        return failures.is_lost_peer(error)
+    return False
+
+
+@pytest.mark.multiprocess
+def test_is_lost_peer_knows_what_this_torch_says():
+    assert run_ranks(lose_rank_1, 2) == [True, True]

@@ -1,0 +1,249 @@
+"""Real ranks, started by start_local and by torchrun, end together and leave nothing behind."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.world import ROOT, run_command, start_command, wait_until
+from vigpipe.launch.local import _root_cause
+from vigpipe.launch.watchdog import LostRanks
+
+pytestmark = pytest.mark.multiprocess
+
+SCRIPT = """
+import os, signal, sys, threading
+from pathlib import Path
+from vigpipe.errors import InputError
+from vigpipe.launch import environment, failures, local, rendezvous
+from vigpipe.files.atomic import write_whole
+
+def work(me, mode, folder, more):
+    if mode == "early":
+        raise InputError("the flag is wrong")
+    import torch, torch.distributed as dist
+    rendezvous.init_process_group(me, "gloo", 120)
+    ones = torch.ones(4)
+    dist.all_reduce(ones)
+    write_whole(folder / f"met-{me.rank}", str(os.getpid()))
+    if mode == "ok":
+        print(f"rank {me.rank} of {int(ones[0])}, {os.environ.get('OMP_NUM_THREADS')} threads\\n"
+              f"{more}\\n", end="")
+        dist.barrier()
+        return 0
+    if me.rank == 1:
+        # A thread that is not a daemon holds up Python's own exit.
+        threading.Thread(target=threading.Event().wait).start()
+        if mode == "input":
+            raise InputError("rank 1 has no data")
+        if mode == "error":
+            raise RuntimeError("rank 1 broke")
+        if mode == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "hang":
+            threading.Event().wait()
+    dist.all_reduce(ones)
+    return 0
+
+def rank(arguments):
+    mode, folder, *more = arguments
+    me = environment.from_environment(os.environ)
+    return failures.run_rank(lambda: work(me, mode, Path(folder), more), me, [Path(folder, "out")])
+
+def main():
+    if sys.argv[1] == "start":
+        return local.start_local(2, "__main__:rank", sys.argv[2:], threads=3)
+    return rank(sys.argv[1:])
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+class Toy:
+    def __init__(self, folder: Path, temporary: str = "tmp") -> None:
+        self.folder = folder
+        self.script = folder / "toy.py"
+        self.script.write_text(SCRIPT)
+        self.temporary = folder / temporary
+        self.env = {"TMPDIR": str(self.temporary)}
+        self.temporary.mkdir()
+
+    def line(self, launcher: str, mode: str, *more: str) -> list[str]:
+        start = [str(self.script), "start"]
+        if launcher == "torchrun":
+            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            start.append(str(self.script))
+        return [sys.executable, *start, mode, str(self.folder), *more]
+
+    def met(self, rank: int) -> int | None:
+        """The rank's process id, once it has met the others."""
+        path = self.folder / f"met-{rank}"
+        return int(path.read_text()) if path.exists() else None
+
+    def met_at(self) -> float:
+        return max((self.folder / f"met-{rank}").stat().st_mtime for rank in (0, 1))
+
+    def files_left(self) -> list[Path]:
+        return list(self.temporary.iterdir())
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return Toy(tmp_path)
+
+
+def test_start_local_runs_every_rank_with_its_arguments_as_they_are(toy):
+    done = run_command(
+        toy.line("local", "ok", "$HOME", "$$", "two words", "${local_rank}"), toy.env
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "rank 0 of 2, 3 threads" in done.stdout
+    assert "rank 1 of 2, 3 threads" in done.stdout
+    assert done.stdout.count("['$HOME', '$$', 'two words', '${local_rank}']") == 2
+    assert toy.files_left() == []
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+@pytest.mark.parametrize(
+    ("mode", "message", "code"),
+    [
+        ("early", "the flag is wrong", 2),
+        ("input", "rank 1 has no data", 2),
+        ("error", "rank 1: RuntimeError: rank 1 broke", 1),
+        ("killed", "rank 1 was ended by SIGKILL; out of memory?", 137),
+    ],
+)
+def test_one_failing_rank_ends_all_and_is_told_once(toy, launcher, mode, message, code):
+    done = run_command(toy.line(launcher, mode), toy.env)
+    if mode != "early":
+        assert time.time() - toy.met_at() < 10
+    assert "lost a peer" not in done.stderr
+    lines = done.stderr.splitlines()
+    if launcher == "local":
+        assert done.returncode == code
+        assert lines[-1] == message
+        assert len(lines) == 1 or lines[0].startswith("Traceback")
+        assert toy.files_left() == []
+    else:  # torchrun's own table follows, and its code is 1
+        assert done.returncode == 1
+        assert lines.count(message) == (mode != "killed")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number", "code"),
+    [
+        ("local", signal.SIGINT, 130),
+        ("local", signal.SIGTERM, 143),
+        ("torchrun", signal.SIGINT, 1),  # hands SIGINT on, which Python would not see in gloo
+    ],
+)
+def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launcher, number, code):
+    with start_command(toy.line(launcher, "hang"), toy.env) as command:
+        wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
+        wait_until(lambda: is_blocked(toy), 10, "rank 0 waits in its all-reduce")
+        os.kill(command.popen.pid, number)
+        done = command.wait(10)
+    assert done.returncode == code
+    assert "KeyboardInterrupt" not in done.stderr
+    if launcher == "local":
+        assert done.stderr == ""
+        assert toy.files_left() == []
+
+
+def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
+    with start_command(toy.line("local", "hang"), toy.env) as command:
+        wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 30, "start_local has begun")
+        os.kill(command.popen.pid, signal.SIGINT)
+        done = command.wait(15)
+    assert done.returncode == 130
+    assert done.stderr == ""
+    assert toy.files_left() == []
+
+
+def test_a_signal_while_the_folder_is_being_made_leaves_none(toy):
+    code = """
+import signal, sys, tempfile
+from vigpipe.launch import local
+
+def made(*args, make=tempfile.mkdtemp, **options):
+    path = make(*args, **options)
+    if "/vigpipe-" in path:
+        signal.raise_signal(signal.SIGTERM)
+    return path
+
+tempfile.mkdtemp = made
+sys.exit(local.start_local(2, "builtins:print", [], 1))
+"""
+    done = run_command([sys.executable, "-c", code], toy.env)
+    assert (done.returncode, done.stderr) == (143, "")
+    assert toy.files_left() == []
+
+
+def test_the_ranks_of_a_killed_launcher_end_too(toy):
+    with start_command(toy.line("local", "hang"), toy.env) as command:
+        wait_until(lambda: toy.met(0) and toy.met(1), 60, "the ranks meet")
+        assert {toy.met(0), toy.met(1), command.popen.pid} < set(command.processes())
+        os.kill(command.popen.pid, signal.SIGKILL)
+        done = command.wait(5)
+    assert done.returncode == -signal.SIGKILL
+    # Python's own helper clears the launcher's semaphores away and says so.
+    assert all("resource_tracker" in line for line in done.stderr.splitlines())
+
+
+def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
+    toy = Toy(tmp_path, "long" * 30)  # longer than the path of a Unix socket may be
+    done = run_command(toy.line("local", "ok"), toy.env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_process_that_ranks_are_forked_from_ends_amid_its_imports(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    start = "from vigpipe.launch.local import preload; preload('slow')"
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    assert run_command([sys.executable, "-c", start], environment).returncode == 0
+
+
+def is_blocked(toy: Toy) -> bool:
+    """Whether the ranks' main threads sleep in gloo's wait: they have run out of Python to do."""
+    return state(toy.met(0)) == state(toy.met(1)) == "S"
+
+
+def state(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "records", "code"),
+    [
+        ({1: 70, 0: 2}, [{"kind": "lost peer", "code": 70}, {"kind": "own", "code": 2}], 2),
+        ({0: -15, 1: -9}, [], 137),  # seen in the same poll
+        ({1: -11, 0: -15}, [], 139),
+        ({0: -15}, [], 143),  # somebody ended one rank by hand
+        ({0: 70, 1: -15}, [{"kind": "lost peer", "code": 70}], 70),
+        ({1: 76, 0: -15}, [], 76),
+    ],
+)
+def test_root_cause(exit_codes, records, code):
+    told = [{"rank": 0, "message": "it is gone", **record} for record in records]
+    assert _root_cause(exit_codes, told, LostRanks()) == code
+
+
+def test_who_is_gone_or_frozen_is_the_cause_of_what_others_tell(capsys):
+    lost = [{"rank": 0, "kind": "lost peer", "code": 70, "message": "closed"}]
+    assert _root_cause({0: 70}, lost, LostRanks(gone={1})) == 137
+    assert capsys.readouterr().err == "rank 1 was ended by SIGKILL; out of memory?\n"
+    assert _root_cause({0: 70, 1: -9}, lost, LostRanks(frozen={1})) == 70
+    assert capsys.readouterr().err == "rank 1 answered no more, and was killed; was it stopped?\n"
+    assert _root_cause({0: 70}, lost, LostRanks()) == 70
+    assert capsys.readouterr().err == "rank 0 lost a peer: closed\n"

@@ -1,0 +1,116 @@
+"""The ranks of a run meet, and strangers are kept out."""
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from tests.launch.test_environment import ONE_NODE, SRUN
+from tests.world import run_ranks
+from vigpipe.errors import InputError
+from vigpipe.launch import rendezvous
+from vigpipe.launch.environment import Launch, from_environment
+
+
+def test_a_node_name_that_does_not_resolve_asks_for_master_addr():
+    env = {**SRUN, "SLURM_STEP_NODELIST": "no-such-node.invalid,other"}
+    with pytest.raises(InputError, match=r"'no-such-node.invalid'.* set MASTER_ADDR"):
+        rendezvous.init_process_group(from_environment(env), "gloo", 5)
+
+
+def test_a_taken_port_asks_for_master_port(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        env = {**SRUN, **ONE_NODE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+        env["MASTER_PORT"] = str(taken.getsockname()[1])
+        with pytest.raises(InputError, match=f"port {env['MASTER_PORT']} .* set MASTER_PORT"):
+            rendezvous.init_process_group(from_environment(env), "gloo", 5)
+
+
+def test_an_unknown_interface_is_an_input_error(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(InputError, match="GLOO_SOCKET_IFNAME=eth77: no interface 'eth77'"):
+        rendezvous.init_process_group(from_environment({}), "gloo", 5)
+
+
+def test_a_host_name_that_means_loopback_asks_for_an_interface(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    env = {**SRUN, "MASTER_ADDR": "192.0.2.1"}  # an address of nobody
+    with pytest.raises(InputError, match=r"means 127.0.1.1 .* set GLOO_SOCKET_IFNAME"):
+        rendezvous.init_process_group(from_environment(env), "gloo", 5)
+
+
+def meet_as_srun(rank: int, world_size: int, port: int, job: int) -> tuple[int, list[str]]:
+    """Leave the test's world, meet again as ranks of srun on one node; list open sockets."""
+    dist.destroy_process_group()
+    env = {**SRUN, **ONE_NODE, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+    env |= {"SLURM_STEP_NUM_TASKS": str(world_size), "SLURM_JOB_ID": str(job)}
+    env |= {"SLURM_STEP_TASKS_PER_NODE": str(world_size), "MASTER_PORT": str(port)}
+    rendezvous.init_process_group(from_environment(env), "gloo", 20)
+    ranks: list[int] = [0] * world_size
+    dist.all_gather_object(ranks, rank)
+    return sum(ranks), listening_addresses()
+
+
+def listening_addresses() -> list[str]:
+    """Addresses (in /proc's hexadecimal) on which this process listens."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    mine = {os.readlink(link) for link in links if os.path.islink(link)}
+    found = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}") as lines:
+            for line in lines.readlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                    found.append(fields[1].split(":")[0])
+    return found
+
+
+@pytest.mark.multiprocess
+def test_a_one_node_step_listens_on_loopback_only():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for total, addresses in run_ranks(meet_as_srun, 2, port, 12):
+        assert total == 1
+        assert set(addresses) == {"0100007F"}  # 127.0.0.1
+
+
+def alone(rank: int, world_size: int) -> float:
+    import torch
+
+    dist.destroy_process_group()
+    rendezvous.init_process_group(from_environment({}), "gloo", 5)
+    total = torch.ones(())
+    dist.all_reduce(total)
+    return total.item()
+
+
+@pytest.mark.multiprocess
+def test_one_rank_alone_has_a_process_group_too():
+    assert run_ranks(alone, 1) == [1.0]
+
+
+def meet(rank, world_size, folder, jobs):
+    """Join a store that all ranks share, as a rank of one of the jobs."""
+    store = dist.FileStore(str(folder / "shared"))  # pyright: ignore[reportPrivateImportUsage]
+    store.set_timeout(timedelta(seconds=2))
+    me = Launch(rank, world_size, rank, world_size, "srun", "tcp://127.0.0.1:1", jobs[rank])
+    try:
+        ours = rendezvous._joined(store, me)
+    except InputError as error:
+        return str(error)
+    except RuntimeError:
+        return "nobody came"
+    ours.set(f"said-{rank}", "x")
+    return sorted(other for other in range(world_size) if ours.check([f"said-{other}"]))
+
+
+@pytest.mark.multiprocess
+def test_a_rank_of_another_job_on_the_same_store_is_told_and_joins_nothing(tmp_path):
+    first, second = run_ranks(meet, 2, tmp_path, ["slurm-1.0.0", "slurm-2.0.0"])
+    assert first == "nobody came"  # and so the first job waits for its own rank 1 only
+    assert second.startswith("rank 1 of slurm-2.0.0 found another run")
+    assert "set MASTER_PORT to a port of its own" in second

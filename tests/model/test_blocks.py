@@ -1,0 +1,167 @@
+"""From a variant and its policies to blocks: who makes a graph, who is given one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vigpipe.errors import InputError
+from vigpipe.model.blocks import FewNodesWarning, VigShape, make_entries, reduced, stem_strides
+from vigpipe.model.variants import VIG_SHAPES, create_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.blocks.FewNodesWarning")
+
+SIX = VigShape((6,), (8,), k=(3, 8))
+# The larger variants differ from these in width and depth only.
+SMALL = [name for name in VIG_SHAPES if not name.endswith(("s_224", "m_224", "b_224"))]
+PYRAMID = VigShape((3, 3), (8, 16), k=(3, 8), reductions=(2, 1))
+
+
+def specs(graph, shape=SIX, aggregator="max"):
+    return make_entries(shape, (8, 8), graph, aggregator, 0.0)
+
+
+def model_of(name, **options) -> Any:
+    return create_model(name, num_classes=3, **options).eval()
+
+
+def policies(graph, shape=SIX):
+    return [spec.rule.policy if spec.rule else "-" for spec in specs(graph, shape)]
+
+
+def given(graph, shape=SIX):
+    return [spec.num_given for spec in specs(graph, shape)]
+
+
+def test_a_list_is_repeated_over_the_blocks():
+    assert policies("knn, grid ,window") == ["knn", "grid", "window"] * 2
+    blocks = specs("knn", aggregator="edge,gin")
+    assert [block.aggregator for block in blocks] == ["edge", "gin"] * 3
+
+
+def test_the_first_block_of_a_stage_makes_its_graph():
+    assert policies("reuse") == ["knn"] + ["reuse"] * 5
+    assert policies("lookahead") == ["knn"] + ["lookahead"] * 5
+    every = ["knn", "reuse", "reuse"]
+    assert policies("reuse", PYRAMID) == [*every, "-", *every]
+
+
+def test_a_graph_is_handed_on_with_the_k_of_its_maker():
+    assert given("knn") == [0] * 6
+    assert given("knn,reuse,reuse") == [0, 3, 3, 0, 6, 6]
+    # k is 3, 4, 5, 6, 7, 8; each block uses what the one before has made.
+    assert given("lookahead") == [0, 3, 4, 5, 6, 7]
+    assert given("knn,lookahead,reuse") == [0, 3, 4, 0, 6, 7]
+
+
+def test_a_block_looks_ahead_only_if_the_next_one_wants_it():
+    makes = [spec.rule.makes_next for spec in specs("knn,lookahead,lookahead") if spec.rule]
+    assert makes == [False, True, False] * 2
+    blocks = specs("lookahead", PYRAMID)
+    assert [b.rule.makes_next for b in blocks if b.rule] == [False, True, False] * 2
+
+
+def test_graphs_that_follow_from_the_place_are_made_again_instead_of_handed_on():
+    assert (
+        policies("grid,reuse,pattern,reuse")
+        == ["grid", "grid", "pattern", "pattern"] + ["grid"] * 2
+    )
+    assert given("grid,reuse,pattern,reuse") == [0] * 6
+
+
+def test_a_graph_is_reused_with_the_candidates_it_was_made_from():
+    blocks = [e for e in specs("knn,window,reuse", PYRAMID) if e.rule]
+    assert [b.rule.reduction for b in blocks if b.rule] == [2, 1, 1, 1, 1, 1]
+
+
+def test_windows_move_in_every_other_block():
+    assert [e.rule.shift for e in specs("window") if e.rule] == [False, True] * 3
+
+
+@pytest.mark.parametrize(
+    ("graph", "aggregator", "expected"),
+    [
+        ("knn,nearest", "max", "--graph knn,nearest: 'nearest' is none of knn, window, grid"),
+        ("", "max", "--graph : '' is none of"),
+        ("knn", "mean", "--aggregator mean: 'mean' is none of max, edge, sage, gin, maxmean"),
+    ],
+)
+def test_unknown_names_are_errors(graph, aggregator, expected):
+    with pytest.raises(InputError, match=expected):
+        specs(graph, aggregator=aggregator)
+
+
+def test_twos_among_the_strides_come_late_but_not_last():
+    assert stem_strides(5, 16) == (2, 2, 2, 2, 1)
+    assert stem_strides(5, 4) == (1, 1, 2, 2, 1)
+    assert stem_strides(3, 1) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("stride", [0, -2, 3, 32])
+def test_a_stride_that_the_stem_cannot_have_is_an_error(stride):
+    with pytest.raises(InputError, match=rf"--stem-stride {stride}: .* power of two up to 16"):
+        stem_strides(5, stride)
+
+
+def test_sizes_are_rounded_up():
+    assert reduced((7, 8), (2, 2, 1)) == (2, 2)
+    assert reduced((224, 225), (2, 2, 2, 2, 1)) == (14, 15)
+
+
+# ---- images of any size ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (33, 47), (64, 160), (1, 1)])
+@pytest.mark.parametrize("name", SMALL)
+def test_any_image_gives_logits(name, size):
+    model = model_of(name, img_size=size)
+    assert model(torch.rand(1, 3, *size)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("compat", [None, "reference"])
+@pytest.mark.parametrize("name", ["vig_digits", "pvig_cifar_ti"])
+def test_a_model_takes_images_of_another_size_than_its_own(name, compat):
+    model = model_of(name, img_size=(32, 32), compat=compat)
+    with torch.no_grad():
+        model.pos_embed.normal_()
+    for size in ((32, 32), (24, 40), (17, 9)):
+        resized = model_of(name, img_size=(32, 32), compat=compat)
+        resized.load_state_dict(model.state_dict())
+        resized.set_input_size(size)
+        images = torch.rand(2, 3, *size)
+        assert torch.equal(model(images), resized(images))
+        assert resized.img_size == size
+
+
+def test_too_few_nodes_are_told_once_with_numbers():
+    expected = (
+        r"images of 32x32 give too few nodes for k \* dilation in 12 of 12 blocks: the last "
+        r"chooses from 4 nodes and takes k = 4, dilation = 1 instead of 18, 3"
+    )
+    with pytest.warns(FewNodesWarning, match=expected) as caught:
+        model = create_model("vig_ti_224", num_classes=2, img_size=32)
+    assert len(caught) == 1
+    model.eval()
+    images = torch.rand(1, 3, 48, 16)
+    with pytest.warns(FewNodesWarning, match="images of 48x16") as caught:
+        torch.stack([model(images), model(images)])
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["vig_cifar_ti", "pvig_cifar_ti", "vig_digits", "pvig_b_224"])
+def test_no_preset_has_too_few_nodes(name, recwarn):
+    with torch.device("meta"):
+        create_model(name, num_classes=10)
+    assert not recwarn.list
+
+
+def test_stem_stride_decides_the_number_of_nodes_and_no_weight():
+    shapes = []
+    for stride in (16, 8, 1):
+        with torch.device("meta"):
+            model = create_model("vig_ti_224", num_classes=2, img_size=(64, 48), stem_stride=stride)
+        assert model.boundary_shape(0) == (64 // stride, 48 // stride, 192)
+        state = model.state_dict()
+        del state["pos_embed"]
+        shapes.append({name: tensor.shape for name, tensor in state.items()})
+    assert shapes[0] == shapes[1] == shapes[2]

@@ -1,0 +1,176 @@
+"""Random masks: which facts they depend on, and how they are spread."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference import GOLDEN, splitmix64
+from vigpipe.model import keyed_dropout as noise
+from vigpipe.model.keyed_dropout import PADDING, KeyedDropout, fresh_keys, sample_keys, uniform
+
+many = settings(deadline=None, max_examples=100)
+seeds, steps, places = (
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**40),
+    st.integers(0, 2**31),
+)
+
+
+def key_of(seed, step, position):
+    return int(sample_keys(seed, step, torch.tensor([position])))
+
+
+def test_the_hash_gives_the_published_outputs_of_splitmix64():
+    """The sequence of seed 1234567 that ports of the generator are tried with."""
+    states = torch.tensor([noise._signed(1234567 + i * GOLDEN) for i in range(1, 6)])
+    outputs = [output % 2**64 for output in noise._mixed(states).tolist()]
+    assert outputs == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@many
+@given(st.integers(0, 2**64 - 1))
+def test_the_hash_equals_the_one_on_python_integers(z):
+    assert int(noise._mixed(torch.tensor(noise._signed(z)))) % 2**64 == splitmix64(z)
+
+
+@many
+@given(seeds, steps, places)
+def test_a_key_is_hashed_from_seed_step_and_position(seed, step, position):
+    run = splitmix64(splitmix64(seed + GOLDEN) + step * GOLDEN)
+    assert key_of(seed, step, position) == splitmix64(run + position * GOLDEN) >> 1
+
+
+@many
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(1, 5))
+def test_a_number_is_hashed_from_key_and_stream(key, stream, num):
+    inner = splitmix64(key + GOLDEN)
+    counters = range(stream << 32, (stream << 32) + num)
+    expected = [(splitmix64(inner ^ (c * GOLDEN)) >> 11) / 2**53 for c in counters]
+    assert uniform(torch.tensor([key]), stream, num)[0].tolist() == expected
+
+
+@many
+@given(st.tuples(seeds, steps, places), st.tuples(seeds, steps, places))
+def test_different_samples_have_different_keys(one, other):
+    assert (key_of(*one) == key_of(*other)) == (one == other)
+
+
+def test_neighbouring_seeds_steps_and_positions_have_different_keys():
+    keys = [sample_keys(seed, step, torch.arange(20)) for seed in range(20) for step in range(20)]
+    assert len(torch.cat(keys).unique()) == 20**3
+
+
+@many
+@given(seeds, steps, st.lists(st.integers(-3, 100), max_size=10))
+def test_padding_alone_has_a_negative_key(seed, step, positions):
+    keys = sample_keys(seed, step, torch.tensor(positions, dtype=torch.long))
+    assert [key == PADDING for key in keys.tolist()] == [place < 0 for place in positions]
+    assert [key < 0 for key in keys.tolist()] == [place < 0 for place in positions]
+
+
+@many
+@given(seeds, steps, st.permutations(range(8)), st.integers(0, 8))
+def test_keys_follow_the_samples_through_any_order_and_cut(seed, step, order, cut):
+    whole = sample_keys(seed, step, torch.arange(8))
+    places = torch.tensor(order)
+    pieces = [sample_keys(seed, step, piece) for piece in (places[:cut], places[cut:])]
+    assert torch.equal(torch.cat(pieces), whole[places])
+
+
+def test_fresh_keys_are_those_of_samples_and_differ():
+    keys = fresh_keys(torch.empty(1000, 1))
+    assert (keys >= 0).all()
+    assert len(keys.unique()) == 1000
+
+
+def test_numbers_are_uniform():
+    numbers = uniform(sample_keys(0, 0, torch.arange(1000)), stream=3, num=1000).flatten()
+    assert numbers.dtype == torch.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    # A million numbers: five standard errors of the mean, and of each of ten equal bins.
+    assert abs(float(numbers.mean()) - 0.5) < 5 * (1 / 12) ** 0.5 / 1000
+    bins = torch.histc(numbers, bins=10, min=0, max=1) / 1e6
+    assert (bins - 0.1).abs().max() < 5 * 0.3 / 1000
+
+
+@pytest.mark.parametrize("other", [(0, 0, 4), (1, 0, 3), (0, 1, 3)])
+def test_masks_of_other_streams_seeds_and_steps_are_unrelated(other):
+    seed, step, stream = other
+    one = uniform(sample_keys(0, 0, torch.arange(10_000)), 3)[:, 0]
+    two = uniform(sample_keys(seed, step, torch.arange(10_000)), stream)[:, 0]
+    correlation = torch.corrcoef(torch.stack((one, two)))[0, 1]
+    assert abs(float(correlation)) < 5 / 100  # five standard errors
+
+
+@many
+@given(st.permutations(range(6)), st.integers(0, 6), st.booleans())
+def test_a_mask_does_not_depend_on_who_else_is_in_the_batch(order, cut, whole_sample):
+    dropout = KeyedDropout(0.5, stream=1, whole_sample=whole_sample)
+    keys, x = sample_keys(7, 3, torch.arange(6)), torch.rand(6, 4, 3) + 1
+    together = dropout(x, keys)
+    order = torch.tensor(order)
+    pieces = [dropout(x[part], keys[part]) for part in (order[:cut], order[cut:]) if len(part)]
+    assert torch.equal(torch.cat(pieces), together[order])
+
+
+def test_the_same_keys_give_the_same_mask_again():
+    dropout, keys = KeyedDropout(0.5, stream=1), sample_keys(0, 0, torch.arange(4))
+    x = torch.ones(4, 100)
+    first = dropout(x, keys)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, keys), first)
+
+
+@pytest.mark.parametrize("whole_sample", [True, False])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+def test_the_rate_is_the_share_that_is_dropped(rate, whole_sample):
+    dropout = KeyedDropout(rate, 5, whole_sample)
+    y = dropout(torch.ones(40_000, 1), sample_keys(0, 0, torch.arange(40_000)))
+    dropped = float((y == 0).double().mean())
+    assert abs(dropped - rate) < 5 * (rate * (1 - rate)) ** 0.5 / 200  # five standard errors
+
+
+def test_drop_path_drops_whole_samples_and_scales_the_others():
+    dropout = KeyedDropout(0.2, stream=0, whole_sample=True)
+    x = torch.rand(200, 4, 3, dtype=torch.float64) + 1
+    y = dropout(x, sample_keys(0, 0, torch.arange(200)))
+    kept = y.flatten(1).any(1)
+    assert 0 < kept.sum() < 200
+    assert not y[~kept].any()
+    torch.testing.assert_close(y[kept], x[kept] / 0.8)
+
+
+def test_dropout_drops_single_numbers_and_scales_the_others():
+    x = torch.rand(3, 40, 5, dtype=torch.float64) + 1
+    y = KeyedDropout(0.2, stream=0)(x, sample_keys(0, 0, torch.arange(3)))
+    kept = y != 0
+    assert 0 < kept[0].sum() < kept[0].numel()
+    assert not torch.equal(kept[0], kept[1])
+    torch.testing.assert_close(y[kept], x[kept] / 0.8)
+
+
+def test_the_gradient_goes_through_the_same_mask():
+    x = torch.ones(3, 50, requires_grad=True)
+    y = KeyedDropout(0.5, stream=0)(x, sample_keys(0, 0, torch.arange(3)))
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
+    x = torch.rand(3, 5)
+    assert KeyedDropout(0.5, stream=0).eval()(x, None) is x
+    assert KeyedDropout(0.0, stream=0)(x, None) is x
+
+
+def test_training_without_keys_is_an_error():
+    with pytest.raises(ValueError, match=r"needs the samples' keys: model\(x, keys\)"):
+        KeyedDropout(0.5, stream=0)(torch.rand(3, 5), None)

@@ -1,0 +1,148 @@
+"""Which rank is which stage of which replica, and which degrees do not go together."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.world import run_ranks
+from vigpipe.errors import InputError
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel.layout import Layout, make_groups
+
+many = settings(deadline=None, max_examples=100)
+
+
+def drawn(layout, cell):
+    """One row a replica, one column a stage."""
+    rows = [["" for _ in range(layout.pipeline_size)] for _ in range(layout.num_replicas)]
+    for rank in range(layout.world_size):
+        rows[layout.replica_index(rank)][layout.pipeline_rank(rank)] += cell(rank)
+    return [" ".join(row) for row in rows]
+
+
+def test_ranks_of_two_replicas_of_three_stages():
+    assert drawn(Layout(3, 3, 2), str) == [
+        "0 1 2",
+        "3 4 5",
+    ]
+
+
+def test_stages_of_ranks_that_hold_two_each():
+    layout = Layout(3, 3, 2, "interleaved1f1b", virtual_stages=2)
+    assert drawn(layout, lambda rank: "+".join(map(str, layout.stages_of(rank)))) == [
+        "0+3 1+4 2+5",
+        "0+3 1+4 2+5",
+    ]
+
+
+@many
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, virtual_stages):
+    layout = Layout(num_stages, num_stages, num_replicas, "loopedbfs", virtual_stages)
+    for r in range(num_replicas):
+        ranks = [rank for rank in range(layout.world_size) if layout.replica_index(rank) == r]
+        parts = [part for rank in ranks for part in layout.stages_of(rank)]
+        assert sorted(parts) == list(range(num_stages * virtual_stages))
+        assert ranks == list(range(r * num_stages, (r + 1) * num_stages))  # neighbours
+
+
+def place_of(rank, world_size, layout):
+    stage_group, replica_group = make_groups(layout, 5.0)
+    members = [dist.get_process_group_ranks(group) for group in (stage_group, replica_group)]
+    return replica_group.rank(), stage_group.rank(), members
+
+
+@pytest.mark.multiprocess
+def test_the_groups_agree_with_the_layout():
+    layout = Layout(2, 2, 2)
+    members = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
+    for rank, place in enumerate(run_ranks(place_of, 4, layout)):
+        assert place == (layout.replica_index(rank), layout.pipeline_rank(rank), [*members[rank]])
+
+
+def wait_for_nobody(rank, world_size):
+    groups = make_groups(Layout(2, 2, 2), 0.5)
+    if rank == 3:
+        dist.distributed_c10d._get_default_store().wait(["0", "1", "2"])  # silent, but alive
+        return None
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:  # a peer that is silent, or one that has given up
+        dist.all_reduce(torch.zeros(1), group=groups[rank == 1])
+    assert is_lost_peer(caught.value)
+    seconds = time.monotonic() - began
+    dist.distributed_c10d._get_default_store().set(str(rank), "has given up")
+    return seconds
+
+
+@pytest.mark.multiprocess
+def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
+    seconds = run_ranks(wait_for_nobody, 4)
+    assert max(s for s in seconds if s is not None) < 3
+
+
+# ---- degrees that do not go together --------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", [0, -1])
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("pipeline_size", "--stages"),
+        ("num_microbatches", "--microbatches"),
+        ("num_replicas", "--dp"),
+        ("virtual_stages", "--virtual-stages"),
+    ],
+)
+def test_a_degree_below_one_is_an_error(field, flag, degree):
+    with pytest.raises(InputError, match=f"^{flag} {degree}: must be at least 1$"):
+        Layout(**{field: degree})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_virtual_stages_need_a_schedule_that_runs_them(schedule):
+    expected = f"--virtual-stages 2: --schedule {schedule} .* choose --schedule interleaved1f1b or"
+    with pytest.raises(InputError, match=expected):
+        Layout(2, 2, schedule=schedule, virtual_stages=2)
+
+
+def test_1f1b_needs_a_micro_batch_a_stage():
+    Layout(3, 3, schedule="1f1b")
+    with pytest.raises(InputError, match=r"--microbatches 2 < --stages 3; .* --schedule gpipe"):
+        Layout(3, 2, schedule="1f1b")
+    Layout(3, 2, schedule="gpipe")
+
+
+@pytest.mark.parametrize("num_stages", range(1, 6))
+@pytest.mark.parametrize("num_microbatches", range(1, 16))
+def test_interleaved_takes_what_torch_takes(num_stages, num_microbatches):
+    """The condition of torch's ScheduleInterleaved1F1B."""
+    rounds = max(1, num_microbatches // num_stages)
+    if num_microbatches % rounds == 0:
+        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+        return
+    with pytest.raises(InputError, match=f"not a multiple of {rounds}; choose --microb") as caught:
+        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+    *_, one, _, other = str(caught.value).split()
+    assert int(one) < num_microbatches < int(other)
+    for better in (one, other):
+        Layout(num_stages, int(better), 1, "interleaved1f1b", 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 5, 7])
+def test_another_number_of_ranks_is_an_error(world_size):
+    layout = Layout(3, 3, 2)
+    layout.check_world(6)
+    expected = f"^{world_size} ranks were started, but --stages 3 x --dp 2 needs 6; start 6 ranks"
+    with pytest.raises(InputError, match=expected):
+        layout.check_world(world_size)
+
+
+def test_a_layout_prints_itself():
+    assert str(Layout(2, 5, 3)) == "3 replicas × 2 stages, 5 micro-batches, gpipe"
+    assert str(Layout(2, 4, 1, "loopedbfs", 2)) == (
+        "1 replica × 2 stages (2 each), 4 micro-batches, loopedbfs"
+    )

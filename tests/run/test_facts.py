@@ -1,0 +1,152 @@
+"""The facts of a run follow from its options."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+
+from vigpipe.config.options import MODEL_DEFAULTS, TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.model.variants import create_model
+from vigpipe.run.facts import Run, prepare
+
+
+def run(**options) -> Run:
+    return prepare(TrainConfig(**options), torch.float32)
+
+
+def test_an_epoch_has_a_last_small_step():
+    assert run(batch_size=100).steps_per_epoch == 15  # 1,437 digits
+    assert run(batch_size=100, epochs=2).num_steps == 30
+
+
+def test_steps_win_over_epochs():
+    assert run(epochs=2, steps=7).num_steps == 7
+
+
+def test_the_published_learning_rate_goes_with_the_batch_and_a_given_one_does_not():
+    published = MODEL_DEFAULTS["vig_ti_224"]
+    big = {"model": "vig_ti_224", "data": "fake", "batch_size": 2 * published.batch_size}
+    assert run(**big).config.lr == pytest.approx(2 * published.lr)
+    assert run(**big, lr=0.125).config.lr == 0.125
+    assert run(batch_size=50).config.lr == MODEL_DEFAULTS["vig_digits"].lr
+
+
+def test_weights_depend_on_the_seed_only():
+    torch.manual_seed(1)
+    first = run(seed=3).build().state_dict()
+    torch.rand(17)
+    again = run(seed=3, stages=2, dp=2, microbatches=4).build().state_dict()
+    other = run(seed=4).build().state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_run_starts_from_the_weights_of_a_file(tmp_path):
+    file = tmp_path / "old.pth"
+    old = run(seed=4).build()
+    torch.save({"state_dict": {f"module.{n}": t for n, t in old.state_dict().items()}}, file)
+    new = run(seed=5, weights=file).build()
+    for name, tensor in old.state_dict().items():
+        assert torch.equal(new.state_dict()[name], tensor), name
+
+
+def test_weights_for_other_classes_need_a_new_classifier(tmp_path):
+    file = tmp_path / "old.pth"
+    torch.save(create_model("vig_digits", num_classes=3, in_chans=1).state_dict(), file)
+    with pytest.raises(InputError, match=r"the file has 3 classes and the model 10: .*--new-cl"):
+        run(weights=file)
+    first, again = (run(seed=s, weights=file, new_classifier=True).build() for s in (1, 2))
+    for name, tensor in first.state_dict().items():
+        same = torch.equal(again.state_dict()[name], tensor)
+        assert same != (name == "prediction.4.weight"), name
+
+
+@pytest.mark.parametrize(("recompute", "count"), [("never", 0), ("except-last", 4), ("always", 5)])
+def test_recomputation_is_counted_in_micro_batches(recompute, count):
+    assert run(microbatches=5, recompute=recompute).num_recomputed == count
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+@pytest.mark.parametrize("model", ["vig_digits", "vig_study"])
+def test_rates_are_those_of_timms_groups(model, layer_decay):
+    ours = run(model=model, weight_decay=0.1, layer_decay=layer_decay)
+    net, rates = ours.build(), ours.rates()
+    optimizer = create_optimizer_v2(
+        net, opt="sgd", lr=1.0, weight_decay=0.1, layer_decay=None if layer_decay == 1 else 0.5
+    )
+    expected = {
+        id(p): (group.get("lr_scale", 1.0), group["weight_decay"])
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert rates == {name: expected[id(p)] for name, p in net.named_parameters()}
+    first, *_, last = rates.values()
+    assert (first[0] < 0.1 and last[0] == 1) == (layer_decay == 0.5)
+
+
+def test_too_few_nodes_are_among_the_notes():
+    ours = run(model="vig_ti_224", data="fake", image_size=32)
+    (note,) = ours.notes
+    assert note.startswith("images of 32x32 give too few nodes")
+    ours.build()  # says it no second time: warnings are errors here
+
+
+def test_the_parameter_order_is_that_of_the_unsplit_model():
+    ours = run()
+    names = [name for name, _ in ours.build().named_parameters()]
+    assert ours.parameter_order == {name: i for i, name in enumerate(names)}
+
+
+def test_the_reference_sees_the_same_micro_batches_in_one_process():
+    ours = run(stages=2, dp=2, microbatches=5, schedule="1f1b").unsplit()
+    assert (ours.layout.world_size, ours.layout.num_microbatches) == (1, 10)
+    assert ours.plan.stages == ((0, 1, 2, 3),)
+
+
+def test_virtual_stages_share_the_blocks_of_a_rank():
+    ours = run(stages=2, virtual_stages=2, microbatches=2, schedule="loopedbfs")
+    assert ours.plan.stages == ((0,), (1,), (2,), (3,))
+    assert ours.layout.world_size == 2
+
+
+def test_a_plan_file_decides_the_number_of_ranks(tmp_path):
+    plan = Path(tmp_path, "plan.toml")
+    plan.write_text('model = "vig_digits"\nstages = [[0], [1, 2], [3]]\n')
+    ours = run(stages=plan, microbatches=3)
+    assert ours.layout.world_size == 3
+    assert ours.plan.stages == ((0,), (1, 2), (3,))
+    with pytest.raises(InputError, match=r"3 stages cannot be shared.*--virtual-stages 2"):
+        run(stages=plan, microbatches=3, virtual_stages=2, schedule="loopedbfs")
+
+
+def test_a_batch_larger_than_the_data_has_as_many_samples_as_there_are():
+    with pytest.raises(InputError, match="a batch has 1437 samples"):
+        run(batch_size=5000, microbatches=1438)
+
+
+def test_replicas_share_a_step_between_them():
+    ours = run(dp=2, microbatches=2, batch_size=10)
+    shares = [ours.cut(replica).positions(10) for replica in (0, 1)]
+    real = torch.cat(shares)
+    assert real[real >= 0].tolist() == list(range(10))
+
+
+def test_a_graph_may_not_be_rounded_on_its_way():
+    config = TrainConfig(
+        model="vig_cifar_ti", data="fake", stages=2, microbatches=2, boundary="bfloat16",
+        graph="knn,reuse", image_size=32,
+    )  # fmt: skip
+    cut_between = replace(config, graph="reuse,reuse,reuse,reuse,knn,reuse,reuse,reuse")
+    with pytest.raises(InputError, match=r"--boundary bfloat16: block 4 takes the graph"):
+        prepare(replace(config, graph="knn,reuse,reuse"), torch.float32)
+    assert prepare(cut_between, torch.float32).boundary_dtype == torch.bfloat16
+    assert prepare(replace(config, boundary="full"), torch.float32).boundary_dtype == torch.float32
+
+
+def test_compiled_blocks_are_not_recomputed():
+    config = TrainConfig(compile=True, recompute="always")
+    with pytest.raises(InputError, match=r"--compile with --recompute always: "):
+        prepare(config, torch.float32)

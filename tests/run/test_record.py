@@ -1,0 +1,91 @@
+"""The files of a run."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vigpipe
+from vigpipe.errors import InputError
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import commit, provenance
+from vigpipe.run.record import RunRecord
+
+
+def test_a_run_goes_to_runs_and_the_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = make_output_folder(None)
+    assert folder.is_dir()
+    assert re.fullmatch(r"runs/[0-9]{8}-[0-9]{6}(-[0-9]+)?", str(folder))
+
+
+def test_a_folder_is_made_with_its_parents_and_left_empty(tmp_path):
+    folder = make_output_folder(tmp_path / "a" / "b")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_may_hold_other_things_but_no_run(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    assert make_output_folder(tmp_path) == tmp_path
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="holds a run already"):
+        make_output_folder(tmp_path)
+
+
+def test_a_folder_where_a_file_is_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot be written \(.+\); choose another folder"):
+        make_output_folder(tmp_path / "file")
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_added(tmp_path):
+    record = RunRecord(tmp_path, {"lr": 0.5})
+    record.add(step=1, loss=0.25)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 0.25}\n'
+    record.add(step=2, loss=0.125)
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "loss": 0.25}, {"step": 2, "loss": 0.125}]
+    record.finish({})
+
+
+def test_config_and_summary_are_written(tmp_path):
+    record = RunRecord(tmp_path, {"lr": 0.5, "out": "läufe"})
+    assert tomllib.loads((tmp_path / "config.toml").read_text()) == {"lr": 0.5, "out": "läufe"}
+    assert not (tmp_path / "summary.json").exists()  # it says that the run came to its end
+    record.finish({"top1": 0.75})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"top1": 0.75}
+
+
+def test_a_number_comes_with_versions_commit_and_host():
+    facts = provenance()
+    assert facts["versions"]["vigpipe"] == vigpipe.__version__
+    assert {"torch", "torchvision", "timm", "python"} < facts["versions"].keys()
+    assert "absent" not in facts["versions"].values()
+    assert facts["host"]
+
+
+def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(vigpipe, "__file__", str(tmp_path / "vigpipe" / "__init__.py"))
+    assert commit.__wrapped__() is None
+
+
+def test_the_commit_says_whether_files_differ(tmp_path, monkeypatch):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        line = ["git", *identity, "-C", str(tmp_path), *words]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+    package = Path(tmp_path, "vigpipe", "__init__.py")
+    package.parent.mkdir()
+    package.write_text("one")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(vigpipe, "__file__", str(package))
+    head = git("rev-parse", "HEAD")
+    assert commit.__wrapped__() == head
+    package.write_text("two")
+    assert commit.__wrapped__() == head + "+"

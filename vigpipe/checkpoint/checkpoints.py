@@ -1,0 +1,100 @@
+"""The checkpoints of a run, as one rank's training loop uses them."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from vigpipe.checkpoint.manifest import Manifest
+from vigpipe.checkpoint.rescue import rescue
+from vigpipe.checkpoint.saver import Saver, rank_file_name
+from vigpipe.checkpoint.state import named_tensors, share_of
+from vigpipe.config.files import as_toml
+from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
+from vigpipe.run.provenance import provenance
+from vigpipe.run.rank import RankState
+
+
+class Checkpoints:
+    """One rank's part in the checkpoints of its run; all ranks make theirs together.
+
+    Args:
+        rank_state: whose state is saved.
+        folder: of the run.
+        log: is given a sentence when a checkpoint could not be written.
+    """
+
+    def __init__(self, rank_state: RankState, folder: Path, log: Callable[[str], None]) -> None:
+        layout = rank_state.run.layout
+        self.rank_state = rank_state
+        self._saver = Saver(
+            folder,
+            [
+                rank_file_name(pipeline_rank, replica_index)
+                for replica_index in range(layout.num_replicas)
+                for pipeline_rank in range(layout.pipeline_size)
+            ],
+            rank_file_name(rank_state.pipeline_rank, rank_state.replica_index),
+            is_writer=rank_state.is_writer,
+            keep=rank_state.run.config.keep,
+            token=broadcast_value(secrets.token_hex(4), layout.world_size),
+            log=log,
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._saver.folder
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest one that this rank has completed; only the writer completes any."""
+        return self._saver.newest
+
+    def save(self, loss: float | None, evaluated: bool) -> None:
+        """Copy this rank's share of the state, and write it while training goes on.
+
+        All ranks call this together. If the checkpoint before is still being written, on a slow
+        disk, they wait for it.
+
+        Args:
+            loss: of the last step, on ranks of the last stage.
+            evaluated: whether no evaluation is due before the next step.
+        """
+        layout = self.rank_state.run.layout
+        run_with_heartbeats(self._saver.finish, layout.world_size)
+        state = named_tensors(self.rank_state)
+        share = share_of(state, self.rank_state.replica_index, layout.num_replicas)
+        self._saver.save(self._manifest(loss, evaluated), share)
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that was begun is on disk, or known not to be."""
+        self._saver.finish()
+
+    def rescue(self, loss: float | None, evaluated: bool) -> None:
+        """Save the whole state of this rank's stages, because a replica of them is gone.
+
+        Args:
+            loss: of the last step, on ranks of the last stage.
+            evaluated: whether no evaluation is due before the next step.
+        """
+        saver, manifest = self._saver, self._manifest(loss, evaluated)
+        rescue(saver.folder, saver.token, saver.own_file, manifest, named_tensors(self.rank_state))
+
+    def _manifest(self, loss: float | None, evaluated: bool) -> Manifest:
+        run, layout = self.rank_state.run, self.rank_state.run.layout
+        return Manifest(
+            step=self.rank_state.step,
+            num_steps=run.num_steps,
+            evaluated=evaluated,
+            loss=loss,
+            config=as_toml(run.config),
+            data=run.fingerprint,
+            layout={
+                "text": str(layout),
+                "stages": [list(blocks) for blocks in run.plan.stages],
+                "num_stages": layout.pipeline_size,
+                "pieces": layout.num_microbatches * layout.num_replicas,
+            },
+            weights=run.weights_metadata(),
+            versions=provenance(),
+        )

@@ -1,0 +1,41 @@
+"""`vigpipe doctor`: what this machine offers, which operators serve, and why."""
+
+import os
+import platform
+
+import torch
+
+from vigpipe import ops
+from vigpipe.launch.device import hardware
+from vigpipe.launch.environment import threads_per_rank
+from vigpipe.run.provenance import format_versions, provenance
+
+
+def doctor() -> str:
+    """The report, line by line; it compiles what is not compiled yet."""
+    facts = provenance()
+    lines = [
+        f"versions: {format_versions(facts['versions'])}",
+        f"CPU: {hardware(torch.device('cpu'))}, {platform.machine()}; a lone rank takes "
+        f"{threads_per_rank(None, 1, os.environ)} thread(s)",
+        f"matrix products in bfloat16: {_bfloat16()}",
+        *_operators("cpu"),
+    ]
+    if not torch.cuda.is_available():
+        return "\n".join([*lines, "GPU: torch sees none"])
+    for index in range(torch.cuda.device_count()):
+        lines.append(f"GPU {index}: {hardware(torch.device('cuda', index))}")
+    return "\n".join([*lines, *_operators("cuda")])
+
+
+def _operators(device_type: str) -> list[str]:
+    return [f"{device_type} {name}: {served}" for name, served in ops.versions(device_type).items()]
+
+
+def _bfloat16() -> str:
+    """Whether `--dtype bfloat16` can pay on this processor."""
+    has_bf16 = torch.cpu._is_avx512_bf16_supported()  # torch offers no public name
+    has_amx = torch.cpu._is_amx_tile_supported()
+    if has_amx or has_bf16:
+        return "in hardware (AMX)" if has_amx else "in hardware (AVX-512 BF16)"
+    return "emulated by this processor, several times slower than float32"

@@ -1,0 +1,171 @@
+"""`vigpipe graph`: which patches of an image a node is connected to, block by block."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from vigpipe.config.choices import MODELS
+from vigpipe.config.verbs import GraphConfig
+from vigpipe.errors import InputError
+from vigpipe.inference.description import read_description
+from vigpipe.inference.drawing import Panel, check_format, draw
+from vigpipe.model.blocks import BlockSpec
+from vigpipe.model.graph import reduce_k
+from vigpipe.model.grapher import BlockGraph
+from vigpipe.model.vig import VisionGnn
+from vigpipe.model.weights import load_weights
+
+
+def draw_graph(config: GraphConfig) -> None:
+    """Draw the graphs of one image, and say which.
+
+    Raises:
+        InputError: an option or a file is wrong.
+    """
+    check_format(config.out)
+    description = read_description(config.weights, config.model, config.image_size)
+    if config.graph is not None:
+        description = replace(description, options={**description.options, "graph": config.graph})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = description.build()
+    if not isinstance(model, VisionGnn):
+        raise InputError(
+            f"--model {description.model}: its graph is the same in every block, and it does not "
+            f"tell; choose one of {', '.join(name for name in MODELS if name != description.model)}"
+        )
+    if config.weights is not None:
+        load_weights(model, config.weights)
+    pixel = parse_node(config.node, description.image_size)
+    blocks = parse_blocks(config.block, [spec.rule is not None for spec in model.specs])
+
+    images = description.split([config.image]).read([0])
+    with torch.no_grad():
+        _, graphs = model.eval()(images, return_graph=True)
+    panels = [panel(i, graphs[i], model.specs[i], pixel, description.image_size) for i in blocks]
+    draw(description.pixels(images)[0], panels, config.out)
+    numbers = f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
+    print(f"{config.out}: {numbers} of {description.model}, node at pixel {pixel[0]},{pixel[1]}")
+    if config.weights is None:
+        print(
+            "The weights are random: so is what the graph means. Give --weights for a trained one."
+        )
+
+
+def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Read a pixel's column and row; by default the image's centre.
+
+    Args:
+        text: `X,Y` as given.
+        size: (H, W) of the drawn image.
+
+    Raises:
+        InputError: not two whole numbers, or outside the image.
+    """
+    height, width = size
+    if text is None:
+        return width // 2, height // 2
+    try:
+        x, y = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(
+            f"--node {text}: must be a pixel's column and row, two whole numbers such as "
+            f"--node {width // 2},{height // 2}"
+        ) from error
+    if not (0 <= x < width and 0 <= y < height):
+        raise InputError(
+            f"--node {text}: lies outside the image, which the model sees at {width}×{height} "
+            f"pixels; choose 0,0 to {width - 1},{height - 1}"
+        )
+    return x, y
+
+
+def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
+    """Read the numbers of the blocks to draw; by default the first, the middle and the last.
+
+    Args:
+        text: `I,J,...` as given.
+        backbone: for every entry of the model's backbone whether it has a graph.
+
+    Raises:
+        InputError: not whole numbers, out of range, or a downsampling entry.
+    """
+    known = [i for i, has_graph in enumerate(backbone) if has_graph]
+    if text is None:
+        return sorted({known[0], known[len(known) // 2], known[-1]})
+    try:
+        blocks = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"--block {text}: must be numbers of blocks, such as --block {known[0]},{known[-1]}"
+        ) from error
+    for block in blocks:
+        if not 0 <= block < len(backbone):
+            raise InputError(
+                f"--block {block}: the model has entries 0 to {len(backbone) - 1}; choose among "
+                f"{_ranges(known)}"
+            )
+        if not backbone[block]:
+            raise InputError(
+                f"--block {block}: entry {block} of the backbone only halves the resolution and "
+                f"has no graph; choose among {_ranges(known)}"
+            )
+    return list(dict.fromkeys(blocks))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 4, 5 as `0-2, 4-5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def panel(
+    block: int, graph: BlockGraph, spec: BlockSpec, pixel: tuple[int, int], size: tuple[int, int]
+) -> Panel:
+    """Look one node's edges up.
+
+    Args:
+        block: number of the entry in the backbone.
+        graph: of that block; the first image's is drawn.
+        spec: its plan.
+        pixel: (column, row) in the image; the node is the patch that covers it.
+        size: (H, W) of the image.
+    """
+    assert spec.rule is not None
+    row, column = (
+        position * nodes // pixels
+        for position, nodes, pixels in zip(pixel[::-1], graph.grid, size, strict=True)
+    )
+    indices = graph.neighbours[0, row * graph.grid[1] + column].tolist()
+    return Panel(
+        block,
+        (row, column),
+        graph.grid,
+        tuple(divmod(i, graph.candidates[1]) for i in indices),
+        graph.candidates,
+        spec.rule.reduction,
+        _note(spec, len(indices)),
+    )
+
+
+def _note(spec: BlockSpec, num_neighbours: int) -> str:
+    rule = spec.rule
+    assert rule is not None
+    name = {
+        "knn": "kNN",
+        "grid": "grid",
+        "window": "kNN in windows",
+        "pattern": "fixed pattern",
+        "reuse": "graph of an earlier block",
+        "lookahead": "graph of the block before",
+    }[rule.policy]
+    dilation = 1
+    if rule.policy == "knn":
+        _, dilation = reduce_k(rule.k, rule.dilation, spec.num_candidates)
+    return f"{name}, k = {num_neighbours}" + (f", dilation {dilation}" if dilation > 1 else "")

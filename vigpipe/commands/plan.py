@@ -1,0 +1,307 @@
+"""`vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan file."""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import PlanConfig
+from vigpipe.errors import InputError
+from vigpipe.launch.environment import from_environment, threads_per_rank
+from vigpipe.parallel.plan import Plan, even_plan
+from vigpipe.planning.explain import explain
+from vigpipe.planning.profile import Profile, check_options, read_profile, write_profile
+from vigpipe.planning.search import search
+from vigpipe.planning.step import Proposal, Request
+from vigpipe.profiling.measure import cost_options, measure, sizes
+from vigpipe.run.facts import Run
+from vigpipe.schedules import Schedule
+from vigpipe.start import run_on_ranks
+from vigpipe.timing.timeline import draw_timeline
+
+_MOST_SIZES = 4  # of micro-batches that are profiled
+_CROWDED = 1.5  # times as slow beside others: more than shared caches and memory explain
+_MARK = "# Made by vigpipe plan"  # in a file that may be overwritten
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_BYTES = {
+    "b": 1,
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "tb": 1e12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+_BITS_A_SECOND = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12}
+
+
+def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
+    """Run `vigpipe plan`: with ranks beside it that show how they hinder one another.
+
+    As many as the layout has, but no more than the host has room for; none with --profile.
+
+    Args:
+        config: the options.
+        arguments: the command line, for ranks that are started here.
+    """
+    launch = from_environment(os.environ)
+    num_ranks = launch.world_size
+    if launch.launcher == "alone" and config.profile is None and config.stages * config.dp > 1:
+        cores = threads_per_rank(None, 1, {})
+        num_ranks = max(2, min(config.stages * config.dp, cores // (config.threads or 1)))
+    one_stage = replace(config, stages=1, dp=num_ranks, microbatches=1, schedule="gpipe", out=None)
+    return run_on_ranks(
+        one_stage,
+        arguments,
+        "vigpipe.commands.plan:propose",
+        {"config": config},
+        makes_folder=False,
+    )
+
+
+def propose(run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:
+    """Measure as one of several ranks; rank 0 searches, prints and writes.
+
+    Args:
+        run: whose model is meant, on one stage.
+        rank: position in the world.
+        device: of this rank.
+        folder: not used; a plan has a file of its own.
+        config: the options.
+    """
+    request = make_request(config, run)
+    if config.profile is None:
+        rows = sizes(request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES)
+        profile = measure(run, rank, device, rows)
+    else:
+        profile = read_profile(config.profile)
+        check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
+    if profile is None:
+        return
+    profile = with_network(profile, config)
+    best, *others = search(profile, request)
+    out = config.out or Path("stages") / f"{config.model}-{config.stages}.toml".replace("_", "-")
+    write_plan(best, profile, request, config, out)
+    if config.profile is None:
+        write_profile(profile, out.with_suffix(".profile.json"))
+    picture = out.with_suffix(".png")
+    draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
+    print(_table([best, *others[:1]], request))
+    if profile.slowdown[-1] > _CROWDED:
+        print(
+            f"{len(profile.slowdown)} ranks at once were {profile.slowdown[-1]:.2f} times as slow "
+            "as one: this host was busy, or its cores share too much; plan again when it is idle"
+        )
+    if config.explain:
+        print(explain(profile, request, best))
+    print(f"{out}, {picture}; use it with {_command(best, config, out)}")
+
+
+def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
+    """The run with the best cut for its layout (`--stages auto`); all ranks call this together.
+
+    Rank 0 measures the blocks, searches, and writes the plan to the run's folder.
+
+    Args:
+        run: the run, cut evenly.
+        rank: position in the world.
+        device: of this rank.
+        folder: of the run's files.
+    """
+    layout = run.layout
+    path = folder / "plan.toml"
+    profile = measure(run, rank, device, [run.cut(0).rows])
+    found: list[Proposal | None] = [None]
+    if profile is not None:
+        request = Request(
+            num_ranks=layout.pipeline_size,
+            num_replicas=layout.num_replicas,
+            batch_size=run.batch_size,
+            microbatches=(layout.num_microbatches,),
+            schedules=((layout.schedule, layout.virtual_stages),),
+            sync=run.config.sync,
+        )
+        best = search(profile, request)[0]
+        write_plan(best, profile, request, run.config, path)
+        write_profile(profile, path.with_suffix(".profile.json"))
+        found = [best]
+    dist.broadcast_object_list(found, src=0)
+    best = found[0]
+    assert best is not None
+    note = f"planned: {_described(best)}, {1e3 * best.step_seconds:.1f} ms a step; see {path}"
+    return replace(
+        run,
+        plan=Plan(best.stages),
+        config=replace(run.config, stages=path),
+        notes=(*run.notes, note),
+    )
+
+
+def make_request(config: PlanConfig, run: Run) -> Request:
+    """What the options ask for.
+
+    Raises:
+        InputError: a number is out of range, a unit is unknown, or there are more stages than
+            blocks.
+    """
+    assert run.config.batch_size is not None
+    if config.stages < 1 or config.dp < 1:
+        raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
+    num_blocks = sum(len(stage) for stage in run.plan.stages)
+    even_plan(num_blocks, config.stages)
+    batch_size = run.config.batch_size
+    most = min(batch_size, len(run.source.train)) // config.dp
+    if config.microbatches == "auto":
+        counts = tuple(m for m in _sensible(config.stages) if m <= most)
+    else:
+        counts = (config.microbatches,)
+    if not counts or not 1 <= counts[0] <= most:
+        raise InputError(
+            f"--microbatches {config.microbatches} x --dp {config.dp}: must cut a batch of "
+            f"{batch_size} samples into micro-batches of at least one; choose 1 to {most}"
+        )
+    schedules: tuple[tuple[Schedule, int], ...] = (
+        ("gpipe", 1),
+        ("1f1b", 1),
+        *(
+            (name, 2)
+            for name in ("interleaved1f1b", "loopedbfs")
+            if 2 * config.stages <= num_blocks
+        ),
+    )
+    if config.schedule != "auto":
+        schedules = ((config.schedule, config.virtual_stages),)
+        even_plan(num_blocks, config.stages * config.virtual_stages)
+    return Request(
+        num_ranks=config.stages,
+        num_replicas=config.dp,
+        batch_size=batch_size,
+        microbatches=counts,
+        schedules=schedules,
+        memory_limit_bytes=None
+        if config.memory_limit is None
+        else int(_quantity("--memory-limit", config.memory_limit, _BYTES, "16GB")),
+        ranks_per_host=config.ranks_per_host,
+        sync=config.sync,
+    )
+
+
+def _sensible(num_stages: int) -> list[int]:
+    """Numbers of micro-batches worth a look: up to eight a stage, ever farther apart."""
+    counts = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128]
+    return [m for m in counts if m <= 8 * max(2, num_stages)]
+
+
+def with_network(profile: Profile, config: PlanConfig) -> Profile:
+    """The profile, on a network that the options describe."""
+    if config.latency is not None:
+        seconds = _quantity("--latency", config.latency, _SECONDS, "20us")
+        profile = replace(profile, latency_seconds=seconds)
+    if config.bandwidth is not None:
+        bits = _quantity("--bandwidth", config.bandwidth, _BITS_A_SECOND, "10Gb/s")
+        if bits == 0:
+            raise InputError(f"--bandwidth {config.bandwidth}: must be more than 0")
+        profile = replace(profile, bandwidth=bits / 8)
+    return profile
+
+
+def _quantity(option: str, text: str, units: dict[str, float], example: str) -> float:
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-zµ/]+)", text.strip(), re.IGNORECASE)
+    if match is None or match[2].lower() not in units:
+        raise InputError(
+            f"{option} {text}: must be a number with one of the units {', '.join(units)}, such as "
+            f"{example}"
+        )
+    return float(match[1]) * units[match[2].lower()]
+
+
+def write_plan(
+    best: Proposal, profile: Profile, request: Request, config: TrainConfig, out: Path
+) -> None:
+    """Write the plan file with what it promises.
+
+    Raises:
+        InputError: the file cannot be written, or was made by somebody else.
+    """
+    facts = profile.facts
+    versions = facts.get("versions", {})
+    slower = ", ".join(f"{factor:.2f}" for factor in profile.slowdown)
+    memory = ", ".join(f"{num_bytes / 1e6:.0f}" for num_bytes in best.memory_bytes)
+    lines = [
+        f"{_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
+        f"{facts.get('commit')}.",
+        f"# Profile: {facts.get('hardware')}, {facts.get('threads')} thread(s) a rank, torch "
+        f"{versions.get('torch')}; a message takes {1e6 * profile.latency_seconds:.0f} µs and its "
+        f"bytes at {8 * profile.bandwidth / 1e9:.3g} Gb/s; 1, 2, ... ranks at once are {slower} "
+        "times as slow.",
+        f"# Promise: {_described(best)}, batch {request.batch_size}: "
+        f"{1e3 * best.step_seconds:.1f} ms a step, bubble {best.bubble:.1%}, memory of the ranks "
+        f"{memory} MB.",
+        f"# Use: {_command(best, config, out)}",
+        f'model = "{profile.model}"',
+        "stages = [",
+        *(f"    [{', '.join(map(str, blocks))}]," for blocks in best.stages),
+        "]",
+    ]
+    try:
+        if out.exists() and _MARK not in out.read_text(encoding="utf-8"):
+            raise InputError(f"--out {out}: exists and was not made by vigpipe plan; name another")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--out {out}: cannot be written ({error}); name another file") from error
+
+
+def _described(proposal: Proposal) -> str:
+    virtual = f" ({proposal.virtual_stages} each)" if proposal.virtual_stages > 1 else ""
+    cut = " + ".join(str(len(blocks)) for blocks in proposal.stages)
+    return f"{cut} blocks, {proposal.num_microbatches} micro-batches, {proposal.schedule}{virtual}"
+
+
+def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
+    words = ["python", "-m", "vigpipe.train", "--model", config.model, "--stages", str(out)]
+    words += ["--microbatches", str(best.num_microbatches), "--schedule", best.schedule]
+    if best.virtual_stages > 1:
+        words += ["--virtual-stages", str(best.virtual_stages)]
+    if config.dp > 1:
+        words += ["--dp", str(config.dp)]
+    if config.batch_size is not None:
+        words += ["--batch-size", str(config.batch_size)]
+    return shlex.join(words)
+
+
+def _table(proposals: Sequence[Proposal], request: Request) -> str:
+    names = ("best", "runner-up")
+    lines = [
+        (
+            name,
+            " + ".join(str(len(blocks)) for blocks in p.stages),
+            p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
+            p.num_microbatches,
+            f"{1e3 * p.step_seconds:.1f}",
+            f"{request.batch_size / p.step_seconds:.1f}",
+            f"{p.bubble:.1%}",
+            ", ".join(f"{b / 1e6:.0f}" for b in p.memory_bytes),
+        )
+        for name, p in zip(names, proposals, strict=False)
+    ]
+    headers = [
+        "",
+        "blocks",
+        "schedule",
+        "M",
+        "step, ms",
+        "images/s",
+        "bubble",
+        "memory of a rank, MB",
+    ]
+    return tabulate(lines, headers=headers, disable_numparse=True)

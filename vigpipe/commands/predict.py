@@ -1,0 +1,97 @@
+"""`vigpipe predict`: the most likely classes of image files."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vigpipe.config.verbs import PredictConfig
+from vigpipe.data.images import find_bad_images, images_below
+from vigpipe.errors import DONE, InputError
+from vigpipe.inference.predict import predict, prepare_prediction
+from vigpipe.launch.device import backend, choose_device
+from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
+from vigpipe.launch.failures import run_rank
+from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.rendezvous import init_process_group
+from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
+from vigpipe.run.rank import make_rank_state
+from vigpipe.start import set_up_device
+
+
+def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
+    """Predict on every rank of the layout, ranks started as for training.
+
+    Args:
+        config: the options.
+        given: image files and folders.
+        arguments: the command line, for ranks that are started here.
+
+    Returns:
+        The exit code.
+    """
+    launch = from_environment(os.environ)
+    if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
+        preload("vigpipe.commands.predict")
+    return run_rank(lambda: _predict(config, given, arguments, launch), launch)
+
+
+def _predict(
+    config: PredictConfig, given: Sequence[Path], arguments: Sequence[str], launch: Launch
+) -> int:
+    paths = list_files(given)
+    run = prepare_prediction(config, paths)
+    world_size = run.layout.world_size
+    if launch.launcher == "alone" and world_size > 1:
+        choose_device(config.device, 0, world_size)
+        threads = threads_per_rank(config.threads, world_size, os.environ)
+        return start_local(world_size, COMMAND_LINE, arguments, threads)
+    device = set_up_device(config, run, launch)
+    if world_size > 1:
+        init_process_group(launch, backend(device), config.timeout)
+    if config.skip_bad_images:
+        bad = _bad_images(paths, launch)
+        paths = [path for path in paths if path not in bad]
+        run = prepare_prediction(config, paths)
+        if bad and launch.rank == 0:
+            images = (
+                "1 unreadable image is" if len(bad) == 1 else f"{len(bad)} unreadable images are"
+            )
+            print(f"{images} left out", file=sys.stderr)
+    for note in run.notes if launch.rank == 0 else ():
+        print(f"note: {note}", file=sys.stderr)
+    rank_state = make_rank_state(run, launch.rank, device)
+    names = run.source.class_names
+    for each in predict(rank_state, paths):
+        if rank_state.is_writer:
+            print(each.as_json(names) if config.format == "json" else each.as_text(names))
+    return DONE
+
+
+def list_files(given: Sequence[Path]) -> list[Path]:
+    """The files as given, folders replaced by the images in and below them.
+
+    Raises:
+        InputError: nothing is given, something is not there, or a folder holds no image.
+    """
+    if not given:
+        raise InputError("predict: name image files or folders of them, such as photos/cat.png")
+    paths: list[Path] = []
+    for path in given:
+        if os.path.isdir(path):  # Path's own raises for a name of 300 letters
+            found = images_below(path)
+            if not found:
+                raise InputError(f"{path}: holds no images; name image files or a folder of them")
+            paths += found
+        elif os.path.lexists(path):
+            paths.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder; name images to predict")
+    return paths
+
+
+def _bad_images(paths: Sequence[Path], launch: Launch) -> set[Path]:
+    """Unreadable images; the ranks share the search."""
+    mine = paths[launch.rank :: launch.world_size]
+    found = run_with_heartbeats(lambda: list(find_bad_images(mine)), launch.world_size)
+    return {path for each in all_gather_values(found, launch.world_size) for path in each}

@@ -1,0 +1,78 @@
+"""`vigpipe time`: a few steps and test batches of a run, timed down to the parts of its blocks."""
+
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from vigpipe.analysis.run_timing import describe, gather_timing, make_recorder, write_timing
+from vigpipe.config.files import as_toml
+from vigpipe.launch.device import synchronize
+from vigpipe.run.batches import batches
+from vigpipe.run.evaluation import Scores, evaluate
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.record import RunRecord
+from vigpipe.run.summary import summarize
+from vigpipe.train import train_step
+
+
+def time_steps(
+    run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
+) -> None:
+    """Time steps as one rank; every other step runs untimed, to show what timing costs.
+
+    Args:
+        run: the run; its steps are those that are timed.
+        rank: position in the world.
+        device: of this rank.
+        folder: of the run's files.
+        num_test_batches: batches of the evaluation; the warm-up is among them.
+    """
+    started = time.perf_counter()
+    recorder = make_recorder(run, rank, device)
+    assert recorder is not None
+    rank_state = make_rank_state(run, rank, device, recorder)
+    record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    loss = None
+    for number, (epoch, batch, _) in enumerate(batches(rank_state)):
+        since = number - recorder.num_warmup
+        is_timed = since < 0 or since % 2 == 0
+        lr, start = rank_state.lr, time.perf_counter()
+        if is_timed:
+            with rank_state.timed("train", rank_state.step + 1):
+                loss, _ = train_step(rank_state, batch)
+        else:
+            loss, _ = train_step(rank_state, batch)
+        synchronize(device)
+        taken = time.perf_counter() - start
+        if 0 <= since < 2 * recorder.num_steps:
+            seconds[is_timed].append(taken)
+        if record is not None and loss is not None:
+            record.add_step(rank_state.step, epoch, loss, lr, taken, batch.num_samples)
+    score = evaluate(rank_state, num_test_batches * run.batch_size)
+    rank_state.reader.close()
+    timing = gather_timing(rank_state)
+    if record is None or timing is None or score is None:
+        return
+    medians = {
+        name: median(seconds[is_timed])
+        for name, is_timed in (("timed", True), ("untimed", False))
+        if seconds[is_timed]  # a single step after the warm-up is timed
+    }
+    summary = summarize(rank_state, Scores(score, None), loss, started)
+    summary["timing"] = {**timing.summary(), "median_seconds": medians}
+    record.finish(summary)
+    write_timing(timing, run, folder, device)
+    print(
+        f"{run.config.model} on {run.source.name}: {run.layout}, {device}\n\n{describe(timing)}\n"
+    )
+    if len(medians) == 2:
+        timed, untimed = medians["timed"], medians["untimed"]
+        print(
+            f"Every other step ran untimed: {1e3 * untimed:.3f} ms (median), timed "
+            f"{1e3 * timed:.3f} ms: {timed / untimed - 1:+.2%}."
+        )
+    print(folder)

@@ -1,0 +1,1 @@
+"""What a user may say: the options, where they come from, and what they mean under a recipe."""

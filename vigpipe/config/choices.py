@@ -1,0 +1,48 @@
+"""The closed choices that options and modules share; without torch, so that `--help` is quick."""
+
+from typing import Literal, get_args
+
+Model = Literal[
+    "vig_digits",
+    "vig_study",
+    "vig_ti_224",
+    "vig_s_224",
+    "vig_b_224",
+    "pvig_ti_224",
+    "pvig_s_224",
+    "pvig_m_224",
+    "pvig_b_224",
+    "vig_cifar_ti",
+    "pvig_cifar_ti",
+]
+Norm = Literal["batch", "layer", "group"]
+Graph = Literal["grid", "knn"]
+# knn        the nearest in the whole image, chosen by the block itself
+# window     the nearest in the node's window of the image
+# grid       the 3x3 window around the node
+# pattern    every second node of its row and of its column
+# reuse      the graph that the block before used or made
+# lookahead  the same; and the block makes a kNN graph of its own features for the next one, which
+#            can so be made beside the convolution (GraphLeap, arXiv:2604.21290)
+Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
+Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]
+Sync = Literal["double", "drain", "ddp"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float64"]
+# Optimizers that treat every parameter by itself; one with a norm over all of them would depend on
+# the cut.
+Optimizer = Literal["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"]
+LrSchedule = Literal["cosine", "constant"]
+Recipe = Literal["imagenet", "cifar"]
+RandomCrop = Literal["box", "shift"]
+OnNan = Literal["stop", "skip"]
+Compat = Literal["reference"]
+Impl = Literal["fused", "plain"]
+Boundary = Literal["full", "bfloat16"]
+Recompute = Literal["never", "except-last", "always"]
+
+AGGREGATORS: tuple[str, ...] = get_args(Aggregator)
+MODELS: tuple[str, ...] = get_args(Model)
+NORMS: tuple[str, ...] = get_args(Norm)
+POLICIES: tuple[str, ...] = get_args(Policy)
+RECIPES: tuple[str, ...] = get_args(Recipe)

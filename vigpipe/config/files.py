@@ -1,0 +1,58 @@
+"""Options in TOML files: read with --config, written beside every run."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_toml
+
+
+def as_toml(config: TrainConfig) -> dict[str, Any]:
+    """The options as a TOML table that `--config` reads back: `None` left out, paths as text."""
+    # Not what a verb adds to them, and not where an earlier run went on from.
+    known = {f.name for f in fields(TrainConfig)} - {"config", "resume"}
+    table = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
+    return {k: v for k, v in table.items() if v is not None and k in known}
+
+
+def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Find `--config FILE` among the arguments and read the file.
+
+    Returns:
+        Its options by flag name, and its path; empty without the flag.
+
+    Raises:
+        InputError: the file cannot be read, is no TOML, has a key that is no option, a list, a
+            control character or a number of more than 64 bits.
+    """
+    path = None
+    for i, argument in enumerate(arguments):
+        if argument == "--config" and i + 1 < len(arguments):
+            path = Path(arguments[i + 1])
+        elif argument.startswith("--config="):
+            path = Path(argument.removeprefix("--config="))
+    if path is None:
+        return {}, ""
+    try:
+        table = read_toml(path)
+    except InputError as error:
+        raise InputError(f"--config {error}") from error
+    known = {f.name for f in fields(TrainConfig)} - {"config"}
+    for key, value in table.items():
+        if key not in known:
+            raise InputError(
+                f"{path}: unknown key {key!r}; the keys are {', '.join(sorted(known))}"
+            )
+        if isinstance(value, list | dict):
+            raise InputError(f"{path}: {key} = {value}: must be a single value")
+        if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", value):
+            raise InputError(f"{path}: {key} = {value!r}: has a control character; leave it out")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # the range of TOML
+            raise InputError(
+                f"{path}: {key}: a whole number has at most 64 bits; give a smaller one"
+            )
+    return {key.replace("_", "-"): value for key, value in table.items()}, str(path)

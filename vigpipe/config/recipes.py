@@ -1,0 +1,151 @@
+"""What an option left open means: under a recipe, and for each model."""
+
+from dataclasses import dataclass, replace
+
+from vigpipe.config.choices import LrSchedule, Optimizer, RandomCrop
+
+
+@dataclass(frozen=True)
+class ModelDefaults:
+    """What an option left at `None` means for one model.
+
+    Attributes:
+        lr: learning rate for `lr_images` images a step.
+        lr_images: other batches take a learning rate in proportion; None where it does not depend
+            on the batch.
+        image_mean: subtracted from pixels in 0 ... 1.
+        image_std: what they are divided by after that.
+    """
+
+    opt: Optimizer
+    lr: float
+    weight_decay: float
+    lr_schedule: LrSchedule
+    min_lr: float
+    warmup_epochs: int
+    batch_size: int
+    epochs: int
+    lr_images: int | None = None
+    drop_path: float = 0.0
+    augment: bool = False
+    image_size: int | None = None
+    crop_pct: float = 1.0
+    image_mean: float = 0.0
+    image_std: float = 1.0
+
+
+# Han et al. 2022 (arXiv:2206.00272), table 3: lr 2e-3 for 1,024 images a step.
+_PUBLISHED = ModelDefaults(
+    opt="adamw",
+    lr=2.5e-4,
+    lr_images=128,
+    weight_decay=0.05,
+    lr_schedule="cosine",
+    min_lr=1e-5,
+    warmup_epochs=20,
+    batch_size=128,
+    epochs=300,
+    drop_path=0.1,
+    augment=True,
+    image_size=224,
+    crop_pct=0.9,
+    image_mean=0.5,
+    image_std=0.5,
+)
+_CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
+
+MODEL_DEFAULTS: dict[str, ModelDefaults] = {
+    "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
+    # The study's mini-batch is 1,000, which needs about 100 GB in one piece; 100 fits a laptop.
+    "vig_study": ModelDefaults("adam", 1e-4, 0.0, "constant", 0.0, 0, 100, 10),
+    "vig_ti_224": _PUBLISHED,
+    "vig_s_224": _PUBLISHED,
+    "vig_b_224": _PUBLISHED,
+    "pvig_ti_224": _PUBLISHED,
+    "pvig_s_224": _PUBLISHED,
+    "pvig_m_224": _PUBLISHED,
+    "pvig_b_224": replace(_PUBLISHED, crop_pct=0.95),
+    "vig_cifar_ti": _CIFAR,
+    "pvig_cifar_ti": _CIFAR,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeDefaults:
+    """What an option left at `None` means under a recipe; `None` leaves it to the model.
+
+    Without a recipe, what only stands here is off, as in `NO_RECIPE`.
+
+    Attributes:
+        lr: learning rate for `lr_images` images a step, in proportion for others.
+        ema: decay of a step of `ema_images` images; a step of B decays by its power B/ema_images,
+            so that the average reaches back over as many images.
+    """
+
+    opt: Optimizer | None = None
+    lr: float | None = None
+    lr_images: int | None = None
+    weight_decay: float | None = None
+    lr_schedule: LrSchedule | None = None
+    min_lr: float | None = None
+    warmup_epochs: int | None = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    drop_path: float | None = None
+    augment: bool | None = None
+    random_crop: RandomCrop = "box"
+    auto_augment: str = "none"
+    color_jitter: float = 0.0
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    smoothing: float = 0.0
+    repeated_augment: int = 1
+    ema: float = 0.0
+    ema_images: int = 1
+
+
+NO_RECIPE = RecipeDefaults()
+
+RECIPES: dict[str, RecipeDefaults] = {
+    # Han et al. 2022 (arXiv:2206.00272), table 3, and the command of its reference code.
+    "imagenet": RecipeDefaults(
+        opt="adamw",
+        lr=2e-3,
+        lr_images=1024,
+        weight_decay=0.05,
+        lr_schedule="cosine",
+        min_lr=1e-5,
+        warmup_epochs=20,
+        epochs=300,
+        drop_path=0.1,
+        augment=True,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        color_jitter=0.4,
+        erasing=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+        smoothing=0.1,
+        repeated_augment=3,
+        ema=0.99996,
+        ema_images=1024,
+    ),
+    "cifar": RecipeDefaults(
+        opt="adamw",
+        lr=2e-3,
+        lr_images=100,
+        weight_decay=0.05,
+        lr_schedule="cosine",
+        min_lr=1e-5,
+        warmup_epochs=5,
+        epochs=100,
+        augment=True,
+        random_crop="shift",
+        erasing=0.1,
+        mixup=0.2,
+        cutmix=0.5,
+        smoothing=0.1,
+        ema=0.995,
+        ema_images=100,
+    ),
+}

@@ -1,0 +1,1 @@
+"""Write files whole, and read files that anybody may have written."""

@@ -1,0 +1,1 @@
+"""Use a trained model: what its weights file says, its predictions, pictures of its graphs."""

@@ -1,0 +1,218 @@
+"""What a weights file says about its model and its images; the rest is left to the defaults."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vigpipe.checkpoint.weights_file import read_metadata
+from vigpipe.config.choices import MODELS, NORMS, Compat
+from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.data.images import read_image
+from vigpipe.data.split import ImageSplit, Preparation
+from vigpipe.errors import InputError
+from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.model.identify import identify
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
+from vigpipe.model.weights import read_weights, to_reference_names
+
+OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")
+NUM_IMAGENET_CLASSES = 1000
+STUDY: dict[str, Any] = {
+    "num_classes": 10,
+    "input_size": (3, 32, 32),
+}  # vig_study is none of timm's
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What it takes to build a model and to prepare its images.
+
+    Attributes:
+        model: one of MODELS.
+        num_classes: width of the logits.
+        in_chans: channels of the images, 1 or 3.
+        image_size: (H, W).
+        mean: subtracted from pixels in 0 ... 1.
+        std: what they are divided by after that.
+        crop_pct: share of the side that is kept of a resized image.
+        class_names: by label; empty where the file has none.
+        options: those of OPTIONS that the file gives, as `create_model` takes them.
+    """
+
+    model: str
+    num_classes: int
+    in_chans: int
+    image_size: tuple[int, int]
+    mean: float
+    std: float
+    crop_pct: float
+    class_names: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> StagedModel:
+        """The model with random weights, drawn from torch's global generator."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)  # whoever runs it says so
+            return create_model(
+                self.model,
+                num_classes=self.num_classes,
+                in_chans=self.in_chans,
+                img_size=self.image_size,
+                **self.options,
+            )
+
+    def names(self) -> tuple[str, ...]:
+        """A name for every label: the file's own, ImageNet's for 1,000 classes, else numbers."""
+        if self.class_names:
+            return self.class_names
+        if self.num_classes == NUM_IMAGENET_CLASSES:
+            from timm.data.imagenet_info import ImageNetInfo
+
+            info = ImageNetInfo()
+            return tuple(info.index_to_description(i) for i in range(self.num_classes))
+        return tuple(str(i) for i in range(self.num_classes))
+
+    def split(self, paths: Sequence[Path]) -> ImageSplit:
+        """Image files, read and prepared as in evaluation; the labels mean nothing."""
+        preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
+        load = _Files(tuple(paths), self.in_chans)
+        labels = np.zeros(len(paths), dtype=np.int64)
+        return ImageSplit(labels, load, self.in_chans, self.image_size, preparation)
+
+    def pixels(self, images: Tensor) -> np.ndarray:
+        """Images as the model sees them, to be drawn: (B, C, H, W) -> (B, H, W, 3) uint8."""
+        shown = (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return shown.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Reads image files, as grey ones for a model of one channel."""
+
+    paths: tuple[Path, ...]
+    channels: int
+
+    def __call__(self, index: int) -> np.ndarray:
+        pixels = read_image(self.paths[index])
+        if self.channels == 3:
+            return pixels
+        return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+
+
+def read_description(
+    weights: Path | None, model: str | None = None, image_size: str | None = None
+) -> ModelDescription:
+    """Find out which model a weights file holds, and how its images are prepared.
+
+    Args:
+        weights: safetensors or torch file; None for random weights.
+        model: one of MODELS; needed without weights, and for shapes that are nobody's own.
+        image_size: SIDE or HEIGHTxWIDTH in place of what the file says.
+
+    Raises:
+        InputError: the file cannot be read, or is of no known or of another model.
+    """
+    if weights is None:
+        if model is None:
+            raise InputError(
+                f"--model: say which model, or give --weights; the models are {', '.join(MODELS)}"
+            )
+        return _card({}, model, image_size)
+    try:
+        said = read_metadata(weights)
+    except InputError:  # a torch file, or one that read_weights below has better words for
+        said = {}
+    if "model" in said:
+        if model not in (None, said["model"]):
+            raise InputError(
+                f"--model {model}: {weights} holds a {said['model']}; leave --model out"
+            )
+        model = said["model"]
+        if model not in MODELS:
+            raise InputError(
+                f"{weights}: is of a model {model!r}, which this version does not have; its "
+                f"models are {', '.join(MODELS)}"
+            )
+    else:
+        state = to_reference_names(read_weights(weights))
+        model = model or _recognised(state, weights)
+        said = {**_shown(state, model), **said}
+    try:
+        description = _card(said, model, image_size)
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{weights}: what its metadata say of the model cannot be used ({error}); write the "
+            "file again with vigpipe train or vigpipe weights convert"
+        ) from error
+    if description.in_chans not in (1, 3):
+        raise InputError(
+            f"{weights}: the model takes images of {description.in_chans} channels, but image "
+            "files are read as grey (1) or colour (3)"
+        )
+    return description
+
+
+def _card(said: Mapping[str, str], model: str, image_size: str | None) -> ModelDescription:
+    """Put together what is said and what is usual for the model."""
+    usual = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
+    defaults = MODEL_DEFAULTS[model]
+    size = parse_image_size(image_size or said.get("img_size")) or usual["input_size"][1:]
+    text = f"{size[0]}x{size[1]}"
+    config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyright: ignore[reportArgumentType]
+    options: dict[str, Any] = {k: said[k] for k in OPTIONS if said.get(k)}
+    if "stem_stride" in options:
+        options["stem_stride"] = int(options["stem_stride"])
+    for name, known in (("norm", NORMS), ("compat", get_args(Compat))):
+        if options.get(name, known[0]) not in known:
+            raise ValueError(f"{name} is {options[name]!r}, not one of {', '.join(known)}")
+    description = ModelDescription(
+        model=model,
+        num_classes=int(said.get("num_classes", usual["num_classes"])),
+        in_chans=int(said.get("in_chans", usual["input_size"][0])),
+        image_size=size,
+        mean=float(said.get("mean", defaults.image_mean)),
+        std=float(said.get("std", defaults.image_std)),
+        crop_pct=float(said.get("crop_pct", config.crop_pct or 1.0)),
+        class_names=tuple(str(name) for name in json.loads(said.get("class_names", "[]"))),
+        options=options,
+    )
+    if description.class_names and len(description.class_names) != description.num_classes:
+        raise ValueError(
+            f"{len(description.class_names)} names for {description.num_classes} classes"
+        )
+    return description
+
+
+def _recognised(state: Mapping[str, Tensor], weights: Path) -> str:
+    if "blocks.0.grapher.graph_conv.lin_rel.weight" in state:
+        return "vig_study"
+    return identify(state, str(weights))
+
+
+def _shown(state: Mapping[str, Tensor], model: str) -> dict[str, str]:
+    """What the shapes of the tensors say, where they are this model's."""
+    shown = {}
+    for key, dimension, names in (
+        ("num_classes", 0, ("prediction.4.weight", "fc2.weight")),
+        ("in_chans", 1, ("stem.convs.0.weight", "blocks.0.grapher.fc1.0.weight")),
+    ):
+        for name in names:
+            if name in state and state[name].dim() > dimension:
+                shown[key] = str(state[name].shape[dimension])
+    table = state.get("pos_embed")
+    if model in VIG_SHAPES and table is not None and table.dim() == 4:
+        height, width = (side * VIG_SHAPES[model].stem_stride for side in table.shape[2:])
+        shown["img_size"] = f"{height}x{width}"
+    return shown

@@ -1,0 +1,145 @@
+"""The most likely classes of image files, through the same forward-only pipeline as evaluation."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import PredictConfig
+from vigpipe.data import Source
+from vigpipe.data.batches import replica_batches
+from vigpipe.errors import InputError
+from vigpipe.inference.description import read_description
+from vigpipe.launch.device import weight_dtype
+from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.run.facts import Run, prepare
+from vigpipe.run.rank import RankState
+
+NUM_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely classes of one image, most likely first.
+
+    Attributes:
+        image: its file.
+        labels: at most NUM_SHOWN.
+        probabilities: of the labels.
+    """
+
+    image: Path
+    labels: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    def as_text(self, names: Sequence[str]) -> str:
+        """A line for the file and one for every class."""
+        pairs = zip(self.probabilities, self.labels, strict=True)
+        lines = [f"{probability:8.2%}  {names[label]}" for probability, label in pairs]
+        file = str(self.image).encode("utf-8", "backslashreplace").decode()
+        return "\n".join([file, *lines, ""])
+
+    def as_json(self, names: Sequence[str]) -> str:
+        """One line."""
+        pairs = zip(self.probabilities, self.labels, strict=True)
+        top = [{"class": names[i], "label": i, "probability": p} for p, i in pairs]
+        return json.dumps({"image": str(self.image), "top": top})
+
+
+def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
+    """Decide a run over these image files, which stand where evaluation has its test images.
+
+    Raises:
+        InputError: as `read_description` and `prepare`.
+    """
+    if not paths:
+        raise InputError("predict: none of the images can be read; name others")
+    description = read_description(config.weights, config.model, config.image_size)
+    split, names = description.split(paths), description.names()
+    source = Source(
+        "image files", names, description.in_chans, description.image_size, split, split
+    )
+    options = TrainConfig(
+        model=description.model,  # pyright: ignore[reportArgumentType]
+        **description.options,
+        data="fake",  # for the checks of the options, which need some images
+        image_size=f"{description.image_size[0]}x{description.image_size[1]}",
+        batch_size=config.batch_size,
+        stages=config.stages,
+        microbatches=config.microbatches,
+        dp=config.dp,
+        schedule=config.schedule,
+        virtual_stages=config.virtual_stages,
+        sync="drain",  # the smallest buffers; there are no gradients
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
+        timeout=config.timeout,
+    )
+    run = prepare(options, weight_dtype(config.dtype))
+    state = to_reference_names(read_weights(config.weights))
+    with torch.device("meta"):
+        model = description.build()
+    match_state(state, model, str(config.weights))
+    return replace(run, source=source, config=replace(run.config, weights=config.weights))
+
+
+def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
+    """Run image files through the pipeline; every rank goes through the whole iterator.
+
+    Args:
+        rank_state: of a job by `prepare_prediction`.
+        paths: the files of that job.
+
+    Yields:
+        One prediction an image, in order, on ranks of the last stage; nothing on the others.
+
+    Raises:
+        FloatingPointError: an image's logits are NaN or infinite; on every rank of a last stage.
+        InputError: an image cannot be read.
+    """
+    run, pipeline = rank_state.run, rank_state.pipeline
+    batches = replica_batches(
+        run.source.test,
+        np.arange(len(paths)),
+        run.cut(rank_state.replica_index),
+        reader=rank_state.reader,
+        with_images=pipeline.has_first,
+        with_labels=pipeline.has_last,
+        dtype=run.dtype,
+    )
+    done = 0
+    for batch in batches:
+        logits = pipeline.logits(batch)
+        if logits is None:
+            continue
+        probabilities, labels = most_likely(logits)  # (M * rows, 5)
+        own = torch.stack((probabilities, labels.double())).flatten()
+        by_replica = rank_state.replicas.gather(own).unflatten(1, (2, *labels.shape)).cpu()
+        for replica_index, (likely, label) in enumerate(by_replica):
+            real = run.cut(replica_index).positions(batch.num_samples) >= 0
+            for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
+                if not math.isfinite(p[0]):
+                    raise FloatingPointError(
+                        f"{paths[done]}: the model's logits are NaN or infinite; check the "
+                        f"weights, or choose a wider --dtype than {run.config.dtype}"
+                    )
+                yield Prediction(paths[done], tuple(i), tuple(p))
+                done += 1
+
+
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and labels of the likeliest classes; of equal ones the lower label first.
+
+    (b, classes) -> (b, 5) float64, NaN where a row has logits that are not finite; (b, 5) int64.
+    """
+    logits = logits.double()
+    logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
+    values, labels = logits.softmax(1).sort(dim=1, descending=True, stable=True)
+    return values[:, :NUM_SHOWN], labels[:, :NUM_SHOWN]

@@ -1,0 +1,206 @@
+"""Who this process is among the ranks, and how many threads it gets.
+
+Ranks come from four places, tried in this order:
+
+    local     local.start_local: a laptop, ranks started by torchrun's own agent
+    torchrun  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    srun      a Slurm step of more than one task: SLURM_STEP_*, SLURM_PROCID, SLURM_LOCALID
+    alone     none of these: rank 0 of 1
+"""
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vigpipe.errors import InputError
+
+FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: where its ranks meet
+LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process id
+TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret of the ranks of one job
+# For ranks that start late, with imports from a file system that all share, and for those that wait
+# while one works alone.
+PATIENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One rank's place in the world; run_id tells this world apart from any other."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int  # ranks on this host
+    launcher: Literal["alone", "local", "torchrun", "srun"]
+    init_method: str | None
+    run_id: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every rank runs on this host."""
+        return self.local_world_size == self.world_size
+
+
+def from_environment(env: Mapping[str, str]) -> Launch:
+    """Read this rank's place from the environment variables of its launcher.
+
+    Raises:
+        InputError: a variable is missing, malformed, or contradicts another one.
+    """
+    if FOLDER_VARIABLE in env:
+        folder = Path(env[FOLDER_VARIABLE])
+        return _from_agent(env, "local", (folder / "ranks").as_uri(), folder.name)
+    if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            _text(env, name, "the address torchrun sets")
+        token = f"{env.get('TORCHELASTIC_RUN_ID')}.{env.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        return _from_agent(env, "torchrun", "env://", token)
+    # A batch script sees SLURM_NTASKS and SLURM_PROCID as well; only a step has SLURM_STEP_*.
+    if "SLURM_STEP_NUM_TASKS" in env and _count(env, "SLURM_STEP_NUM_TASKS", least=1) > 1:
+        return _from_srun(env)
+    return Launch(0, 1, 0, 1, "alone", None, f"alone-{os.getpid()}")
+
+
+def _from_agent(
+    env: Mapping[str, str], launcher: Literal["local", "torchrun"], init_method: str, run_id: str
+) -> Launch:
+    world_size = _count(env, "WORLD_SIZE", least=1)
+    local_world_size = _count(env, "LOCAL_WORLD_SIZE", least=1, below=world_size + 1)
+    rank = _count(env, "RANK", below=world_size)
+    local_rank = _count(env, "LOCAL_RANK", below=local_world_size)
+    return Launch(rank, world_size, local_rank, local_world_size, launcher, init_method, run_id)
+
+
+def _from_srun(env: Mapping[str, str]) -> Launch:
+    world_size = _count(env, "SLURM_STEP_NUM_TASKS", least=1)
+    rank = _count(env, "SLURM_PROCID", below=world_size)
+    nodes = expand_nodes(_text(env, "SLURM_STEP_NODELIST", "node names such as node[1-2]"))
+    tasks = expand_tasks(_text(env, "SLURM_STEP_TASKS_PER_NODE", "tasks per node such as 2(x2)"))
+    if len(tasks) != len(nodes) or sum(tasks) != world_size:
+        raise InputError(
+            f"SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}: expected "
+            f"{len(nodes)} nodes (SLURM_STEP_NODELIST={env['SLURM_STEP_NODELIST']}) with "
+            f"{world_size} tasks in all (SLURM_STEP_NUM_TASKS), got {len(tasks)} nodes with "
+            f"{sum(tasks)} tasks; start the ranks with srun and leave its variables alone"
+        )
+    node_index = _count(env, "SLURM_NODEID", below=len(nodes))
+    # srun may place 3 + 1 tasks, so a local rank is read and never computed.
+    local_world_size = tasks[node_index]
+    local_rank = _count(env, "SLURM_LOCALID", below=local_world_size)
+
+    if rank == 0 and node_index > 0 and not env.get("MASTER_ADDR"):
+        raise InputError(
+            f"SLURM_NODEID={node_index}: expected rank 0 on the first node of "
+            f"{env['SLURM_STEP_NODELIST']}, where the ranks meet; set MASTER_ADDR to rank 0's node"
+        )
+
+    job_id, step = _count(env, "SLURM_JOB_ID"), _count(env, "SLURM_STEP_ID")
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if len(nodes) == 1 else nodes[0])
+    # Below 32768, where Linux begins to hand out ports by itself.
+    port = 20000 + (job_id * 101 + step) % 10000
+    if env.get("MASTER_PORT"):
+        port = _count(env, "MASTER_PORT", least=1, below=65536)
+    # Keys of the store begin with this name: who does not know the token cannot name one.
+    secret = f".{digest(env[TOKEN_VARIABLE])}" if env.get(TOKEN_VARIABLE) else ""
+    return Launch(
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        "srun",
+        f"tcp://{address}:{port}",
+        # SLURM_RESTART_COUNT is unset on the first run.
+        f"slurm-{job_id}.{step}.{env.get('SLURM_RESTART_COUNT', 0)}{secret}",
+    )
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1."""
+    names = []
+    if not re.fullmatch(r"(?:[^][,\s]|\[[^][\s]+\])+(?:,(?:[^][,\s]|\[[^][\s]+\])+)*", text):
+        raise _bad("SLURM_STEP_NODELIST", text, "node names such as node[1-3,07-09],gpu1")
+    for item in re.findall(r"(?:[^][,]|\[[^][]+\])+", text):
+        choices = [
+            _expand_ranges(part[1:-1], text) if part.startswith("[") else [part]
+            for part in re.findall(r"\[[^][]+\]|[^][]+", item)
+        ]
+        names += ["".join(parts) for parts in itertools.product(*choices)]
+    return names
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    numbers = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", item)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(last) < int(first):
+            raise _bad("SLURM_STEP_NODELIST", text, f"{item!r} to be a range such as 1-3 or 07-09")
+        numbers += [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1."""
+    counts = []
+    for item in text.split(","):
+        match = re.fullmatch(r"([1-9][0-9]*)(?:\(x([1-9][0-9]*)\))?", item)
+        if not match:
+            raise _bad("SLURM_STEP_TASKS_PER_NODE", text, "tasks per node such as 2(x2) or 3,1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _text(env: Mapping[str, str], name: str, expected: str) -> str:
+    if not env.get(name):
+        raise InputError(
+            f"{name} is not set: expected {expected}, because other variables say that this is a "
+            "rank of torchrun or srun; start it with one of them, or unset RANK and WORLD_SIZE"
+        )
+    return env[name]
+
+
+def _count(env: Mapping[str, str], name: str, least: int = 0, below: int | None = None) -> int:
+    limit = f"from {least} to {below - 1}" if below is not None else f"of at least {least}"
+    text = _text(env, name, f"a whole number {limit}")
+    value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else -1
+    if value < least or (below is not None and value >= below):
+        raise _bad(name, text, f"a whole number {limit}")
+    return value
+
+
+def _bad(name: str, value: str, expected: str) -> InputError:
+    return InputError(f"{name}={value}: expected {expected}")
+
+
+def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
+    """Choose the CPU threads of one rank: as asked, as OMP_NUM_THREADS, or a fair share of cores.
+
+    Args:
+        requested: the user's own wish.
+        ranks: this rank's launch, or how many ranks will share this host.
+        env: environment variables; srun's SLURM_CPUS_PER_TASK counts as the fair share.
+    """
+    if requested is not None:
+        if requested < 1:
+            raise InputError(f"threads per rank: expected at least 1, got {requested}")
+        return requested
+    # OpenMP allows a list, one count per nesting level; the first is ours.
+    if env.get("OMP_NUM_THREADS"):
+        first = env["OMP_NUM_THREADS"].split(",")[0].strip()
+        return _count({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS", least=1)
+    if isinstance(ranks, Launch):
+        if ranks.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
+            return _count(env, "SLURM_CPUS_PER_TASK", least=1)
+        ranks = ranks.local_world_size
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // ranks)
+
+
+def digest(text: str) -> str:
+    """Shorten a text to 32 characters from which it cannot be guessed (SHA-256)."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

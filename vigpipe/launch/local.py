@@ -1,0 +1,187 @@
+"""Start the ranks of one host: the same command on a laptop that srun runs on a cluster.
+
+torch and what comes with it take seconds to import. So ranks are forked from one server process
+that has imported them, at the same time as this process does for its own checks.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from types import FrameType
+from typing import Any, NoReturn
+
+from vigpipe.errors import PEER_LOST, SAVED
+from vigpipe.launch import fork_server
+from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+from vigpipe.launch.failures import SAVED_FILE, read_failures
+from vigpipe.launch.signals import STOPPING, deferred
+from vigpipe.launch.watchdog import LostRanks, watch
+
+COMMAND_LINE = "vigpipe.cli:main"  # what ranks of a command run
+
+
+class _Stopped(BaseException):
+    """A signal asked the launcher to stop."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def preload(*modules: str) -> None:
+    """Begin to import modules in the process that ranks are forked from; returns at once."""
+    fork_server.start_fork_server(modules)
+
+
+def start_local(world_size: int, main: str, arguments: Sequence[str], threads: int) -> int:
+    """Run `main(arguments)` as world_size ranks on this host, and wait for them.
+
+    torchrun's agent starts and ends the ranks. They meet through files in a private folder, so no
+    port is opened but gloo's own on loopback.
+
+    Args:
+        world_size: number of ranks.
+        main: a function as "module:function", so that this package need not know the command
+            line; it takes a list of arguments and returns the rank's exit code.
+        arguments: for main.
+        threads: OMP_NUM_THREADS of the ranks.
+
+    Returns:
+        0 if every rank returned 0; SAVED if they stopped with a checkpoint because they, or this
+        launcher, were asked to; else the code of the rank that failed first by itself; 128 + n
+        for a rank, or this launcher, ended by signal n.
+    """
+    fork_server.start_fork_server()
+    # Under nohup, or as a shell's background job, some are ignored and stay so.
+    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _stop) for number in handled}
+    try:
+        with contextlib.ExitStack() as stack:
+            with deferred():
+                made = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
+                folder = Path(stack.enter_context(made))
+            try:
+                return _start_agent(world_size, main, arguments, threads, folder)
+            except _Stopped as stopped:
+                return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
+    except _Stopped as stopped:
+        return 128 + stopped.signum
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the clean-up short
+    raise _Stopped(signum)
+
+
+def _start_agent(
+    world_size: int,
+    main: str,
+    arguments: Sequence[str],
+    threads: int,
+    folder: Path,
+) -> int:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("distributed.elastic", "distributed.launcher", "multiprocessing"):
+        logging.getLogger(f"torch.{name}").addHandler(logging.NullHandler())
+        logging.getLogger(f"torch.{name}").propagate = False  # the ranks speak for themselves
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world_size,
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(folder / "agent"),
+        rdzv_configs={"store_type": "file"},
+        max_restarts=0,
+        local_addr="127.0.0.1",  # no look-up of this host's name
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        signals_to_handle="",  # start_local has its own handlers
+        start_method="forkserver",
+    )
+    variables = {
+        FOLDER_VARIABLE: str(folder),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
+    }
+    over, lost_ranks = threading.Event(), LostRanks()
+    warden = threading.Thread(target=watch, args=(folder, world_size, over, lost_ranks))
+    warden.start()
+    try:
+        with _environment(variables):
+            elastic_launch(config, _rank)(main, list(arguments), variables)
+    except ChildFailedError as error:
+        exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        over.set()
+        warden.join()
+        return _root_cause(exit_codes, read_failures(folder, folder.name), lost_ranks)
+    finally:
+        over.set()
+        warden.join()
+    return 0
+
+
+def _rank(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)  # the process this was forked from is older than they are
+    code = resolve_name(main)(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
+
+
+def _root_cause(
+    exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]], lost_ranks: LostRanks
+) -> int:
+    """Choose the exit code of a failed world, and tell what no rank could.
+
+    Args:
+        exit_codes: by rank, of those the agent has seen end first.
+        records: of the ranks that failed.
+        lost_ranks: of the others.
+    """
+    own = [record for record in records if record["kind"] == "own"]
+    if own:
+        return own[0]["code"]
+    for rank in sorted(lost_ranks.frozen):
+        sys.stderr.write(f"rank {rank} answered no more, and was killed; was it stopped?\n")
+        return PEER_LOST
+    first, code = next(iter(exit_codes.items()))
+    # The agent ends the survivors with SIGTERM, so any other signal came first.
+    killed = {r: -c for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM}
+    killed = killed or {r: -exit_codes.get(r, -signal.SIGKILL) for r in sorted(lost_ranks.gone)}
+    if not killed and code < 0:
+        killed = {first: -code}
+    for rank, number in killed.items():
+        hint = "; out of memory?" if number == signal.SIGKILL else ""
+        sys.stderr.write(f"rank {rank} was ended by {signal.Signals(number).name}{hint}\n")
+        return 128 + number
+    for record in records:  # who was lost cannot be seen from here
+        sys.stderr.write(f"rank {record['rank']} lost a peer: {record['message']}\n")
+        return record["code"]
+    return code
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,131 @@
+"""How the ranks of a run meet, and how strangers are kept out."""
+
+import contextlib
+import os
+import signal
+import socket
+from typing import Any
+
+from vigpipe.errors import InputError
+from vigpipe.launch.environment import PATIENCE_SECONDS, Launch, digest
+
+OWNER_KEY = "vigpipe/owner"  # of the store: whose it is
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> None:
+    """Bring the ranks together; every collective afterwards gives up after timeout_seconds.
+
+    With NCCL the caller has chosen the rank's device (torch.cuda.set_device) before.
+    """
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    if launch.is_local:
+        _use_loopback()
+    timeout = timedelta(seconds=timeout_seconds)
+    arguments: dict[str, Any] = {"backend": backend, "timeout": timeout}
+    if "nccl" in backend:
+        arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    if launch.launcher == "torchrun":
+        arguments["init_method"] = launch.init_method  # the store belongs to torchrun
+    else:
+        store = _make_store(launch, timedelta(seconds=max(timeout_seconds, PATIENCE_SECONDS)))
+        store = _joined(store, launch)
+        arguments |= {"store": store, "rank": launch.rank, "world_size": launch.world_size}
+    if launch.world_size > 1:
+        # Python runs its signal handlers between bytecodes, hence never inside a gloo wait.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    dist.init_process_group(**arguments)
+
+
+def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is imported late
+    import torch.distributed as dist
+
+    if launch.init_method is None:
+        return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    if launch.init_method.startswith("file://"):
+        return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)  # pyright: ignore[reportPrivateImportUsage]
+    host, _, port = launch.init_method.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.getaddrinfo(host, int(port))
+    except OSError:
+        raise InputError(
+            f"the name {host!r} of rank 0's node does not resolve on {socket.gethostname()}: set "
+            "MASTER_ADDR to an address of that node which every node can reach"
+        ) from None
+    if host not in LOOPBACK and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        _refuse_loopback_name()
+    arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
+    if launch.rank == 0:
+        arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, int(port))}
+    return dist.TCPStore(host, int(port), launch.world_size, **arguments)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
+    """The part of the store that is this run's alone, once all its ranks are there.
+
+    Raises:
+        InputError: the store is another run's.
+    """
+    import torch.distributed as dist
+
+    own = digest(launch.run_id)
+    if launch.rank == 0:
+        store.set(OWNER_KEY, own)
+    elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != own:
+        raise InputError(
+            f"rank {launch.rank} of {launch.run_id} found another run ({owner[:16]}) at "
+            f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
+        )
+    ours = dist.PrefixStore(launch.run_id, store)  # pyright: ignore[reportPrivateImportUsage]
+    ours.set(f"here/{launch.rank}", "")
+    ours.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    return ours
+
+
+def _listen(launch: Launch, host: str, port: int) -> int:
+    """Open rank 0's store socket; left to itself, TCPStore listens on every interface."""
+    near = launch.is_local or host in LOOPBACK
+    dual = not near and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        listener = socket.create_server(
+            (host if near else "", port), family=family, backlog=1024, dualstack_ipv6=dual
+        )
+    except OSError as error:
+        raise InputError(
+            f"rank 0 cannot listen on port {port} of {socket.gethostname()} ({error.strerror}): "
+            "set MASTER_PORT to a free port, the same for every rank"
+        ) from None
+    return listener.detach()
+
+
+def _refuse_loopback_name() -> None:
+    """Refuse a host name that means 127.x: gloo would offer that address to other hosts."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):  # a name without address: gloo has its own complaint
+        address = socket.gethostbyname(name)
+        if address.startswith("127."):
+            raise InputError(
+                f"the host name {name!r} means {address} on itself, where no other node can reach "
+                "it: set GLOO_SOCKET_IFNAME to the network interface between the nodes"
+            )
+
+
+def _use_loopback() -> None:
+    """Keep gloo's sockets off the network, unless the user chose an interface."""
+    known = [name for _, name in socket.if_nameindex()]
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    if chosen is None:
+        loopback = next((name for name in ("lo", "lo0") if name in known), None)
+        if loopback:
+            os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    elif missing := [name for name in chosen.split(",") if name not in known]:
+        raise InputError(
+            f"GLOO_SOCKET_IFNAME={chosen}: no interface {missing[0]!r} on {socket.gethostname()}, "
+            f"which has {', '.join(known)}"
+        )

@@ -1,0 +1,223 @@
+"""Keep the replicas of a stage equal: add their gradients up, once a step.
+
+Three ways, chosen by `--sync`; `vigpipe bench sync` measures them side by side:
+
+    double  one all-reduce after the schedule has drained, of sums kept in twice the precision
+    drain   the same in the weights' own precision, half the traffic
+    ddp     torch's DistributedDataParallel, bucket by bucket during the last backward
+
+Under a pipeline DDP's reduction of stage s must end before the gradient of its input leaves for
+stage s - 1, so the stages' reductions stand in series on the critical path; after the drain they
+run side by side.
+
+Sums in twice the precision come out the same in (nearly) every order, so the number of replicas
+does not show in the weights. In single precision the last bits differ, a near-tie in a kNN graph
+flips, and soon the runs part company.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from vigpipe.config.choices import Sync
+
+
+def gathered(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The group's vectors in rank order: (n,) -> (D, n)."""
+    if group is None or values.numel() == 0:
+        return values.unsqueeze(0)
+    rows = values.new_empty(group.size() * values.numel())
+    dist.all_gather_into_tensor(rows, values.contiguous(), group=group)
+    return rows.view(group.size(), -1)
+
+
+class FlatGradients:
+    """Gradients that are views of one buffer, so that one all-reduce adds them all up.
+
+    Args:
+        parameters: in the order of the model.
+        group: ranks to add up over; None where there is one replica.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+        self.parameters, self.group = list(parameters), group
+        self.buffer = self.parameters[0].new_zeros(sum(p.numel() for p in self.parameters))
+        self.views = _views(self.buffer, self.parameters)
+
+    def clear(self) -> None:
+        """Before a step's first backward: backward then adds into the buffer."""
+        self.buffer.zero_()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def reduce(self) -> None:
+        """After a step's last backward."""
+        if self.group is not None:
+            dist.all_reduce(self.buffer, group=self.group)
+
+
+class DoubleGradients:
+    """Gradients summed in twice their precision over micro-batches and replicas, then rounded once.
+
+    float32 gradients are added up in float64, which holds their sums exactly unless one term is
+    some 2^25 times smaller than another. What is lost then matters only if the sum lies just
+    between two float32 numbers: seen once in twenty steps of the study model, in a last bit.
+    float64 gradients, which serve the checks, are added up as pairs of float64: Knuth's TwoSum,
+    The Art of Computer Programming 2, section 4.2.2.
+
+    Args:
+        parameters: in the order of the model.
+        group: ranks to add up over; None where there is one replica.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+        self.parameters, self.group = list(parameters), group
+        self.rounded = self.parameters[0].new_zeros(sum(p.numel() for p in self.parameters))
+        self.high = self.rounded.double()
+        self.low = self.high.clone() if self.rounded.dtype == torch.float64 else None
+        self.views = _views(self.rounded, self.parameters)
+        highs = _views(self.high, self.parameters)
+        lows = highs if self.low is None else _views(self.low, self.parameters)
+        for parameter, high, low in zip(self.parameters, highs, lows, strict=True):
+            self._collect(parameter, high, None if self.low is None else low)
+
+    @staticmethod
+    def _collect(parameter: nn.Parameter, high: Tensor, low: Tensor | None) -> None:
+        """Let every backward move its gradient of a parameter into the sum."""
+
+        def move(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            _add(high, low, parameter.grad)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(move)
+
+    def clear(self) -> None:
+        """Before a step's first backward."""
+        self.high.zero_()
+        if self.low is not None:
+            self.low.zero_()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def reduce(self) -> None:
+        """After a step's last backward: gradients are the rounded sums over all micro-batches."""
+        if self.low is None:
+            if self.group is not None:
+                dist.all_reduce(self.high, group=self.group)
+            self.rounded.copy_(self.high)
+        else:
+            highs, lows = gathered(self.high, self.group), gathered(self.low, self.group)
+            high, low = highs[0].clone(), lows[0].clone()
+            for other_high, other_low in zip(highs[1:], lows[1:], strict=True):
+                _add(high, low, other_high)
+                low += other_low
+            torch.add(high, low, out=self.rounded)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def _add(high: Tensor, low: Tensor | None, term: Tensor) -> None:
+    if low is None:
+        high += term
+        return
+    total = high + term
+    shift = total - high
+    low += (high - (total - shift)) + (term - shift)
+    high.copy_(total)
+
+
+def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    pieces = buffer.split([p.numel() for p in parameters])
+    return [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+class DDPGradients:
+    """Gradients that DistributedDataParallel adds up during the last backward.
+
+    Args:
+        stage_modules: modules to wrap; `modules` are the wrapped ones.
+        group: ranks to add up over.
+        reducing: is called when only the sum of the last bucket is still to come.
+    """
+
+    def __init__(
+        self,
+        stage_modules: Sequence[nn.Module],
+        group: dist.ProcessGroup,
+        reducing: Callable[[], None] | None,
+    ) -> None:
+        self.reducing = reducing
+        self.modules: list[nn.Module] = []
+        for stage_module in stage_modules:
+            with warnings.catch_warnings():
+                # 2.15 renames broadcast_buffers, and says itself to keep the old name for this use.
+                warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+                module = DistributedDataParallel(
+                    stage_module,
+                    process_group=group,
+                    broadcast_buffers=False,  # running statistics are pooled, not copied
+                    init_sync=False,  # weights are equal: they depend on the seed only
+                    gradient_as_bucket_view=True,
+                )
+            # The loss weighs the replicas already, so a sum and no mean.
+            module.register_comm_hook(group, self._sum_bucket)
+            self.modules.append(module)
+
+    def clear(self) -> None:
+        """Before a step's first backward."""
+        for module in self.modules:
+            module.zero_grad(set_to_none=True)
+
+    def reduce(self) -> None:
+        """Nothing is left to do when the last backward has ended."""
+
+    def _sum_bucket(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+    ) -> Future[Tensor]:
+        if self.reducing is not None and bucket.is_last():
+            self.reducing()
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+
+class Replicas:
+    """The replicas of this rank's stages.
+
+    Args:
+        stage_modules: this rank's parts; `modules` are what the schedule is to run.
+        group: the ranks that hold the same parts.
+        sync: how gradients are added up.
+        reducing: under ddp, is called when a backward has nothing left to do but to add up.
+    """
+
+    def __init__(
+        self,
+        stage_modules: Sequence[nn.Module],
+        group: dist.ProcessGroup | None,
+        sync: Sync = "double",
+        reducing: Callable[[], None] | None = None,
+    ) -> None:
+        self.group = group if group is not None and group.size() > 1 else None
+        self.modules = list(stage_modules)
+        parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]
+        self.gradients: DoubleGradients | FlatGradients | DDPGradients
+        if sync == "double":
+            self.gradients = DoubleGradients(parameters, self.group)
+        elif sync == "ddp" and self.group is not None:
+            self.gradients = DDPGradients(stage_modules, self.group, reducing)
+            self.modules = self.gradients.modules
+        else:
+            self.gradients = FlatGradients(parameters, self.group)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """A vector of each replica, in order: (n,) -> (D, n)."""
+        return gathered(values, self.group)

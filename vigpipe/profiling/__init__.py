@@ -1,0 +1,1 @@
+"""Measure what the pieces of a model cost on this machine."""

@@ -1,0 +1,127 @@
+"""The forward-only pipeline over held-out images, each counted once."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vigpipe.data.batches import replica_batches
+from vigpipe.run.rank import RankState
+
+
+@dataclass(frozen=True)
+class Score:
+    """Result over all test images, each counted once.
+
+    Attributes:
+        loss: mean cross-entropy.
+        top1: fraction whose most likely class is right.
+        top5: fraction with the right class among the five most likely.
+        images: images counted.
+    """
+
+    loss: float
+    top1: float
+    top5: float
+    images: int
+
+
+class Scores(NamedTuple):
+    """Scores of the weights and of their moving average.
+
+    Attributes:
+        test: of the weights; None on ranks without the last stage.
+        average: of their moving average; None there too, and without one.
+    """
+
+    test: Score | None
+    average: Score | None
+
+    def as_row(self) -> dict[str, Any]:
+        """Name the numbers for metrics.jsonl; on ranks of the last stage."""
+        assert self.test is not None
+        return {**asdict(self.test), **self._average()}
+
+    def as_summary(self) -> dict[str, Any]:
+        """Name the numbers for summary.json; on ranks of the last stage."""
+        assert self.test is not None
+        return {"test": asdict(self.test), **self._average()}
+
+    def _average(self) -> dict[str, Any]:
+        if self.average is None:
+            return {}
+        average = self.average
+        return {"ema": {"loss": average.loss, "top1": average.top1, "top5": average.top5}}
+
+    def __str__(self) -> str:
+        assert self.test is not None
+        test, average = self.test, self.average
+        return (
+            f"test loss {test.loss:.4f}, top-1 {test.top1:.2%}, top-5 {test.top5:.2%} of "
+            f"{test.images} images"
+            + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
+        )
+
+
+def evaluate_all(rank_state: RankState) -> Scores:
+    """Score the weights, and their moving average if there is one; all ranks call this together.
+
+    Args:
+        rank_state: this rank's state, which is as before afterwards.
+    """
+    test, average = evaluate(rank_state), None
+    if rank_state.ema is not None:
+        with rank_state.averaged():
+            average = evaluate(rank_state)
+    return Scores(test, average)
+
+
+def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | None:
+    """Run the test images through the pipeline in evaluation mode.
+
+    Args:
+        rank_state: this rank's share.
+        most_images: how many of them; None for all.
+
+    Returns:
+        The score on ranks of the last stage, else None.
+
+    Raises:
+        FloatingPointError: a logit is NaN or infinite; on every rank of a last stage.
+    """
+    run, pipeline = rank_state.run, rank_state.pipeline
+    sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
+    batches = replica_batches(
+        run.source.test,
+        np.arange(len(run.source.test))[:most_images],
+        run.cut(rank_state.replica_index),
+        reader=rank_state.reader,
+        with_images=pipeline.has_first,
+        with_labels=pipeline.has_last,
+        dtype=run.dtype,
+    )
+    for number, batch in enumerate(batches, 1):
+        with rank_state.timed("test", number):
+            logits = pipeline.logits(batch)
+        if logits is None:
+            continue
+        assert batch.labels is not None
+        real = (batch.keys >= 0).to(rank_state.device)
+        logits, labels = logits[real], batch.labels.to(rank_state.device)[real]
+        sums[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
+        likely = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
+        sums[1] += likely[:, 0].sum()
+        sums[2] += likely.any(1).sum()
+        sums[3] += len(labels)
+    if not pipeline.has_last:
+        return None
+    loss, top1, top5, images = rank_state.replicas.gather(sums).sum(0).tolist()
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"evaluation after step {rank_state.step}: logits are NaN or infinite; lower --lr, or "
+            "bound the gradient with --clip 1"
+        )
+    return Score(loss / images, top1 / images, top5 / images, int(images))

@@ -1,0 +1,294 @@
+"""The facts of a run, checked together before any process group exists."""
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+
+from vigpipe.config.options import (
+    MODEL_DEFAULTS,
+    TrainConfig,
+    check_numbers,
+    parse_image_size,
+    uses_timm,
+    with_model_defaults,
+)
+from vigpipe.data import Augmentation, Source, open_source
+from vigpipe.data.batches import Cut, num_steps
+from vigpipe.errors import InputError
+from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import Plan, even_plan, read_plan
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, decided.
+
+    Attributes:
+        config: every option, the model's defaults filled in.
+        source: the images.
+        layout: the degrees.
+        plan: which block goes to which stage.
+        parameter_order: place of every parameter of the unsplit model, by name.
+        dtype: of the weights.
+        notes: what the user should know before the run.
+    """
+
+    config: TrainConfig
+    source: Source
+    layout: Layout
+    plan: Plan
+    parameter_order: dict[str, int]
+    dtype: torch.dtype
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """B, samples of one optimizer step over all replicas."""
+        assert self.config.batch_size is not None
+        return self.config.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps that visit every training image once."""
+        return num_steps(len(self.source.train), self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the run."""
+        if self.config.steps is not None:
+            return self.config.steps
+        assert self.config.epochs is not None
+        return self.config.epochs * self.steps_per_epoch
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return (self.source.channels, *self.source.image_size)
+
+    def cut(self, replica_index: int) -> Cut:
+        """The share of one replica."""
+        layout = self.layout
+        return Cut(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
+
+    @property
+    def num_recomputed(self) -> int:
+        """Micro-batches of a step, the first ones, whose activations are computed twice."""
+        most = self.layout.num_microbatches
+        return {"never": 0, "except-last": most - 1, "always": most}[self.config.recompute]
+
+    @property
+    def boundary_dtype(self) -> torch.dtype:
+        """What crosses from stage to stage."""
+        return torch.bfloat16 if self.config.boundary == "bfloat16" else self.dtype
+
+    def build(self) -> StagedModel:
+        """The unsplit model with the weights of the seed, or of the file."""
+        torch.manual_seed(self.config.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
+            model = _make(self.config, self.source)()
+        if self.config.weights is not None:
+            load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
+        model.set_detect_anomaly(self.config.detect_anomaly)
+        return model.to(self.dtype)
+
+    def rates(self) -> dict[str, tuple[float, float]]:
+        """Share of the learning rate, and weight decay, of every parameter of the unsplit model.
+
+        As timm groups parameters: biases, norms and `no_weight_decay` do not decay; --layer-decay
+        lowers the rate by that factor with every layer before the last.
+        """
+        from timm.optim import (
+            param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
+        )
+
+        assert self.config.weight_decay is not None
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)
+            model = _make(self.config, self.source)()
+        groups = param_groups_layer_decay(
+            model,
+            self.config.weight_decay,
+            no_weight_decay_list=model.no_weight_decay(),
+            layer_decay=self.config.layer_decay,
+        )
+        found = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+        return {name: found[id(p)] for name, p in model.named_parameters()}
+
+    def tensor_names(self) -> frozenset[str]:
+        """The names in the unsplit model's state dict."""
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)
+            return frozenset(_make(self.config, self.source)().state_dict())
+
+    @cached_property
+    def fingerprint(self) -> dict[str, object]:
+        """What tells one set of labelled images from another, wherever it lies."""
+        source = self.source
+        digest = hashlib.sha256("\0".join(source.class_names).encode())
+        for split in (source.train, source.test):
+            digest.update(split.labels.tobytes())
+        return {
+            "training images": len(source.train),
+            "test images": len(source.test),
+            "SHA-256 of the labels": digest.hexdigest(),
+        }
+
+    def weights_metadata(self) -> dict[str, str]:
+        """What a file of this run's weights says of them: the model, and how its images look."""
+        config, source, pixels = self.config, self.source, MODEL_DEFAULTS[self.config.model]
+        height, width = source.image_size
+        metadata = {
+            "model": config.model,
+            "num_classes": source.num_classes,
+            "in_chans": source.channels,
+            "img_size": f"{height}x{width}",
+            "mean": pixels.image_mean,
+            "std": pixels.image_std,
+            "crop_pct": config.crop_pct,
+            "class_names": json.dumps(source.class_names, ensure_ascii=False),
+            "norm": config.norm,
+            "graph": config.graph,
+            "aggregator": config.aggregator,
+            "stem_stride": config.stem_stride,
+            "compat": config.compat,
+        }
+        return {name: str(value) for name, value in metadata.items() if value is not None}
+
+    def unsplit(self) -> "Run":
+        """The contract's reference: one process, the same D x M micro-batches in the same order."""
+        count = self.layout.num_replicas * self.layout.num_microbatches
+        layout = Layout(num_microbatches=count)
+        everything = tuple(block for stage in self.plan.stages for block in stage)
+        return replace(self, layout=layout, plan=Plan((everything,)))
+
+
+def prepare(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    bad_images: frozenset[Path] = frozenset(),
+) -> Run:
+    """Decide a run.
+
+    Args:
+        config: the options as given.
+        dtype: of the weights.
+        bad_images: files to leave out.
+
+    Raises:
+        InputError: something is unknown, missing, out of range, or does not go together.
+    """
+    check_numbers(config)
+    config = with_model_defaults(config)
+    defaults = MODEL_DEFAULTS[config.model]
+    assert config.batch_size is not None
+
+    source = open_source(
+        config.data,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=parse_image_size(config.image_size),
+        mean=defaults.image_mean,
+        std=defaults.image_std,
+        crop_pct=config.crop_pct or 1.0,
+        augment=_augment(config),
+        seed=config.seed,
+        skip_bad_images=config.skip_bad_images,
+        bad_images=bad_images,
+    )
+    with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FewNodesWarning)
+        model = _make(config, source)()
+    if config.weights is not None:
+        state = to_reference_names(read_weights(config.weights))
+        match_state(state, model, str(config.weights), new_classifier=config.new_classifier)
+    num_blocks = len(model.numbered_blocks)
+
+    virtual = config.virtual_stages
+    if isinstance(config.stages, Path):
+        plan = read_plan(config.stages, config.model, num_blocks)
+        if virtual < 1 or plan.num_stages % virtual:
+            raise InputError(
+                f"{config.stages}: {plan.num_stages} stages cannot be shared by ranks of "
+                f"--virtual-stages {virtual} each; change the plan or the option"
+            )
+        num_ranks = plan.num_stages // virtual
+    else:
+        assert config.stages != "auto", "start.run decides how many"
+        plan, num_ranks = None, config.stages
+    layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
+    plan = plan or even_plan(num_blocks, num_ranks * virtual)
+
+    if config.compile and config.recompute != "never":
+        raise InputError(
+            f"--compile with --recompute {config.recompute}: a compiled block cannot tell a "
+            "repetition from a first run, and BatchNorm would count twice; leave one out"
+        )
+    if config.boundary == "bfloat16":
+        _check_boundaries(model, plan)
+    pieces = layout.num_microbatches * layout.num_replicas
+    assert config.batch_size is not None
+    fewest = min(config.batch_size, len(source.train))
+    if pieces > fewest:
+        raise InputError(
+            f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas} cuts a batch "
+            f"into {pieces} micro-batches, but a batch has {fewest} samples (--batch-size "
+            f"{config.batch_size}, {len(source.train)} training images); choose fewer "
+            "micro-batches or a larger batch"
+        )
+    order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+    notes = tuple(str(warning.message) for warning in caught)
+    return Run(config, source, layout, plan, order, dtype, notes)
+
+
+def _check_boundaries(model: StagedModel, plan: Plan) -> None:
+    """Raise InputError if a graph's indices would cross a boundary in bfloat16, exact up to 256."""
+    if not isinstance(model, VisionGnn):
+        return
+    for stage in plan.stages[1:]:
+        if model.specs[stage[0]].num_given:
+            raise InputError(
+                f"--boundary bfloat16: block {stage[0]} takes the graph of the block before it, in "
+                "another stage, whose indices bfloat16 would round; cut elsewhere, or choose a "
+                "--graph without reuse and lookahead, or --boundary full"
+            )
+
+
+def _augment(config: TrainConfig) -> bool | Augmentation:
+    if not uses_timm(config):
+        return bool(config.augment)
+    return Augmentation(
+        config.random_crop or "box",
+        config.auto_augment or "none",
+        config.color_jitter or 0.0,
+        config.erasing or 0.0,
+    )
+
+
+def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
+    return partial(
+        create_model,
+        config.model,
+        num_classes=source.num_classes,
+        in_chans=source.channels,
+        img_size=source.image_size,
+        norm=config.norm,
+        drop_path_rate=config.drop_path or 0.0,
+        drop_rate=config.dropout,
+        graph=config.graph,
+        aggregator=config.aggregator,
+        stochastic_dilation=config.stochastic_dilation,
+        stem_stride=config.stem_stride,
+        compat=config.compat,
+        impl=config.impl,
+    )

@@ -1,0 +1,247 @@
+"""One rank's state in a run: its stages of the model, its optimizer, and what serves them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+
+from vigpipe.data.loss import Loss
+from vigpipe.data.mix import Mix
+from vigpipe.data.reader import Reader
+from vigpipe.launch.environment import PATIENCE_SECONDS
+from vigpipe.model.norm import PooledStatistics
+from vigpipe.model.regions import listening
+from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.gradients import Replicas
+from vigpipe.parallel.layout import make_groups
+from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.split import StageModule, cut_stages
+from vigpipe.run.facts import Run
+from vigpipe.spans import Kind
+from vigpipe.timing.clock import Stopwatch, make_clock
+from vigpipe.timing.recorder import Phase, Recorder
+
+
+@dataclass
+class RankState:
+    """What a rank holds.
+
+    Attributes:
+        run: the run.
+        device: where this rank computes.
+        replica_index: its replica.
+        pipeline_rank: its position in the pipeline.
+        stage_group: the ranks of its pipeline; None where there is one stage.
+        models: its parts of the model, by the names of the unsplit one.
+        pipeline: runs micro-batches through the stages.
+        replicas: adds gradients up.
+        statistics: pools BatchNorm's running statistics.
+        optimizer: of this rank's parameters.
+        lr_schedule: timm's, in optimizer steps.
+        reader: reads images, ahead of time if there are workers.
+        mix: mixes samples and smooths labels; None where neither is on.
+        ema: timm's moving average of `models`; None where it is off.
+        recorder: of this rank's time; None where nobody asks for it.
+        stopwatch: of its forwards and backwards.
+        step: optimizer steps done, skipped ones among them.
+    """
+
+    run: Run
+    device: torch.device
+    replica_index: int
+    pipeline_rank: int
+    stage_group: dist.ProcessGroup | None
+    models: list[StagedModel]
+    pipeline: Pipeline
+    replicas: Replicas
+    statistics: PooledStatistics
+    optimizer: torch.optim.Optimizer
+    lr_schedule: Any
+    reader: Reader
+    mix: Mix | None
+    ema: ModelEmaV3 | None
+    recorder: Recorder | None
+    stopwatch: Stopwatch
+    step: int = 0
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes the run's files: the last stage of replica 0."""
+        return self.replica_index == 0 and self.pipeline.has_last
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step, of the last layer."""
+        group = self.optimizer.param_groups[0]
+        return group["lr"] / group["lr_scale"]
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by their names in the unsplit model."""
+        return {name: p for model in self.models for name, p in model.named_parameters()}
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's part of the unsplit model's state dict."""
+        return {k: v for model in self.models for k, v in model.state_dict().items()}
+
+    def average(self) -> dict[str, Tensor]:
+        """The moving average of `state`, by the same names; empty where it is off."""
+        if self.ema is None:
+            return {}
+        return {k: v for model in self.ema.module for k, v in model.state_dict().items()}
+
+    def start_at(self, step: int) -> None:
+        """Go on after some steps of an earlier run, whose state this rank has been given."""
+        self.step = step
+        if step:
+            self.lr_schedule.step_update(step)
+
+    def enter(self, kind: Kind) -> None:
+        """Tell the recorder what begins."""
+        if self.recorder is not None:
+            self.recorder.enter(kind)
+
+    @contextmanager
+    def timed(self, phase: Phase, number: int) -> Iterator[None]:
+        """Let the recorder see a step, or a batch of an evaluation, by its number."""
+        if self.recorder is None:
+            yield
+            return
+        with self.recorder.step(phase, number), listening(self.recorder.region):
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average in the place of the weights for a while."""
+        assert self.ema is not None
+        self._exchange(self.ema)
+        try:
+            yield
+        finally:
+            self._exchange(self.ema)
+
+    def _exchange(self, ema: ModelEmaV3) -> None:
+        # Value by value: DDP, gradient views and the optimizer hold on to the tensors themselves.
+        averages = ema.module.state_dict()
+        for name, tensor in nn.ModuleList(self.models).state_dict().items():
+            average = averages[name]
+            kept = tensor.clone()
+            tensor.copy_(average)
+            average.copy_(kept)
+
+
+def make_rank_state(
+    run: Run, rank: int, device: torch.device, recorder: Recorder | None = None
+) -> RankState:
+    """Build a rank's share. With several ranks the process group must exist.
+
+    Args:
+        run: the run.
+        rank: position in the world.
+        device: where to compute.
+        recorder: is told what the rank does in the steps that it records.
+    """
+    layout, config = run.layout, run.config
+    stage_group = replica_group = None
+    if layout.world_size > 1:
+        stage_group, replica_group = make_groups(layout, config.timeout or PATIENCE_SECONDS)
+
+    stage_indices = layout.stages_of(rank)
+    models = cut_stages(run.build, run.plan, stage_indices)
+    rows = run.cut(0).rows
+    autocast = config.dtype == "bfloat16"
+    options = (run.dtype, autocast, run.boundary_dtype, run.num_recomputed)
+    stage_modules = [
+        StageModule(model, rows, run.image_shape, *options).to(device) for model in models
+    ]
+
+    holder = nn.ModuleList(models)
+    ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
+    if config.compile:
+        for block in (block for model in models for block in model.numbered_blocks.values()):
+            block.compile(dynamic=False)  # in place: names and shapes stay
+    reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
+    replicas = Replicas(stage_modules, replica_group, config.sync, reducing)
+    stopwatch = Stopwatch(make_clock(device))
+    pipeline = Pipeline(
+        stage_modules,
+        replicas.modules,
+        stage_indices,
+        layout,
+        device,
+        stage_group,
+        Loss(),
+        recorder,
+        stopwatch,
+    )
+    assert config.opt is not None
+    # One pass over weights, gradients and moments, where torch has it.
+    fused: dict[str, Any] = {"fused": True} if config.opt in ("adam", "adamw", "sgd") else {}
+    optimizer = create_optimizer_v2(
+        _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
+    )
+    return RankState(
+        run=run,
+        device=device,
+        replica_index=layout.replica_index(rank),
+        pipeline_rank=layout.pipeline_rank(rank),
+        stage_group=stage_group if layout.pipeline_size > 1 else None,
+        models=models,
+        pipeline=pipeline,
+        replicas=replicas,
+        statistics=PooledStatistics(models),
+        optimizer=optimizer,
+        lr_schedule=_lr_schedule(run, optimizer),
+        reader=Reader((run.source.train, run.source.test), config.workers),
+        mix=_mix(run),
+        ema=ema,
+        recorder=recorder,
+        stopwatch=stopwatch,
+    )
+
+
+def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any]]:
+    """This rank's parameters, those of the same rate and weight decay together."""
+    rates = run.rates()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            groups.setdefault(rates[name], []).append(parameter)
+    return [
+        {"params": parameters, "lr_scale": scale, "weight_decay": decay}  # timm's schedules scale
+        for (scale, decay), parameters in groups.items()
+    ]
+
+
+def _mix(run: Run) -> Mix | None:
+    config, source = run.config, run.source
+    rates = config.mixup or 0.0, config.cutmix or 0.0, config.smoothing or 0.0
+    if not any(rates):
+        return None
+    return Mix(*rates, source.num_classes, source.image_size, config.seed)
+
+
+def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401
+    # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
+    config = run.config
+    warmup = min((config.warmup_epochs or 0) * run.steps_per_epoch, run.num_steps // 2)
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched="cosine" if config.lr_schedule == "cosine" else "step",
+        num_epochs=run.num_steps,
+        decay_epochs=1,
+        decay_rate=1.0,  # a step schedule that does not decay is constant after the warm-up
+        min_lr=config.min_lr or 0.0,
+        warmup_lr=config.warmup_lr,
+        warmup_epochs=warmup,
+        step_on_epochs=False,
+        updates_per_epoch=1,
+    )
+    return schedule

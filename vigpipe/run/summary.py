@@ -1,0 +1,45 @@
+"""What summary.json says of a run."""
+
+import time
+from typing import Any
+
+import torch
+
+from vigpipe.launch.device import hardware, peak_bytes
+from vigpipe.run.evaluation import Scores
+from vigpipe.run.provenance import provenance
+from vigpipe.run.rank import RankState
+
+
+def summarize(
+    rank_state: RankState, scores: Scores, loss: float | None, started: float
+) -> dict[str, Any]:
+    """Collect what a finished run was and what it reached.
+
+    Args:
+        rank_state: of the rank that writes the run's files.
+        scores: of the last evaluation.
+        loss: of the last step; None if that step was skipped.
+        started: when the run began, by time.perf_counter.
+    """
+    run, layout = rank_state.run, rank_state.run.layout
+    return {
+        "model": run.config.model,
+        "data": run.source.name,
+        "loss": loss,
+        **scores.as_summary(),
+        "steps": rank_state.step,
+        "skipped_images": run.source.num_bad_images,
+        "layout": {
+            "stages": [list(blocks) for blocks in run.plan.stages],
+            "ranks": layout.world_size,
+            "microbatches": layout.num_microbatches,
+            "replicas": layout.num_replicas,
+            "schedule": layout.schedule,
+        },
+        "threads_per_rank": torch.get_num_threads(),
+        "hardware": hardware(rank_state.device),
+        "peak_bytes": peak_bytes(rank_state.device),
+        "wall_seconds": time.perf_counter() - started,
+        **provenance(),
+    }
