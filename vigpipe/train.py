@@ -259,7 +259,15 @@ def _is_finite(rank_state: RankState, loss: float | None) -> bool:
 
 
 def _update(rank_state: RankState, moments: Tensor) -> None:
-    rank_state.statistics.update(moments)
+    """Clip the gradients, then change the rank's state: statistics, weights, moving average.
+
+    Clipping is the last collective of the step. A rank that loses its peer there saves its state as
+    that of the step before (`checkpoint.rescue`), so nothing of the state may change earlier.
+
+    Args:
+        rank_state: this rank's state, with the gradients of the global batch.
+        moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
+    """
     config = rank_state.run.config
     if config.clip is not None:
         clip_gradients(
@@ -268,6 +276,7 @@ def _update(rank_state: RankState, moments: Tensor) -> None:
             config.clip,
             rank_state.stage_group,
         )
+    rank_state.statistics.update(moments)
     rank_state.enter("optimizer")
     rank_state.optimizer.step()
     rank_state.enter("other")
