@@ -10,7 +10,9 @@ from tests.world import run_ranks
 from vigpipe.timing import clock as module
 from vigpipe.timing.clock import CudaClock, HostClock, clock_offsets, make_clock
 
-AHEAD_SECONDS = (0.0, 5.0, -1234.5)  # of every rank, before rank 0's clock
+# Of every rank, before rank 0's clock. Hosts count from when they were started, which may be weeks
+# apart, and float32 holds such an offset to a sixteenth of a second: it went through one once.
+AHEAD_SECONDS = (0.0, 5.0, -1234567.8)
 
 
 def test_a_cpu_works_while_it_is_called():

@@ -144,7 +144,7 @@ def clock_offsets() -> list[tuple[float, float]]:
                 answered = time.perf_counter()
                 answers.append(((answered - asked) / 2, float(box) - (asked + answered) / 2))
             error, offset = min(answers)
-            offsets[other] = torch.tensor([offset, error])
+            offsets[other] = torch.tensor([offset, error], dtype=torch.float64)
     dist.broadcast(offsets, 0, group=group)
     if group is not dist.group.WORLD:
         dist.destroy_process_group(group)
