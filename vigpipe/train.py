@@ -50,6 +50,7 @@ from vigpipe.run.record import RunRecord
 from vigpipe.run.stop_and_save import SaveAndStop, parse_every, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
 from vigpipe.run.summary import summarize
+from vigpipe.timing.clock import read_clocks
 
 MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
 
@@ -84,6 +85,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     )
     checkpoints = Checkpoints(rank_state, folder, log)
     stragglers = Stragglers(run.layout)
+    clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
     def announce(event: str, message: str) -> None:
         """Record an event beside the steps, and tell the user."""
@@ -158,7 +160,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     if scores is None:  # the checkpoint was of the last step
         scores = evaluate_all(rank_state)
     rank_state.reader.close()
-    timing = gather_timing(rank_state) if rank_state.recorder is not None else None
+    timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
     save_run_weights(rank_state, folder / "model.safetensors")
     if rank_state.ema is not None:
         with rank_state.averaged():

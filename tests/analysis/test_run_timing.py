@@ -1,6 +1,7 @@
 """Timing of real ranks: it changes no bit, and accounts for every step; and the files it leaves."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.spans import COMPUTE, Kind
+from vigpipe.timing.clock import read_clocks
 from vigpipe.timing.recorder import PHASES, Event, Row, Step
 from vigpipe.timing.timeline import COLOURS
 from vigpipe.train import train_step
@@ -60,10 +62,11 @@ def trained(config: TrainConfig, rank: int) -> RankState:
 
 def compared(config: TrainConfig, rank: int) -> tuple[list[str], Timing | None]:
     """Names of this rank's tensors that timing changes, and the timing of all ranks."""
+    clocks = read_clocks()
     plain, timed = trained(config, rank), trained(replace(config, **TIMED), rank)
     state = timed.state()
     changed = [name for name, value in plain.state().items() if not torch.equal(value, state[name])]
-    return changed, gather_timing(timed)
+    return changed, gather_timing(timed, clocks)
 
 
 def on_every_rank(rank: int, world_size: int, configs: list[TrainConfig]) -> list[Any]:
@@ -230,6 +233,32 @@ def test_timing_changes_no_bit_with_replicas():
                 assert kinds.count("all-reduce") == (2 if config.sync == "ddp" else 1)
 
 
+def timed_by_drifting_clocks(rank: int, world_size: int, config: TrainConfig) -> Timing | None:
+    """Rank 1's clock is 5 s ahead at the start, and gains 0.1 s every second."""
+    real = time.perf_counter
+    begin = real()
+    if rank == 1:
+        time.perf_counter = lambda: begin + 5 + 1.1 * (real() - begin)
+    clocks = read_clocks()
+    return gather_timing(trained(config, rank), clocks)
+
+
+@pytest.mark.multiprocess
+def test_spans_of_ranks_whose_clocks_drift_are_in_the_order_of_cause_and_effect():
+    """With one offset from the end of the run, a stage's spans lay before those they wait for."""
+    config = replace(BASE, **TIMED, stages=2, microbatches=2, steps=12)
+    timing = run_ranks(timed_by_drifting_clocks, 2, config)[1]
+    error = timing.clock_error_seconds
+    assert error > 0
+    for first, second in zip(timing.steps["train"][0], timing.steps["train"][1], strict=True):
+        spans = {(s.kind, s.microbatch): s for s in first.spans if s.kind in COMPUTE}
+        for span in (s for s in second.spans if s.kind in COMPUTE):
+            other = spans[span.kind, span.microbatch]
+            cause, effect = (other, span) if span.kind == "forward" else (span, other)
+            # What arrives later was sent later: sending begins when computing ends.
+            assert cause.end <= effect.start + error, (first.step, span)
+
+
 def test_there_is_no_recorder_unless_asked_for():
     run = prepare(BASE, torch.float32)
     assert make_recorder(run, 0, CPU) is None
@@ -372,7 +401,7 @@ def test_timing_costs_what_the_rank_pays_that_pays_most(monkeypatch):
     rank_state: Any = SimpleNamespace(
         recorder=recorder, device=CPU, run=SimpleNamespace(layout=layout), is_writer=True
     )
-    timing = gather_timing(rank_state)
+    timing = gather_timing(rank_state, read_clocks())
     assert timing is not None
     assert timing.overhead == pytest.approx(50 * 0.003 / 3)
     assert timing.bubble == explain_bubble([], {}, layout) is None

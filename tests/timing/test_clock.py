@@ -8,7 +8,15 @@ import torch
 
 from tests.world import run_ranks
 from vigpipe.timing import clock as module
-from vigpipe.timing.clock import CudaClock, HostClock, clock_offsets, make_clock
+from vigpipe.timing.clock import (
+    ClockReading,
+    CudaClock,
+    HostClock,
+    clock_error,
+    make_clock,
+    on_rank_0,
+    read_clocks,
+)
 
 # Of every rank, before rank 0's clock. Hosts count from when they were started, which may be weeks
 # apart, and float32 holds such an offset to a sixteenth of a second: it went through one once.
@@ -26,38 +34,48 @@ def test_a_cpu_works_while_it_is_called():
 
 
 def test_a_process_alone_has_no_offset():
-    assert clock_offsets() == [(0.0, 0.0)]
+    before = time.perf_counter()
+    (reading,) = read_clocks()
+    assert before <= reading.at <= time.perf_counter()
+    assert (reading.offset, reading.error) == (0.0, 0.0)
+    later = ClockReading(reading.at + 60, 0.0, 0.0)
+    assert on_rank_0(reading.at + 7, reading, later) == reading.at + 7
 
 
-def offsets_of_skewed_clocks(rank, world_size):
+def readings_of_skewed_clocks(rank, world_size):
     real = time.perf_counter
     time.perf_counter = lambda: real() + AHEAD_SECONDS[rank]
     try:
-        return clock_offsets()
+        return read_clocks()
     finally:
         time.perf_counter = real
 
 
 @pytest.mark.multiprocess
 def test_offsets_of_skewed_clocks_are_found_within_the_stated_error():
-    by_rank = run_ranks(offsets_of_skewed_clocks, len(AHEAD_SECONDS))
+    by_rank = run_ranks(readings_of_skewed_clocks, len(AHEAD_SECONDS))
     assert by_rank[1] == by_rank[0]
     assert by_rank[2] == by_rank[0]
-    for (offset, error), ahead in zip(by_rank[0], AHEAD_SECONDS, strict=True):
+    for reading, ahead in zip(by_rank[0], AHEAD_SECONDS, strict=True):
         # The ranks share one true clock; a float64 of seconds holds it to some 1e-9.
-        assert abs(offset - ahead) <= error + 1e-8
-    assert by_rank[0][0] == (0.0, 0.0)
-    assert all(0 < error < 0.5 for _, error in by_rank[0][1:])
+        assert abs(reading.offset - ahead) <= reading.error + 1e-8
+        assert abs(reading.at - ahead - by_rank[0][0].at) < 60
+    assert by_rank[0][0][1:] == (0.0, 0.0)
+    assert all(0 < reading.error < 0.5 for reading in by_rank[0][1:])
 
 
 class _Exchange:
-    """Rank 0's side of exchanges with a rank whose clock is 10 s ahead, on a clock of its own.
+    """Rank 0's side of exchanges with a rank that has a clock of its own.
 
     Questions take (there, back) seconds, which differ from one exchange to the next.
     """
 
-    def __init__(self, delays):
-        self.now, self.delays = 100.0, iter(delays)
+    def __init__(self, delays, rate=1.0):
+        self.now, self.delays, self.rate = 100.0, iter(delays), rate
+
+    def clock(self, now):
+        """The other rank's, when rank 0's shows `now`."""
+        return 10.0 + self.rate * now
 
     def perf_counter(self):
         return self.now
@@ -67,30 +85,73 @@ class _Exchange:
         self.now += self.there
 
     def recv(self, box, other, group):
-        box[0] = self.now + 10.0
+        box[0] = self.clock(self.now)
         self.now += self.back
 
+    def __enter__(self):
+        """Let `read_clocks` in this process be rank 0 of two."""
+        self.patch = pytest.MonkeyPatch()
+        distributed = SimpleNamespace(
+            is_initialized=lambda: True,
+            get_world_size=lambda: 2,
+            get_rank=lambda: 0,
+            get_backend=lambda: "gloo",
+            send=self.send,
+            recv=self.recv,
+            broadcast=lambda *args, **options: None,
+            group=SimpleNamespace(WORLD=object()),
+            ProcessGroup=object,
+        )
+        self.patch.setattr(module, "dist", distributed)
+        self.patch.setattr(module, "time", SimpleNamespace(perf_counter=self.perf_counter))
+        return self
 
-def test_the_fastest_exchange_decides_and_its_half_bounds_the_error(monkeypatch):
-    exchange = _Exchange([(0.5, 0.1), (0.03, 0.01)] + [(0.2, 0.6)] * (module.NUM_EXCHANGES - 2))
-    distributed = SimpleNamespace(
-        is_initialized=lambda: True,
-        get_world_size=lambda: 2,
-        get_rank=lambda: 0,
-        get_backend=lambda: "gloo",
-        send=exchange.send,
-        recv=exchange.recv,
-        broadcast=lambda *args, **options: None,
-        group=SimpleNamespace(WORLD=object()),
-        ProcessGroup=object,
-    )
-    monkeypatch.setattr(module, "dist", distributed)
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=exchange.perf_counter))
-    own, (offset, error) = clock_offsets()
-    assert own == (0.0, 0.0)
-    assert error == pytest.approx(0.02)
-    assert offset == pytest.approx(10.01)  # an error of half the difference of there and back
-    assert abs(offset - 10) <= error
+    def __exit__(self, *_):
+        self.patch.undo()
+
+
+DELAYS = [(0.5, 0.1), (0.03, 0.01)] + [(0.2, 0.6)] * (module.NUM_EXCHANGES - 2)
+
+
+def test_the_fastest_exchange_decides_and_its_half_bounds_the_error():
+    with _Exchange(DELAYS):
+        own, other = read_clocks()
+    assert own == (100.0, 0.0, 0.0)
+    assert other.error == pytest.approx(0.02)
+    assert other.offset == pytest.approx(
+        10.01, rel=1e-12
+    )  # an error of half the difference of there and back
+    assert abs(other.offset - 10) <= other.error
+    assert other.at == pytest.approx(110 + 0.6 + 0.03, rel=1e-12)
+
+
+def test_times_of_a_clock_that_drifts_agree_with_rank_0_within_the_stated_error():
+    """Offsets were read once, at the end of a run.
+
+    A clock that runs 1e-4 fast gains 0.36 s in an hour, so the spans of steps that were timed at
+    the start lay that much too late beside those of rank 0, with a stated error of microseconds.
+    """
+    with _Exchange([*DELAYS, *reversed(DELAYS)], rate=1 + 1e-4) as exchange:
+        first = read_clocks()
+        started = exchange.now
+        exchange.now += 3600
+        ended = exchange.now
+        last = read_clocks()
+    error = clock_error(first, last)
+    assert error == pytest.approx(0.02, rel=1e-3)
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+        when = started + share * (ended - started)
+        assert abs(on_rank_0(exchange.clock(when), first[1], last[1]) - when) <= error
+        assert on_rank_0(when, first[0], last[0]) == when
+    by_the_last_alone = exchange.clock(started) - last[1].offset
+    assert abs(by_the_last_alone - started) > 0.3
+
+
+def test_the_error_between_two_ranks_is_that_of_both():
+    first = [ClockReading(0.0, 0.0, error) for error in (0.0, 1e-5, 4e-5, 2e-5)]
+    last = [ClockReading(9.0, 0.0, error) for error in (0.0, 3e-5, 1e-5, 2e-5)]
+    assert clock_error(first, last) == pytest.approx(4e-5 + 3e-5)
+    assert clock_error(first[:1], last[:1]) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

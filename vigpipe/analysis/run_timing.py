@@ -19,7 +19,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.provenance import origin
 from vigpipe.run.rank import RankState
 from vigpipe.spans import WAITING, Span
-from vigpipe.timing.clock import clock_offsets, make_clock
+from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_0, read_clocks
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
 from vigpipe.timing.tables import step_statistics, study_table, tables, write_rows
@@ -36,7 +36,8 @@ class Timing:
         num_warmup: steps that were left out before the first one recorded.
         rows: of all ranks.
         steps: recorded closely, by phase and rank, all on the clock of rank 0.
-        clock_error_seconds: how far two ranks' times may be apart though they were the same.
+        clock_error_seconds: how far the times of one event on two ranks may be apart; see
+            `vigpipe.timing.clock.clock_error`.
         overhead: share of a step that timing itself costs the rank it costs most.
         peak_bytes: most memory of every rank.
     """
@@ -98,21 +99,26 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
     )
 
 
-def gather_timing(rank_state: RankState) -> Timing | None:
+def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
     """Bring together what all ranks have recorded; all of them call this.
+
+    Args:
+        rank_state: of this rank, with a recorder.
+        first_clocks: what `read_clocks` returned before the first recorded step. The clocks are
+            read a second time here.
 
     Returns:
         It, on the rank that writes the run's files; else None.
     """
     recorder = rank_state.recorder
     assert recorder is not None
-    offsets = clock_offsets()
-    offset = offsets[recorder.rank][0]
+    last_clocks = read_clocks()
+    own_clocks = first_clocks[recorder.rank], last_clocks[recorder.rank]
     rows = recorder.take_rows()
     own = (
         rows,
         {
-            phase: [_shifted(step, offset) for step in kept]
+            phase: [_on_rank_0(step, *own_clocks) for step in kept]
             for phase, kept in recorder.steps.items()
         },
         recorder.num_stamps * stamp_seconds(recorder.clock, rank_state.device),
@@ -131,16 +137,19 @@ def gather_timing(rank_state: RankState) -> Timing | None:
             phase: {rank: steps[phase] for rank, (_, steps, *_) in enumerate(by_rank)}
             for phase in ("train", "test")
         },
-        clock_error_seconds=max(error for _, error in offsets),
+        clock_error_seconds=clock_error(first_clocks, last_clocks),
         overhead=0.0 if train is None else max(cost for *_, cost, _ in by_rank) / train.median,
         peak_bytes=[peak for *_, peak in by_rank],
     )
 
 
-def _shifted(step: Step, offset: float) -> Step:
+def _on_rank_0(step: Step, first: ClockReading, last: ClockReading) -> Step:
+    def at(seconds: float) -> float:
+        return on_rank_0(seconds, first, last)
+
     return step._replace(
-        spans=[s._replace(start=s.start - offset, end=s.end - offset) for s in step.spans],
-        events=[e._replace(start=e.start - offset, end=e.end - offset) for e in step.events],
+        spans=[s._replace(start=at(s.start), end=at(s.end)) for s in step.spans],
+        events=[e._replace(start=at(e.start), end=at(e.end)) for e in step.events],
     )
 
 

@@ -15,6 +15,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord
 from vigpipe.run.summary import summarize
+from vigpipe.timing.clock import read_clocks
 from vigpipe.train import train_step
 
 
@@ -37,6 +38,7 @@ def time_steps(
     record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
     seconds: dict[bool, list[float]] = {True: [], False: []}
     loss = None
+    clocks = read_clocks()
     for number, (epoch, batch, _) in enumerate(batches(rank_state)):
         since = number - recorder.num_warmup
         is_timed = since < 0 or since % 2 == 0
@@ -54,7 +56,7 @@ def time_steps(
             record.add_step(rank_state.step, epoch, loss, lr, taken, batch.num_samples)
     score = evaluate(rank_state, num_test_batches * run.batch_size)
     rank_state.reader.close()
-    timing = gather_timing(rank_state)
+    timing = gather_timing(rank_state, clocks)
     if record is None or timing is None or score is None:
         return
     medians = {

@@ -187,7 +187,8 @@ def _timeline(timing: Timing, index: int) -> Iterator[str]:
     yield "<h3>Timeline</h3>"
     said = (
         f"Step {timeline.step}, {timeline.microbatches} micro-batches, whose numbers stand in the "
-        f"boxes; the ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms."
+        f"boxes; the ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms "
+        "if their rates are constant."
     )
     if not timeline.predicted:
         said += " There is no prediction of this run."

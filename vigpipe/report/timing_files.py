@@ -34,7 +34,7 @@ class Timeline:
     Attributes:
         step: its number.
         microbatches: of a replica.
-        clock_error_seconds: how well the ranks' clocks agree.
+        clock_error_seconds: how far the times of one event on two ranks may be apart.
         measured: what happened.
         predicted: what was expected; may be empty.
     """

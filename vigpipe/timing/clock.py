@@ -1,8 +1,8 @@
 """Clocks: what time it is for a rank's work, and how far the ranks' clocks are apart."""
 
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -112,22 +112,39 @@ def make_clock(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def clock_offsets() -> list[tuple[float, float]]:
-    """How far every rank's `time.perf_counter` is ahead of rank 0's; all ranks call this together.
+class ClockReading(NamedTuple):
+    """How far a rank's `time.perf_counter` was ahead of rank 0's at one moment; all in seconds.
+
+    Attributes:
+        at: the moment, on the rank's own clock.
+        offset: the rank's clock minus rank 0's.
+        error: bound of the offset's error.
+    """
+
+    at: float
+    offset: float
+    error: float
+
+
+def read_clocks() -> list[ClockReading]:
+    """Compare every rank's `time.perf_counter` with rank 0's; all ranks call this together.
 
     Rank 0 asks each rank for the time and takes it to be that of the middle of the fastest of
-    NUM_EXCHANGES exchanges: Cristian 1989, "Probabilistic clock synchronization", section 3.
+    NUM_EXCHANGES exchanges: Cristian 1989, "Probabilistic clock synchronization", section 3. Half
+    of that exchange bounds the error.
 
     Returns:
-        By rank, the offset and the bound of its error, half of that exchange; both in seconds.
+        A reading of every rank, the same list on all of them; that of rank 0 has no error.
     """
+    now = time.perf_counter()
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [(0.0, 0.0)]
+        return [ClockReading(now, 0.0, 0.0)]
     # Clocks are read on hosts, so the question must not go through a GPU.
     group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)  # and not the mark of a rank outside it
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    offsets = torch.zeros(world_size, 2, dtype=torch.float64)
+    readings = torch.zeros(world_size, 3, dtype=torch.float64)
+    readings[0, 0] = now
     box = torch.zeros(1, dtype=torch.float64)
     for other in range(1, world_size):
         if rank == other:
@@ -136,16 +153,48 @@ def clock_offsets() -> list[tuple[float, float]]:
                 box[0] = time.perf_counter()
                 dist.send(box, 0, group=group)
         elif rank == 0:
-            answers: list[tuple[float, float]] = []
+            answers: list[tuple[float, float, float]] = []
             for _ in range(NUM_EXCHANGES):
                 asked = time.perf_counter()
                 dist.send(box, other, group=group)
                 dist.recv(box, other, group=group)
                 answered = time.perf_counter()
-                answers.append(((answered - asked) / 2, float(box) - (asked + answered) / 2))
-            error, offset = min(answers)
-            offsets[other] = torch.tensor([offset, error], dtype=torch.float64)
-    dist.broadcast(offsets, 0, group=group)
+                at = float(box)
+                answers.append(((answered - asked) / 2, at, at - (asked + answered) / 2))
+            error, at, offset = min(answers)
+            readings[other] = torch.tensor([at, offset, error], dtype=torch.float64)
+    dist.broadcast(readings, 0, group=group)
     if group is not dist.group.WORLD:
         dist.destroy_process_group(group)
-    return [(offset, error) for offset, error in offsets.tolist()]
+    return [ClockReading(*reading) for reading in readings.tolist()]
+
+
+def on_rank_0(seconds: float, first: ClockReading, last: ClockReading) -> float:
+    """Translate a time of a rank's clock to that of rank 0.
+
+    Clocks of two hosts run at slightly different rates, so the offset is interpolated linearly
+    between two readings. Between them, the error is at most the larger of theirs as long as the
+    rates do not change; how much a change of the rates adds is not known.
+
+    Args:
+        seconds: on the rank's clock.
+        first: of that rank, before `seconds`.
+        last: of that rank, after `seconds`.
+    """
+    share = (seconds - first.at) / (last.at - first.at)
+    return seconds - (first.offset + share * (last.offset - first.offset))
+
+
+def clock_error(first: Sequence[ClockReading], last: Sequence[ClockReading]) -> float:
+    """How far the times of one event on two ranks may be apart after `on_rank_0`, in seconds.
+
+    Each rank's error is bounded by the larger one of its two readings; two ranks may err in
+    opposite directions, so the bound is the sum of the two largest. It holds for clocks whose rates
+    do not change between the readings.
+
+    Args:
+        first: the readings of all ranks, by rank.
+        last: the later readings, by rank.
+    """
+    bounds = [max(a.error, b.error) for a, b in zip(first, last, strict=True)]
+    return sum(sorted(bounds)[-2:])

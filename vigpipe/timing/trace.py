@@ -23,7 +23,7 @@ def write_trace(
     Args:
         steps: recorded steps by rank, on one clock.
         replica_of: replica of every rank.
-        clock_error_seconds: how far two ranks' times may be apart though they were the same.
+        clock_error_seconds: how far the times of one event on two ranks may be apart.
         path: the file.
     """
     begin = min(step.spans[0].start for own in steps.values() for step in own)
