@@ -16,11 +16,15 @@ from tests.world import run_command, run_ranks
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
 from vigpipe.commands.predict import list_files
+from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.inference.predict import Prediction, most_likely, predict, prepare_prediction
 from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.model.weights import load_weights
+from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
 CPU = torch.device("cpu")
@@ -278,3 +282,37 @@ def test_weights_of_another_shape_than_said_are_refused(here, capsys):
 def test_a_job_without_images_is_refused(here):
     with pytest.raises(InputError, match="none of the images"):
         prepare_prediction(PredictConfig(weights=here / "w.safetensors"), [])
+
+
+def test_weights_for_another_size_are_the_same_in_training_prediction_and_graph(monkeypatch):
+    """Tables of a file for images of 32 x 32, which all commands interpolate as published."""
+    name, size, compat = "pvig_cifar_ti", (24, 40), "reference"
+    state = create_model(name, num_classes=10, compat=compat).state_dict()
+    for key, tensor in state.items():
+        if key.endswith("relative_pos"):
+            tensor += torch.rand(tensor.shape)
+    path = Path("w.safetensors")
+    facts = {"model": name, "num_classes": "10", "in_chans": "3", "img_size": "32x32"}
+    save_weights(path, state, {**facts, "compat": compat})
+    expected = create_model(name, num_classes=10, compat=compat, checkpoint_path=path)
+    assert isinstance(expected, VisionGnn)
+    expected.set_input_size(size)
+
+    images = list_files([Path("photos")])
+    options = TrainConfig(model=name, data="fake", image_size="24x40", compat=compat, weights=path)
+    trained = prepare(options, torch.float32).build()
+    predicted = prepare_prediction(PredictConfig(weights=path, image_size="24x40"), images).build()
+    drawn = []
+
+    def load(model, path):
+        load_weights(model, path)
+        drawn.append(model)
+
+    monkeypatch.setattr("vigpipe.commands.graph.load_weights", load)
+    line = ["graph", "--weights", str(path), "--image-size", "24x40", "--image", str(images[0])]
+    assert main([*line, "--out", "graph.png"]) == 0
+    for model in (trained, predicted, *drawn):
+        own = model.state_dict()
+        for key, tensor in expected.state_dict().items():
+            assert torch.equal(own[key], tensor), key
+    assert len(drawn) == 1

@@ -23,6 +23,7 @@ from vigpipe.errors import InputError
 from vigpipe.model.blocks import stem_strides
 from vigpipe.model.identify import convert, identify
 from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import (
     load_weights,
     match_state,
@@ -359,15 +360,99 @@ def test_positions_of_another_grid_are_resized(grid):
     assert torch.equal(fit_to_world_size, state["pos_embed"] if grid == (8, 8) else expected)
 
 
-def test_relative_positions_are_the_files_where_shapes_agree_else_the_models():
-    state, model = published("pvig_cifar_ti"), built("pvig_cifar_ti")
-    name = "backbone.0.0.relative_pos"
-    state[name] += 1.0
-    assert torch.equal(match_state(state, model, "w")[name], state[name])
-    larger = built("pvig_cifar_ti", img_size=(24, 24))
-    assert torch.equal(match_state(state, larger, "w")[name], larger.state_dict()[name])
-    del state[name]
-    assert torch.equal(match_state(state, model, "w")[name], model.state_dict()[name])
+TABLE = "backbone.0.0.relative_pos"  # of neighbours that are averages of 4 x 4 nodes
+ANOTHER_SIZE = [
+    ((8, 8), (12, 12), torch.float32),
+    ((8, 8), (6, 10), torch.float32),
+    ((12, 8), (8, 8), torch.float16),
+    ((4, 16), (8, 8), torch.float32),  # tables of the same shape, but not of the same positions
+]
+
+
+def resizable(name="vig_digits", **options):
+    model = built(name, **options)
+    assert isinstance(model, VisionGnn)
+    return model
+
+
+def file_for(size, path, dtype=torch.float32, **options):
+    """A file of weights for images of this size; no number of its tables is that of the formula."""
+    state = built("pvig_cifar_ti", img_size=size, **options).state_dict()
+    for name, tensor in state.items():
+        if name.endswith("relative_pos") or name == "pos_embed":
+            tensor += torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0))
+    save_file({n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}, path)
+
+
+@pytest.mark.parametrize("compat", [None, "reference"])
+@pytest.mark.parametrize(("its_size", "size", "dtype"), ANOTHER_SIZE)
+def test_a_file_for_another_size_is_as_if_the_size_was_set_afterwards(
+    its_size, size, dtype, compat, tmp_path
+):
+    """A file's table of another shape was replaced by a new one for the model's own grid.
+
+    The published code interpolates the file's, and so does `set_input_size`. With pvig_ti_224 on
+    images of 192 x 256 most edges of the graphs were others under `--compat reference`.
+    """
+    path = tmp_path / "w.safetensors"
+    file_for(its_size, path, dtype, compat=compat)
+    expected = resizable("pvig_cifar_ti", img_size=its_size, compat=compat)
+    load_weights(expected, path)
+    expected.set_input_size(size)
+    model = built("pvig_cifar_ti", img_size=size, compat=compat, checkpoint_path=path)
+    assert_holds(model, expected.state_dict())
+
+
+@pytest.mark.parametrize("size", [(12, 12), (6, 10)])
+def test_an_isotropic_file_for_another_size_is_as_if_the_size_was_set_afterwards(size, tmp_path):
+    state = published("vig_digits")
+    save_file(state, tmp_path / "w.safetensors")
+    expected = resizable()
+    load_weights(expected, tmp_path / "w.safetensors")
+    expected.set_input_size(size)
+    model = built(img_size=size, checkpoint_path=tmp_path / "w.safetensors")
+    assert_holds(model, expected.state_dict())
+
+
+def test_the_published_code_interpolates_the_files_relative_positions():
+    """The formula of its `_get_relative_pos`: N nodes, N // r**2 candidates, bicubic."""
+    state = published("pvig_cifar_ti")
+    state[TABLE] += torch.rand(state[TABLE].shape)
+    model = built("pvig_cifar_ti", img_size=(16, 24), compat="reference")
+    expected = nn.functional.interpolate(
+        state[TABLE].unsqueeze(0), size=(16 * 24, 16 * 24 // 4**2), mode="bicubic"
+    ).squeeze(0)
+    assert torch.equal(match_state(state, model, "w")[TABLE], expected)
+
+
+@pytest.mark.parametrize("compat", [None, "reference"])
+def test_relative_positions_for_the_models_size_are_the_files(compat):
+    state, model = published("pvig_cifar_ti"), built("pvig_cifar_ti", compat=compat)
+    state[TABLE] += 1.0
+    assert torch.equal(match_state(state, model, "w")[TABLE], state[TABLE])
+
+
+def test_relative_positions_that_a_file_does_not_have_are_computed():
+    state = published("pvig_cifar_ti")
+    del state[TABLE]
+    for compat in (None, "reference"):
+        model = built("pvig_cifar_ti", compat=compat)
+        assert torch.equal(match_state(state, model, "w")[TABLE], model.state_dict()[TABLE])
+    set_afterwards = resizable("pvig_cifar_ti")
+    set_afterwards.set_input_size((12, 20))
+    larger = built("pvig_cifar_ti", img_size=(12, 20))
+    assert torch.equal(match_state(state, larger, "w")[TABLE], set_afterwards.state_dict()[TABLE])
+
+
+@pytest.mark.parametrize("compat", [None, "reference"])
+@pytest.mark.parametrize(
+    "table", [torch.ones(64, 4), torch.ones(1, 0, 4), torch.ones(1, 64, 4, dtype=torch.int64)]
+)
+def test_what_cannot_be_relative_positions_is_refused(table, compat):
+    state = published("pvig_cifar_ti")
+    state[TABLE] = table
+    with pytest.raises(InputError, match=r"1 misshapen: backbone\.0\.0\.relative_pos"):
+        match_state(state, built("pvig_cifar_ti", img_size=(12, 12), compat=compat), "w")
 
 
 def test_relative_positions_are_left_out_where_a_pyramid_makes_no_knn_graph():

@@ -178,11 +178,38 @@ class Grapher(nn.Module):
             self.relative_pos = self._bias(grid)
         self.grid = grid
 
+    def table_from(self, table: Tensor | None, grid: Grid) -> Tensor:
+        """The table for this block's grid that weights for another grid come with.
+
+        It is the one that `set_grid` makes where those weights are loaded on their own grid.
+
+        Args:
+            table: `relative_pos` of the weights; None where they have none.
+            grid: height and width in nodes that the weights are for.
+
+        Returns:
+            (1, N, M), the table itself where it is for this grid. Published code has no table to
+            interpolate where the weights have none, so `by_raster` gives the block's own then.
+        """
+        own = self.relative_pos
+        assert own is not None
+        if own.is_meta:  # somebody asks for shapes only
+            return own
+        if table is None:
+            is_own = grid == self.grid or self.by_raster
+            return own if is_own else self._resized(own, grid, self.grid)
+        if grid == self.grid and table.shape == own.shape:
+            return table
+        return self._resized(table.to(own), grid, self.grid)
+
     def _bias(self, grid: Grid) -> Tensor | None:
         if self.relative_pos is None or grid == self.grid:
             return self.relative_pos
+        return self._resized(self.relative_pos, self.grid, grid)
+
+    def _resized(self, table: Tensor, before: Grid, grid: Grid) -> Tensor:
+        """Make a table for the grid `before` one for another grid."""
         reduction = self.graph_conv.rule.reduction
         if self.by_raster:
-            return position.resized_by_raster(self.relative_pos, grid, reduction)
-        table = position.relative_distance(self.channels, grid, reduction, self.grid)
-        return table.to(self.relative_pos)
+            return position.resized_by_raster(table, grid, reduction)
+        return position.relative_distance(self.channels, grid, reduction, before).to(table)

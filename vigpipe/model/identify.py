@@ -20,7 +20,7 @@ from vigpipe.model.weights import (
     match_state,
     read_weights,
     to_reference_names,
-    without_tables,
+    with_relative_positions,
 )
 
 
@@ -66,7 +66,7 @@ class _Variant:
         with torch.device("meta"):
             model = self.build()
         own = model.state_dict()
-        return Differences.between(without_tables(state, own, model), own)
+        return Differences.between(with_relative_positions(state, own, model), own)
 
 
 def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:

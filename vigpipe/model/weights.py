@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vigpipe.errors import InputError
-from vigpipe.model.position import resized_embedding
+from vigpipe.model.blocks import reduced
+from vigpipe.model.grapher import Grapher
+from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.vig import VisionGnn
 
 # Where training scripts put the state dict; of several the first that is there counts. The running
@@ -245,9 +247,11 @@ def match_state(
     Names and shapes have to be the model's, with these exceptions:
 
     - `pos_embed` of another grid of nodes is resized to the model's (bicubic in 2-D);
-    - a `relative_pos` that is missing or has another shape is the model's own: these tables are
-      frozen and follow from the sizes. One of the same shape is kept, as the weights were trained
-      with it. Blocks of a pyramid that make no kNN graph have none, and leave the file's out;
+    - `relative_pos` of the model's grid is kept, as the weights were trained with it. For another
+      grid, as the file's `pos_embed` tells, it becomes what `VisionGnn.set_input_size` makes of it:
+      interpolated along the raster with `compat="reference"`, else computed anew, with positions
+      relative to the image. A missing one is computed. Blocks of a pyramid that make no kNN graph
+      have none, and leave the file's out;
     - floating-point tensors are cast to the model's dtype.
 
     Args:
@@ -264,12 +268,13 @@ def match_state(
             classes is among them, unless the classifier is to be new.
     """
     own = model.state_dict()
-    fitted = without_tables(state, own, model)
+    fitted = with_relative_positions(state, own, model)
     if new_classifier:
         fitted |= {name: tensor for name, tensor in own.items() if name.startswith(CLASSIFIER)}
     embedding, target = fitted.get("pos_embed"), own.get("pos_embed")
     if embedding is not None and target is not None and _is_embedding(embedding, target):
-        fitted["pos_embed"] = resized_embedding(embedding, (target.shape[2], target.shape[3]))
+        size = target.shape[2], target.shape[3]
+        fitted["pos_embed"] = resized_embedding(embedding.to(target.dtype), size)
     differences = Differences.between(fitted, own)
     if differences.count:
         advice = "choose the model and the options that the weights were trained with"
@@ -291,21 +296,50 @@ def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[:2] == target.shape[:2]
 
 
-def without_tables(
+def with_relative_positions(
     state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
-    """The state, with the model's own relative_pos where the file's is not to be had."""
+    """Give a state dict the tables of relative positions that the model has; see `match_state`.
+
+    Args:
+        state: tensors by the authors' names.
+        own: the model's state dict.
+        model: as it will be used.
+
+    Returns:
+        The state with a `relative_pos` for every one of the model's, on the model's grids.
+    """
     is_relative = isinstance(model, VisionGnn) and model.shape.relative
     tables = {name for name in {*state, *own} if name.endswith(".relative_pos")}
     fitted = {name: tensor for name, tensor in state.items() if name not in tables}
     for name in sorted(tables):
-        theirs, ours = state.get(name), own.get(name)
-        if ours is not None:
-            is_kept = theirs is not None and theirs.shape == ours.shape
-            fitted[name] = theirs if theirs is not None and is_kept else ours
+        theirs = state.get(name)
+        if theirs is not None and name in own and not _is_table(theirs):
+            fitted[name] = theirs  # misshapen, as `Differences` says
+        elif name in own:
+            assert isinstance(model, VisionGnn)
+            block = int(name.split(".")[1])
+            grapher = model.get_submodule(name.removesuffix(".relative_pos"))
+            assert isinstance(grapher, Grapher)
+            grid = reduced(_grid_of(state, model), (2,) * model.specs[block].stage)
+            fitted[name] = grapher.table_from(theirs, grid)
         elif theirs is not None and not is_relative:
             fitted[name] = theirs
     return fitted
+
+
+def _is_table(tensor: Tensor) -> bool:
+    """Whether this can be a relative_pos: (1, N, M)."""
+    shape = tensor.shape
+    return len(shape) == 3 and shape[0] == 1 and tensor.numel() > 0 and tensor.is_floating_point()
+
+
+def _grid_of(state: Mapping[str, Tensor], model: VisionGnn) -> Grid:
+    """The grid of nodes that a state dict is for, before the first downsampling."""
+    embedding = state.get("pos_embed")
+    if embedding is None or not _is_embedding(embedding, model.pos_embed):
+        return model.grid  # `match_state` refuses it
+    return embedding.shape[2], embedding.shape[3]
 
 
 @dataclass(frozen=True)
