@@ -2,12 +2,13 @@
 
 import os
 import socket
+import time
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from tests.launch.test_environment import ONE_NODE, SRUN
+from tests.launch.test_environment import ONE_NODE, SRUN, TORCHRUN
 from tests.world import run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch import rendezvous
@@ -76,6 +77,72 @@ def test_a_one_node_step_listens_on_loopback_only():
     for total, addresses in run_ranks(meet_as_srun, 2, port, 12):
         assert total == 1
         assert set(addresses) == {"0100007F"}  # 127.0.0.1
+
+
+COLLECTIVE_SECONDS = 2.0
+
+
+def meet_late_as_torchrun(rank: int, world_size: int, port: int) -> str:
+    """Rank 1 comes later than a collective would wait, and leaves rank 0 alone in one."""
+    dist.destroy_process_group()
+    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    env = {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ.update(env)
+    if rank == 0:
+        words.set("rank 0 is waiting", "")
+    else:
+        words.wait(["rank 0 is waiting"])
+        time.sleep(1.5 * COLLECTIVE_SECONDS)
+    rendezvous.init_process_group(from_environment(env), "gloo", COLLECTIVE_SECONDS)
+    if rank == 1:
+        words.wait(["rank 0 has given up"])
+        return ""
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        words.set("rank 0 has given up", "")
+    return "the barrier was passed"
+
+
+@pytest.mark.multiprocess
+def test_torchruns_late_ranks_are_waited_for_longer_than_a_collective():
+    """The timeout of collectives was that of torchrun's rendezvous as well: 60 s in training."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    said, _ = run_ranks(meet_late_as_torchrun, 2, agent.port)
+    assert "2000ms" in said
+
+
+def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
+    """Meet as torchrun's ranks, and again after a restart, in the order that is hardest."""
+    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    sums = []
+    for restart in range(2):
+        dist.destroy_process_group()
+        env = {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        env |= {"TORCHELASTIC_RESTART_COUNT": str(restart)}
+        os.environ.update(env)
+        if rank == 0 and restart:
+            words.wait(["rank 1 is waiting"])
+        elif restart:
+            words.set("rank 1 is waiting", "")
+        rendezvous.init_process_group(from_environment(env), "gloo", 20)
+        ranks: list[int] = [0] * world_size
+        dist.all_gather_object(ranks, rank + restart)
+        sums.append(sum(ranks))
+    return sums
+
+
+@pytest.mark.multiprocess
+def test_ranks_of_torchrun_meet_again_after_a_restart():
+    """torchrun keeps its store, and what the ranks of the start before have written there."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    assert run_ranks(meet_again_as_torchrun, 2, agent.port) == [[1, 3], [1, 3]]
 
 
 def alone(rank: int, world_size: int) -> float:

@@ -16,7 +16,8 @@ LOOPBACK = ("127.0.0.1", "localhost")
 def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> None:
     """Bring the ranks together; every collective afterwards gives up after timeout_seconds.
 
-    With NCCL the caller has chosen the rank's device (torch.cuda.set_device) before.
+    Ranks that start late are waited for longer, for PATIENCE_SECONDS, whatever started them. With
+    NCCL the caller has chosen the rank's device (torch.cuda.set_device) before.
     """
     from datetime import timedelta
 
@@ -29,16 +30,23 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
     arguments: dict[str, Any] = {"backend": backend, "timeout": timeout}
     if "nccl" in backend:
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    # The store waits for ranks that start late; collectives have a timeout of their own.
+    patience = timedelta(seconds=max(timeout_seconds, PATIENCE_SECONDS))
     if launch.launcher == "torchrun":
-        arguments["init_method"] = launch.init_method  # the store belongs to torchrun
+        assert launch.init_method is not None
+        meeting = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
+            launch.init_method, launch.rank, launch.world_size, timeout=patience
+        )
+        store, _, _ = next(meeting)
     else:
-        store = _make_store(launch, timedelta(seconds=max(timeout_seconds, PATIENCE_SECONDS)))
-        store = _joined(store, launch)
-        arguments |= {"store": store, "rank": launch.rank, "world_size": launch.world_size}
+        store = _make_store(launch, patience)
+    store.set_timeout(patience)
     if launch.world_size > 1:
-        # Python runs its signal handlers between bytecodes, hence never inside a gloo wait.
+        # Python runs its signal handlers between bytecodes, hence never in a wait of store or gloo.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    store = _joined(store, launch)
+    arguments |= {"store": store, "rank": launch.rank, "world_size": launch.world_size}
     dist.init_process_group(**arguments)
 
 
@@ -73,14 +81,15 @@ def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
     """
     import torch.distributed as dist
 
-    own = digest(launch.run_id)
-    if launch.rank == 0:
-        store.set(OWNER_KEY, own)
-    elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != own:
-        raise InputError(
-            f"rank {launch.rank} of {launch.run_id} found another run ({owner[:16]}) at "
-            f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
-        )
+    if launch.launcher != "torchrun":  # its store is its own, and the same one after a restart
+        own = digest(launch.run_id)
+        if launch.rank == 0:
+            store.set(OWNER_KEY, own)
+        elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != own:
+            raise InputError(
+                f"rank {launch.rank} of {launch.run_id} found another run ({owner[:16]}) at "
+                f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
+            )
     ours = dist.PrefixStore(launch.run_id, store)  # pyright: ignore[reportPrivateImportUsage]
     ours.set(f"here/{launch.rank}", "")
     ours.wait([f"here/{rank}" for rank in range(launch.world_size)])
