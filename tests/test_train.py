@@ -360,6 +360,14 @@ def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(workers, pic
     assert len(list(out.glob("failed-rank*.json"))) >= 1
 
 
+def test_a_run_removes_the_failures_of_an_earlier_one_with_more_ranks(tmp_path):
+    for rank in (0, 3):
+        (tmp_path / f"failed-rank{rank}.json").write_text('{"kind": "own"}')
+    options = ["--data", "fake", "--image-size", "8", "--batch-size", "20", "--steps", "1"]
+    assert main(["train", *options, "--threads", "1", "--out", str(tmp_path)]) == 0
+    assert list(tmp_path.glob("failed-rank*.json")) == []
+
+
 def test_a_loss_that_is_no_number_ends_all_ranks_with_one_sentence(tmp_path):
     options = ["--opt", "sgd", "--lr", "1e6", "--warmup-epochs", "0", "--out", str(tmp_path)]
     line = [sys.executable, "-m", "vigpipe", "train", "--dp", "2", "--microbatches", "2"]

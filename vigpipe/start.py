@@ -89,6 +89,7 @@ def _run(
 ) -> int:
     from vigpipe.launch.device import backend, choose_device, weight_dtype
     from vigpipe.launch.environment import PATIENCE_SECONDS, threads_per_rank
+    from vigpipe.launch.failures import remove_records
     from vigpipe.launch.rendezvous import init_process_group
     from vigpipe.parallel.agreement import broadcast_value, check_alike
     from vigpipe.run.facts import prepare
@@ -136,6 +137,8 @@ def _run(
     if makes_folder and launch.rank == 0:
         folder = make_output_folder(config.out, goes_on)
         lock(folder)
+        # Of an earlier run of more ranks. A rank alone has learned its folder only now, too.
+        remove_records(folder, first_rank=world_size if world_size > 1 else 0)
     if world_size > 1:
         init_process_group(launch, backend(device), timeout)
         folder = Path(broadcast_value(str(folder), world_size))

@@ -46,6 +46,16 @@ def test_the_record_of_an_earlier_run_goes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_records_of_ranks_that_a_run_does_not_have_go(tmp_path):
+    """Those of its own ranks stay: each removes its own, and may have failed again since."""
+    for rank in (0, 1, 2, 10):
+        record(tmp_path, rank=rank)
+    (tmp_path / "failed-rank-notes.json").touch()
+    failures.remove_records(tmp_path, first_rank=2)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"failed-rank0.json", "failed-rank1.json", "failed-rank-notes.json"}
+
+
 def test_an_input_error_is_one_sentence(tmp_path, capfd):
     assert failures.run_rank(raising(InputError("no such plan")), ALONE, [tmp_path]) == 2
     assert capfd.readouterr().err == "no such plan\n"

@@ -227,11 +227,11 @@ def test_a_cancelled_job_saves_and_stays_so(slurm, tmp_path):
 )
 def test_only_what_another_start_can_help_is_requeued(slurm, tmp_path, code, kind, requeued):
     """A program that only ends stands for the ranks."""
-    if kind:
-        record = tmp_path / "a folder $(false)" / "failed-rank0.json"
-        record.parent.mkdir()
-        record.write_text(json.dumps({"kind": kind}, indent=1))
-    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    record = tmp_path / "a folder $(false)" / "failed-rank0.json"
+    record.parent.mkdir()
+    text = json.dumps({"job": "slurm-JOB.0.0.token", "kind": kind}, indent=1)
+    fails = f"echo '{text}' | sed \"s/JOB/$SLURM_JOB_ID/\" > '{record}'" if kind else ""
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$@"\n{fails}\nexit {code}\n')
     arguments = ["--out", "a folder $(false)", "--lr=0.1 * 2"]
     with batch(slurm, tmp_path, ["-N1"], arguments, start=None) as job:
         wait_until(lambda: job.tells("vigpipe.train"), 30, "it starts")

@@ -93,6 +93,21 @@ def record_file(folder: Path, rank: int) -> Path:
     return folder / f"failed-rank{rank}.json"
 
 
+def remove_records(folder: Path, first_rank: int) -> None:
+    """Remove the failures that ranks of an earlier run have left in the folder of this one.
+
+    Args:
+        folder: of the run.
+        first_rank: records of lower ranks stay. Give the number of ranks: each of them removes its
+            own record when it starts, and may have failed again since.
+    """
+    for path in folder.glob("failed-rank*.json"):
+        rank = re.fullmatch(r"failed-rank([0-9]+)\.json", path.name)
+        if rank and int(rank[1]) >= first_rank:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def pid_file(folder: Path, rank: int) -> Path:
     """In start_local's folder: the process of a rank."""
     return folder / f"rank{rank}.pid"
