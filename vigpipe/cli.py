@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options, path = read_config_file(arguments)
-        app = _app(arguments)
+        app = make_app(arguments)
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), _check_whole_numbers)
@@ -83,7 +83,12 @@ def _check_whole_numbers(
                     raise InputError(f"{argument.name} {token.value}: must be a whole number")
 
 
-def _app(arguments: list[str]) -> App:
+def make_app(arguments: list[str]) -> App:
+    """Make the command line's parser, with every command and its options.
+
+    Args:
+        arguments: the command line without the program, for the ranks that a command starts.
+    """
     app = App(
         name="vigpipe",
         help="Train Vision GNNs across pipeline stages and data-parallel replicas.",
