@@ -1,4 +1,4 @@
-"""The table of faults in the README, row by row: what is told, the exit code, and how soon.
+"""The table of faults in docs/faults.md, row by row: what is told, the exit code, and how soon.
 
 Every run is a real one with real ranks. After the fault the same command line goes on with --resume
 auto, and its weights are those of a run that nothing has happened to.

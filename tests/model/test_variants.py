@@ -1,4 +1,4 @@
-"""Every variant in stages: what its README table promises of 2 and 4 of them."""
+"""Every variant in stages: what the table in docs/models.md promises of 2 and 4 of them."""
 
 from copy import deepcopy
 

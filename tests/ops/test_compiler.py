@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from vigpipe.ops import compiler
 
 REPORT = "from vigpipe import ops; print(ops.versions('cpu')['knn'])"
@@ -103,9 +101,3 @@ def test_sanitizers_find_nothing(tmp_path):
     done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.startswith("calls: ")
-
-
-@pytest.mark.parametrize("name", ["CXX", "VIGPIPE_CACHE"])
-def test_the_readme_names_what_the_environment_decides(name):
-    readme = Path(__file__).parents[2] / "README.md"
-    assert name in readme.read_text(encoding="utf-8")
