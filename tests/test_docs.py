@@ -1,0 +1,239 @@
+"""The pages: their commands are parsed or run, and what they copy from elsewhere is what is there.
+
+Every command in a fence marked `sh`, and behind a `$` in one marked `console`, is either one of
+vigpipe's, and then the real parser must take it, or listed in `OTHERS`. `RUN` are really run here.
+The README's test command runs this test, and CI runs the README's two commands to the letter.
+
+Links, anchors, images and names of the Python API are checked by docs/build.py, which CI runs.
+
+Run by hand on 2026-11-22, because they take minutes, need several ranks or write to the checkout:
+the README's `vigpipe time` and `plan`; `vigpipe check --stages 2 --microbatches 5 --dp 2` and the
+default run, whose output the pages show; docs/clusters.md under torchrun; docs/checkpoints.md's
+two runs, one after the other; docs/models.md's `weights convert`, `graph` and `predict` with a file
+of random weights; the commands of CONTRIBUTING.md. Benchmarks, the study and the accuracy of
+vig_cifar_ti were run for the folders in results/, which name their commands. Under Slurm, the tests
+in tests/slurm run the same options.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from docs import command_line
+from tests.world import ROOT
+from vigpipe import cli
+from vigpipe.model.variants import create_model
+
+PAGES = sorted(
+    path
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "slurm/*.md", "stages/*.md")
+    for path in ROOT.glob(pattern)
+)
+# Commands that are not vigpipe's own, by how they begin, and who runs them.
+OTHERS = {
+    ".ci/run": "CI",
+    ".uv/bin/uv pip install --no-deps -e .": "by hand",
+    ".uv/bin/uv pip sync --python .venv-docs --require-hashes requirements-docs.lock": "CI",
+    ".uv/bin/uv venv --allow-existing .venv-docs": "CI",
+    ".venv-docs/bin/python docs/build.py": "CI",
+    ".venv/bin/pyright": "CI",
+    ".venv/bin/python -m pytest": "CI",
+    ".venv/bin/ruff": "CI",
+    "eval": "tests/slurm",
+    "export": "tests/slurm",
+    "python -m examples.digits": "below",
+    "python -m vigpipe.model.table": "tests/model/test_table.py",
+    "slurm/local.sh": "tests/slurm",
+    "uv pip compile": "by hand",
+}
+# Commands that are run here, in this order and in one folder, and what is added to make them short.
+RUN = {
+    "vigpipe train --model vig_cifar_ti --data pictures --image-size 32 --recipe cifar "
+    "--out runs/first": "--steps 2 --batch-size 4 --checkpoint-every 1 --threads 1",
+    "vigpipe predict --weights runs/first/model.safetensors pictures/test": "--threads 1",
+    "vigpipe graph --weights runs/first/model.safetensors --image cat.jpg --out graph.png": "",
+    "vigpipe checkpoint list runs/a": "",
+    "vigpipe checkpoint verify runs/a": "",
+    "vigpipe checkpoint export runs/a weights.safetensors": "",
+    "vigpipe report runs/first runs/second --out report.html": "",
+    "vigpipe doctor": "",
+    "vigpipe plan --model vig_ti_224 --stages 2 --batch-size 20 --explain --profile "
+    "results/2026-11-21-predict-vig-ti-2core/profile.json": "",
+}
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block of a page."""
+
+    page: Path
+    language: str
+    text: str
+
+    def commands(self) -> list[str]:
+        """The command lines in it, without comments, continued lines joined."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [
+            shlex.join(words) if "&&" not in words and "$(" not in line else line
+            for line in lines
+            if (words := shlex.split(line, comments=True))
+        ]
+
+
+def fences(*languages):
+    return [
+        Fence(page, *found.groups())
+        for page in PAGES
+        for found in re.finditer(
+            r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
+        if found[1] in languages
+    ]
+
+
+def arguments(command):
+    """What a command gives to vigpipe behind its name; None if it is another program's."""
+    words = shlex.split(command)
+    if words[0] == "sbatch":
+        script = next(i for i, word in enumerate(words) if word.endswith(".sbatch"))
+        assert (ROOT / words[script]).is_file(), command
+        return ["study" if "study" in words[script] else "train", *words[script + 1 :]]
+    if words[0] in ("srun", "torchrun"):
+        starts = ("python", "-m")
+        words = words[next(i for i, word in enumerate(words) if i and word in starts) :]
+    while words[0] in ("python", ".venv/bin/python", "-m"):
+        words = words[1:]
+    if words[0] == "vigpipe.train":
+        return ["train", *words[1:]]
+    return words[1:] if words[0] == "vigpipe" else None
+
+
+COMMANDS = [
+    (fence.page.relative_to(ROOT), command)
+    for fence in fences("sh", "console")
+    for command in fence.commands()
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS]
+)
+def test_every_command_of_a_page_is_one_that_there_is(page, command):
+    given = arguments(command)
+    if given is None:
+        assert any(command.startswith(other) for other in OTHERS), f"{page}: who runs {command}?"
+        return
+    app = cli.make_app(given)
+    app.parse_args(given, exit_on_error=False, print_error=False)
+
+
+def test_the_lists_name_no_command_that_no_page_has():
+    # `vigpipe` is written `python -m vigpipe` here and there; the words behind are what counts.
+    listed = [command for _, command in COMMANDS]
+    parsed = [given for command in listed if (given := arguments(command)) is not None]
+    for command in RUN:
+        assert arguments(command) in parsed
+    inline = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for other in OTHERS:
+        assert any(command.startswith(other) for command in listed) or f"`{other}`" in inline
+
+
+def test_a_renamed_option_would_be_seen():
+    given = arguments("srun -n 4 python -m vigpipe.train --stages 2 --micro-batches 5")
+    assert given is not None
+    assert given == ["train", "--stages", "2", "--micro-batches", "5"]
+    with pytest.raises(cli.CycloptsError, match="--micro-batches"):
+        cli.make_app(given).parse_args(given, exit_on_error=False, print_error=False)
+
+
+def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "results", "results")
+    for split in ("train", "test"):
+        for index, name in enumerate(("cat", "dog", "fox")):
+            folder = Path("pictures", split, name)
+            folder.mkdir(parents=True)
+            for shade in range(2):
+                Image.new("RGB", (40, 36), (60 * index, 90 * shade, 120)).save(
+                    folder / f"{shade}.png"
+                )
+    Image.new("RGB", (40, 36), "orange").save("cat.jpg")
+    shown = {command: fence.text for fence in fences("console") for command in fence.commands()}
+    for command, more in RUN.items():
+        given = arguments(command)
+        assert given is not None
+        assert cli.main([*given, *more.split()]) == 0, (command, capsys.readouterr())
+        printed = capsys.readouterr().out
+        if command in shown:
+            assert shown[command].partition("\n")[2].rstrip("\n") in printed
+        if "--out runs/first" in command:
+            shutil.copytree("runs/first", "runs/a")
+            shutil.copytree("runs/first", "runs/second")
+    for made in ("graph.png", "weights.safetensors", "report.html", "runs/first/summary.json"):
+        assert Path(made).stat().st_size > 0
+
+
+def test_the_python_of_the_pages_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(create_model("vig_ti_224", num_classes=1000).state_dict(), "vig_ti_74.5.pth")
+    Path("runs", "<time>").mkdir(parents=True)
+    digits = create_model("vig_digits", num_classes=10, in_chans=1)
+    save_file(digits.state_dict(), "runs/<time>/model.safetensors")
+    blocks = [fence for fence in fences("python") if fence.page.name != "python.md"]
+    assert {fence.page.name for fence in blocks} == {"README.md", "models.md", "start.md"}
+    for fence in blocks:
+        names = {"images": torch.rand(1, 3, 224, 224)}
+        exec(compile(fence.text, str(fence.page), "exec"), names)
+        assert isinstance(names["model"], torch.nn.Module)
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    """Only shorter than a reader would run it: two steps in place of three epochs."""
+    main = cli.main
+    monkeypatch.setattr(cli, "main", lambda given: main([*given, "--steps", "2"]))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = ROOT / "examples" / "digits.py"
+    with mpl.rc_context({"backend": "agg"}):
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {})
+    assert "of 360 test images are right" in capsys.readouterr().out
+    assert [picture.name for picture in tmp_path.glob("*/digits/*.png")] == ["graph.png"]
+
+
+def test_the_page_of_the_example_shows_what_is_in_it():
+    example = (ROOT / "examples" / "digits.py").read_text(encoding="utf-8").splitlines()
+    blocks = [fence for fence in fences("python") if fence.page.name == "python.md"]
+    assert blocks
+    for fence in blocks:
+        for line in fence.text.splitlines():
+            assert line in example
+
+
+@pytest.mark.skipif(
+    f"cyclopts=={version('cyclopts')} " not in (ROOT / "requirements.lock").read_text(),
+    reason="earlier cyclopts knows less about options that are inherited",
+)
+def test_the_page_about_the_command_line_is_what_the_parser_says():
+    assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page(), (
+        "an option has changed: write the page again with python -m docs.command_line"
+    )
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("name", ["CXX", "VIGPIPE_CACHE"])
+def test_the_pages_name_what_the_environment_decides(name):
+    assert f"`{name}`" in (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
