@@ -17,11 +17,10 @@ HEAD = """\
 `vigpipe train`. `--help` after any verb prints its options. This page is written by
 `python -m docs.command_line` from the parser itself, and a test compares the two.
 
-A dash in the column of defaults means that the value follows from the model, the recipe or the
-machine, or that the option is off. Options may also come from a TOML file (`--config FILE`); those
-on the command line win over it. Exit codes are on the page about [faults](faults.md#exit-codes).
+Where no default is given, the value follows from the model, the recipe or the machine, or the
+option is off. Options may also come from a TOML file (`--config FILE`); those on the command line
+win over it. Exit codes are on the page about [faults](faults.md#exit-codes).
 """
-MOST_CHOICES_IN_COLUMN = 4
 
 
 def page() -> str:
@@ -56,27 +55,26 @@ def _section(name: str, command: App, train: dict[str, list[str]]) -> str:
             "",
         ]
     if rows:
-        text += ["| option | value | default | meaning |", "|---|---|---|---|"]
+        text += ["| option | meaning |", "|---|---|"]
         text += [f"| {' | '.join(row)} |" for row in rows]
         text.append("")
     return "\n".join(text)
 
 
 def _rows(command: App) -> list[list[str]]:
-    """Option, value, default and meaning of every argument of a command, as cells of a table."""
+    """Name and meaning of every argument of a command, as cells of a table."""
     rows: list[list[str]] = []
     for argument in command.assemble_argument_collection(parse_docstring=True):
         if not argument.show:
             continue
-        value, choices = _value(argument.hint)
-        meaning = _escaped(" ".join((argument.parameter.help or "").split()))
-        if len(choices) > MOST_CHOICES_IN_COLUMN:
-            meaning += f" One of {', '.join(choices)}."
-        else:
-            value = [*value, *choices]
+        kinds, choices = _value(argument.hint)
         default = "required" if argument.required else _default(argument.field_info.default)
+        values = [*kinds, *choices]
+        value = " or ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
+        facts = "; ".join(filter(None, [value, default]))
+        meaning = _escaped(" ".join((argument.parameter.help or "").split()))
         names = "<br>".join(f"`{name}`" for name in argument.names)
-        rows.append([names, ", ".join(value), default, meaning])
+        rows.append([names, f"{meaning}<br>*{facts}*" if facts else meaning])
     return rows
 
 
@@ -96,9 +94,10 @@ def _value(hint: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401
 
 
 def _default(default: object) -> str:
+    """What an option is where it is not given; nothing where that depends on something else."""
     if isinstance(default, bool):
-        return "on" if default else "off"
-    return f"`{default}`" if isinstance(default, int | float | str | Path) else "–"
+        return "default: on" if default else "default: off"
+    return f"default: `{default}`" if isinstance(default, int | float | str | Path) else ""
 
 
 def _escaped(text: str) -> str:
