@@ -8,11 +8,12 @@ Links, anchors, images and names of the Python API are checked by docs/build.py,
 
 Run by hand on 2026-11-22, because they take minutes, need several ranks or write to the checkout:
 the README's `vigpipe time` and `plan`; `vigpipe check --stages 2 --microbatches 5 --dp 2` and the
-default run, whose output the pages show; docs/clusters.md under torchrun; docs/checkpoints.md's
-two runs, one after the other; docs/models.md's `weights convert`, `graph` and `predict` with a file
-of random weights; the commands of CONTRIBUTING.md. Benchmarks, the study and the accuracy of
-vig_cifar_ti were run for the folders in results/, which name their commands. Under Slurm, the tests
-in tests/slurm run the same options.
+default run, whose output the pages show; with fewer `--steps`, docs/clusters.md under torchrun,
+docs/checkpoints.md's two runs one after the other, and docs/layouts.md's run of virtual stages;
+docs/models.md's `weights convert`, `graph` and `predict` with a file of random weights; the
+commands of CONTRIBUTING.md. Benchmarks, the study and the accuracy of vig_cifar_ti were run for the
+folders in results/, which name their commands. Under Slurm, tests/slurm runs the same options.
+Not run: the download of CIFAR-10, which needs a network.
 """
 
 import os
