@@ -231,6 +231,20 @@ def test_the_page_about_the_command_line_is_what_the_parser_says():
     )
 
 
+def test_the_map_of_the_code_names_files_and_folders_that_there_are():
+    package = ROOT / "vigpipe"
+    text = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    named = re.findall(r"^[0-9]\. `([a-z_]+/[a-z_]+\.py|[a-z_]+\.py)`", text, re.MULTILINE)
+    assert len(named) == 6  # the way of one batch
+    rows = re.findall(r"^\| `([a-z_]+)/` \| .* \| (.*) \|$", text, re.MULTILINE)
+    for folder, files in rows:
+        inside = "" if folder == "vigpipe" else f"{folder}/"
+        named += [inside + name for name in re.findall(r"`([a-z_/*]+\.[a-z]+)`", files)]
+    assert [name for name in named if not any(package.glob(name))] == []
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert folders == {folder for folder, _ in rows} - {"vigpipe"}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
