@@ -227,17 +227,17 @@ def make_app(arguments: list[str]) -> App:
         return verify_all(places, print)
 
     @checkpoint.command
-    def export(place: Path, target: Path, /, *, average: bool = False) -> None:
+    def export(place: Path, target: Path, /, *, ema: bool = False) -> None:
         """Write the weights of a checkpoint as one safetensors file.
 
         Args:
             place: a checkpoint, or a run, whose newest one is meant.
             target: the .safetensors file to write.
-            average: write the moving average of the weights.
+            ema: write the moving average of the weights, which a run with --ema keeps.
         """
         from vigpipe.commands.checkpoint import export as write
 
-        print(f"{target}: weights of {write(place, target, average)}")
+        print(f"{target}: weights of {write(place, target, ema)}")
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)

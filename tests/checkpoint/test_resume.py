@@ -290,7 +290,7 @@ def test_the_verbs(whole, tmp_path, capsys):
     target = tmp_path / "w.safetensors"
     assert main(["checkpoint", "export", str(whole), str(target)]) == 0
     assert target.read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert main(["checkpoint", "export", str(whole), str(target), "--average"]) == 0
+    assert main(["checkpoint", "export", str(whole), str(target), "--ema"]) == 0
     assert target.read_bytes() == (whole / "model-ema.safetensors").read_bytes()
     damaged = Path(shutil.copytree(list_checkpoints(whole)[0], tmp_path / "step-00000008"))
     flip(damaged / "stage0-replica0.safetensors")

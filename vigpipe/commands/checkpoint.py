@@ -66,13 +66,13 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
     return code
 
 
-def export(place: Path, target: Path, average: bool = False) -> Path:
+def export(place: Path, target: Path, ema: bool = False) -> Path:
     """Write the weights of a checkpoint, or of a run's newest one, as one file that says its model.
 
     Args:
         place: a checkpoint or a run.
         target: the .safetensors file.
-        average: the moving average in the place of the weights.
+        ema: write the moving average in place of the weights.
 
     Returns:
         The checkpoint.
@@ -83,7 +83,7 @@ def export(place: Path, target: Path, average: bool = False) -> Path:
     checkpoint = checkpoints_at(place)[0]
     manifest = verify(checkpoint)
     where = tensor_names(checkpoint, manifest)
-    kind = "ema/" if average else "model/"
+    kind = "ema/" if ema else "model/"
     names = sorted(name for name in where if name.startswith(kind))
     if not names:
         raise InputError(f"{checkpoint}: has no {kind}… tensors; the run had no --ema")
