@@ -63,8 +63,7 @@ def run_on_ranks(
     several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and several:
         # Not what may be run as python -m vigpipe.train: Python would warn.
-        more = ["sklearn.datasets"] if config.data == "digits" else []
-        preload("vigpipe.run.evaluation", "rich.progress", *more)
+        preload("vigpipe.run.evaluation", "rich.progress")
 
     def do(*share: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*share, **options or {})

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vigpipe.data import images, open_source, split, transforms
+from vigpipe.data import images, open_source, sources, split, transforms
 from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.errors import InputError
 
@@ -58,6 +58,14 @@ def test_digits_are_the_ones_of_scikit_learn_in_0_to_1():
     labels = np.concatenate([source.train.labels, source.test.labels])
     assert np.bincount(labels).tolist() == np.bincount(digits.target).tolist()
     assert source.test.labels.dtype == np.int64
+
+
+def test_digits_without_their_file_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"digits\.csv\.gz: the digits cannot be read .*scikit-learn"
+    ):
+        open_source("digits")
 
 
 def test_digits_are_split_the_same_way_for_ever_and_every_class_by_a_fifth():
@@ -379,6 +387,7 @@ def test_reading_ahead_in_a_thread_does_not_disturb_the_masks_of_this_one(folder
 def test_importing_is_light():
     code = (
         "import sys, vigpipe.data\n"
+        "vigpipe.data.open_source('digits')\n"
         "heavy = {'timm', 'torchvision', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )

@@ -121,6 +121,6 @@ def rank(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    local.preload("vigpipe.run.evaluation", "rich.progress", "sklearn.datasets")
+    local.preload("vigpipe.run.evaluation", "rich.progress")
     fault, num_ranks, *command = sys.argv[1:]
     sys.exit(local.start_local(int(num_ranks), "__main__:rank", [fault, *command], threads=1))

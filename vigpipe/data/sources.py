@@ -1,13 +1,14 @@
 """Where images and labels come from: digits, CIFAR-10, a folder of images, or none at all."""
 
 import contextlib
+import gzip
 import hashlib
 import math
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -112,13 +113,11 @@ def open_source(
 
 
 def _digits(preparation: Preparation) -> Source:
-    from sklearn.datasets import load_digits  # seconds to import
-
-    digits: Any = load_digits()
-    labels = digits.target
-    # Values are 0 … 16; with white at 240 they resize without rounding to sixteenths, and
-    # 15 v / 240 is v / 16 exactly.
-    pixels = (digits.images * 15).astype(np.uint8)[..., None]  # (1797, 8, 8, 1)
+    values = _read_digits()  # (1797, 65): the 64 greys of an image, 0 … 16, and its label
+    labels = values[:, -1]
+    # With white at 240 they resize without rounding to sixteenths, and 15 v / 240 is v / 16
+    # exactly.
+    pixels = (values[:, :-1] * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
     # Every fifth digit of each class, in an order that no random generator can change.
     order = sorted(range(len(labels)), key=lambda i: (labels[i], _hash(f"digits {i}")))
     test = sorted(order[::5])
@@ -126,12 +125,34 @@ def _digits(preparation: Preparation) -> Source:
     return _in_memory(
         "digits",
         tuple(str(digit) for digit in range(10)),
-        (pixels[train], labels[train]),
-        (pixels[test], labels[test]),
+        (pixels[train], labels[train].tolist()),
+        (pixels[test], labels[test].tolist()),
         preparation,
         white=240,
         flip=False,
     )
+
+
+def _read_digits() -> np.ndarray:
+    """Read the file behind scikit-learn's load_digits; importing that function takes seconds.
+
+    Returns:
+        (1797, 65) int64: the greys of each image row by row, then its label.
+
+    Raises:
+        InputError: scikit-learn is missing, or keeps the file elsewhere.
+    """
+    package = find_spec("sklearn")  # finds the folder without importing the package
+    init = Path((package and package.origin) or "sklearn/__init__.py")
+    path = init.parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        with gzip.open(path, "rt") as file:
+            return np.loadtxt(file, delimiter=",", dtype=np.int64)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: the digits cannot be read ({error}); they come with scikit-learn: "
+            "pip install scikit-learn"
+        ) from error
 
 
 def _cifar10(folder: Path, download: bool, preparation: Preparation) -> Source:
