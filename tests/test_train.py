@@ -65,7 +65,7 @@ def four_ranks(tmp_path_factory):
     """The same on two stages × two replicas."""
     folder = tmp_path_factory.mktemp("four")
     line = [sys.executable, "-m", "vigpipe.train", *FOUR_RANKS, *SHORT, "--out", str(folder)]
-    done = run_command(line)
+    done = run_command(line, fresh=True)  # the README's command as a user starts it
     assert (done.returncode, done.stderr) == (0, "")
     (folder / "stdout").write_text(done.stdout)
     return folder
@@ -150,7 +150,7 @@ def test_four_ranks_have_the_losses_of_one_process(alone, four_ranks):
 def test_torchrun_has_the_losses_of_plain_python(four_ranks, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     line = ["--nproc-per-node=4", "-m", "vigpipe.train", *FOUR_RANKS, *SHORT]
-    done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")])
+    done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")], fresh=True)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == losses(four_ranks)
 

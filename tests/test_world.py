@@ -1,15 +1,17 @@
 """run_ranks and run_command keep their promises, above all when something goes wrong."""
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.world import RankFailed, run_command, run_ranks, start_command
+from tests.world import ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -69,15 +71,115 @@ def test_a_hanging_rank_is_named():
         run_ranks(hang_on_rank_1, 2, timeout=1)
 
 
-def test_run_command_returns_output_and_code():
-    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+WHO = """
+import multiprocessing, os, signal, sys, threading
+print(sys.argv, os.getcwd(), os.environ["WHAT"], "WHERE" in os.environ, repr(sys.stdin.read()))
+print(os.getpid() == os.getpgid(0), __name__, sys.modules["__main__"].__dict__ is globals())
+handlers = [signal.getsignal(number) for number in range(1, 32)]
+print(*handlers, signal.pthread_sigmask(signal.SIG_BLOCK, ()), sep="\\n")
+print(multiprocessing.current_process(), multiprocessing.parent_process())
+print(os.listdir("/proc/self/fd"))
+print("to the errors", file=sys.stderr)
+threading.Thread(target=print, args=("a thread",)).start()
+"""
+ENDS = {
+    "pass": 0,
+    "sys.exit(3)": 3,
+    "sys.exit('told')": 1,
+    "raise ValueError('no')": 1,
+    "raise KeyboardInterrupt": -signal.SIGINT,
+    "os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
+    "os._exit(4)": 4,
+}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_fork_finds_and_does_what_a_fresh_interpreter_does(ignored, tmp_path, monkeypatch):
+    """Also where these tests run under nohup, or in the background of a script."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHERE", "here")
+    monkeypatch.delenv("WHERE")
+    (tmp_path / "who.py").write_text(WHO)
+    path = {"WHAT": "it", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        for words in (["-c", WHO], ["-m", "who"], [str(tmp_path / "who.py")]):
+            line = [sys.executable, *words, "two words", "$HOME"]
+            fork, fresh = (run_command(line, path, fresh=fresh) for fresh in (False, True))
+            assert fork.returncode == fresh.returncode == 0
+            assert fork.stdout.splitlines() == fresh.stdout.splitlines()
+            assert fork.stderr == fresh.stderr == "to the errors\n"
+            assert "default_int_handler" in fork.stdout
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_command_ends_with_its_own_code_or_signal(fresh):
+    # All at once, as a fresh one takes a while.
+    with contextlib.ExitStack() as stack:
+        begun = {}
+        for end in ENDS:
+            line = [sys.executable, "-c", f"import atexit, os, signal, sys; "
+                    f"atexit.register(print, 'at exit'); print('out'); {end}"]  # fmt: skip
+            begun[end] = stack.enter_context(start_command(line, fresh=fresh))
+        done = {end: command.wait(60) for end, command in begun.items()}
+    assert {end: ended.returncode for end, ended in done.items()} == ENDS
+    for end in list(ENDS)[:5]:
+        assert done[end].stdout == "out\nat exit\n"
+    assert done["sys.exit('told')"].stderr == "told\n"
+    assert done["raise ValueError('no')"].stderr.endswith("ValueError: no\n")
+
+
+def test_a_forked_command_forks_its_local_ranks():
+    """A fork has the command line of the server, an interpreter of its own has another."""
+    code = """
+import os, sys
+from pathlib import Path
+from vigpipe.launch import local
+
+def rank(arguments):
+    line = Path("/proc", str(os.getppid()), "cmdline").read_text()
+    print(f"{'tests.preload' in line}\\n", end="")
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(local.start_local(2, rank, [], threads=1))
+"""
     done = run_command([sys.executable, "-c", code])
-    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "True\n" * 2
 
 
-def test_run_command_notices_what_is_left_behind():
+STARTER = """
+import sys, time
+from multiprocessing import forkserver
+from tests import warm, world
+if __name__ == "__main__":
+    real = forkserver.set_forkserver_preload
+    forkserver.set_forkserver_preload = lambda modules: real(["tests.warm"])
+    with world.start_command([sys.executable, "-c", "import time; time.sleep(1000)"]) as command:
+        server = int(open(f"/proc/{command.popen.pid}/stat").read().rpartition(")")[2].split()[1])
+        print(server, command.popen.pid, flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_the_server_and_its_commands_end_when_the_tests_are_killed():
+    with start_command([sys.executable, "-c", STARTER], fresh=True) as command:
+        told = command.folder / "stdout"
+        wait_until(lambda: told.read_text().endswith("\n"), 60, "a server with a command runs")
+        others = [Path("/proc", pid) for pid in told.read_text().split()]
+        assert all(path.exists() for path in others)
+        command.popen.send_signal(signal.SIGKILL)
+        wait_until(lambda: not any(path.exists() for path in others), 10, "they are gone")
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_run_command_notices_what_is_left_behind(fresh):
     code = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
-    with start_command([sys.executable, "-c", code]) as command:
+    with start_command([sys.executable, "-c", code], fresh=fresh) as command:
         with pytest.raises(AssertionError, match="no process of the command is left"):
             command.wait(10)
         assert len(command.processes()) == 1

@@ -1,12 +1,10 @@
 """Start ranks and commands from a test, and leave none of them behind.
 
-`run_ranks` forks its ranks from one server process that has imported torch already, so that a
-world costs tenths of a second; the server starts with the first world and ends with pytest.
+`run_ranks` and `start_command` fork ranks and Python commands from one server process that has
+imported torch already (tests/warm.py), so that they cost tenths of a second.
 """
 
 import contextlib
-import functools
-import multiprocessing
 import os
 import pickle
 import signal
@@ -18,24 +16,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.forkserver import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
+from tests.warm import TOKEN_VARIABLE, ForkedPython, means_python, server, start_python
+
 ROOT = Path(__file__).parents[1]
-PRELOAD = [
-    "torch",
-    "torch.distributed.pipelining",
-    "torch.testing",
-    "timm",
-    "pytest",
-    "hypothesis",
-    "vigpipe.launch.failures",
-    "vigpipe.commands.check",
-    "sklearn.datasets",
-]
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
-TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # inherited by every descendant of a command
 
 
 class RankFailed(RuntimeError):
@@ -65,7 +52,7 @@ def run_ranks(
             peer; its exception is the cause.
         TimeoutError: names the ranks that had not finished.
     """
-    context = _context()
+    context = server()
     call = pickle.dumps((function, args))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         ranks: dict[Connection, int] = {}
@@ -90,17 +77,6 @@ def run_ranks(
         for process in processes:
             process.join(10)
         return [results[rank] for rank in range(world_size)]
-
-
-@functools.cache
-def _context() -> Any:
-    """Start the server and wait for its imports, so that they count in nobody's timeout."""
-    set_forkserver_preload(PRELOAD)
-    context = multiprocessing.get_context("forkserver")
-    first = context.Process(target=os.getpid)
-    first.start()
-    first.join()
-    return context
 
 
 def _collect(
@@ -192,19 +168,20 @@ def _failure(error: BaseException, lost: bool) -> bytes:
 class Command:
     """A command under way, with everything it started."""
 
-    popen: "subprocess.Popen[str]"
+    popen: "subprocess.Popen[str] | ForkedPython"
     token: str
     folder: Path
 
     def processes(self) -> list[int]:
         """Process ids of the command and its descendants, zombies left out."""
         mark = f"{TOKEN_VARIABLE}={self.token}".encode()
-        found = []
+        # A fork that has just begun does not show the mark yet.
+        found = [self.popen.pid] if self.popen.poll() is None else []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
-        return found
+        return sorted(set(found))
 
     def wait(self, timeout: float) -> "subprocess.CompletedProcess[str]":
         """Wait for its end; all it started must be gone then."""
@@ -215,27 +192,35 @@ class Command:
 
 
 @contextlib.contextmanager
-def start_command(args: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Command]:
+def start_command(
+    args: Sequence[str], env: Mapping[str, str] | None = None, *, fresh: bool = False
+) -> Iterator[Command]:
     """Start a command in a process group of its own; kill what is left of it at the end.
 
     Args:
         args: the command line.
         env: variables on top of this process's own.
+        fresh: whether a Python command needs a new interpreter; by default it runs in a fork of one
+            that has imported everything (tests/warm.py).
     """
     token = uuid.uuid4().hex
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {}), TOKEN_VARIABLE: token}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
-            popen = subprocess.Popen(
-                args,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                text=True,
-                process_group=0,
-            )
+            if means_python(args) and not fresh:
+                popen = start_python(args, variables, folder / "stdout", folder / "stderr")
+            else:
+                with default_signals():
+                    popen = subprocess.Popen(
+                        args,
+                        env=variables,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        text=True,
+                        process_group=0,
+                    )
         command = Command(popen, token, folder)
         try:
             yield command
@@ -248,11 +233,36 @@ def start_command(args: Sequence[str], env: Mapping[str, str] | None = None) -> 
             popen.wait()
 
 
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Let programs that are executed meanwhile find no signal ignored.
+
+    They would inherit what nohup, or a shell that starts a job in the background, ignores; of a
+    signal that has a handler here they get the default.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def run_command(
-    args: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120
+    args: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    *,
+    fresh: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end and check that nothing it started is left."""
-    with start_command(args, env) as command:
+    """Run a command to its end and check that nothing it started is left; see `start_command`."""
+    with start_command(args, env, fresh=fresh) as command:
         return command.wait(timeout)
 
 

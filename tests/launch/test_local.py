@@ -156,7 +156,7 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
 
 
 def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
-    with start_command(toy.line("local", "hang"), toy.env) as command:
+    with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
         wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), 30, "start_local has begun")
         os.kill(command.popen.pid, signal.SIGINT)
         done = command.wait(15)
@@ -205,7 +205,7 @@ def test_the_process_that_ranks_are_forked_from_ends_amid_its_imports(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     start = "from vigpipe.launch.local import preload; preload('slow')"
     environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    assert run_command([sys.executable, "-c", start], environment).returncode == 0
+    assert run_command([sys.executable, "-c", start], environment, fresh=True).returncode == 0
 
 
 def is_blocked(toy: Toy) -> bool:

@@ -170,7 +170,7 @@ def test_timm_knows_the_models_in_either_order(imports):
 
 def test_importing_vigpipe_imports_neither_torch_nor_timm():
     code = "import sys, vigpipe; print({'torch', 'timm', 'numpy'} & set(sys.modules))"
-    assert run_command([sys.executable, "-c", code]).stdout == "set()\n"
+    assert run_command([sys.executable, "-c", code], fresh=True).stdout == "set()\n"
 
 
 def test_create_model_of_the_package_is_the_one_by_name():

@@ -1,0 +1,247 @@
+"""Run Python commands of tests in forks of one process that has imported everything already.
+
+A fresh Python that imports torch, timm and vigpipe takes five seconds of a core, and a whole run of
+the tests starts hundreds. `start_python` starts what such a command line means in a fork of a
+server instead: multiprocessing's fork server, which starts with the first command or world of
+ranks of a pytest process and ends with that process, however it ends.
+
+A fork differs from a fresh interpreter in what it has imported, and in nothing else that a command
+may notice: it has its own session, the environment, folder, output and arguments it is given,
+default signals, an exit code or signal, and its fork server for local ranks is forked as well.
+Tests of what happens before or while modules are imported start a fresh one.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import forkserver, process, resource_tracker, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # in the environment of every descendant of a command
+_NO_TOKEN = "0" * 32
+_MAIN_PROCESS = multiprocessing.current_process()  # the server's, where it imports this
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not inherit it
+
+
+@functools.cache
+def server() -> Any:
+    """Start the server and wait for its imports, so that they count in nobody's timeout."""
+    forkserver.set_forkserver_preload(["tests.preload"])
+    os.environ[TOKEN_VARIABLE] = _NO_TOKEN  # room for the token of a command, see _show
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ[TOKEN_VARIABLE]
+    context = multiprocessing.get_context("forkserver")
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
+    return context
+
+
+class ForkedPython:
+    """A command in a fork, with the part of subprocess.Popen's interface that tests use.
+
+    Attributes:
+        args: the command line.
+        pid: its process id.
+    """
+
+    def __init__(self, args: Sequence[str], forked: Any) -> None:
+        self.args, self._forked = args, forked
+        self.pid: int = forked.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code, -n if signal n has ended it, None if it still runs."""
+        return self._forked.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        self._forked.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def means_python(args: Sequence[str]) -> bool:
+    """Whether a command line is `python -m MODULE ...`, `python -c CODE ...` or a script's."""
+    return args[0] == sys.executable and (args[1] in ("-m", "-c") or args[1].endswith(".py"))
+
+
+def start_python(
+    args: Sequence[str], variables: Mapping[str, str], stdout: Path, stderr: Path
+) -> ForkedPython:
+    """Start a Python command in a fork of the server, in the current folder.
+
+    Args:
+        args: the command line, of which `means_python` is true.
+        variables: its whole environment; $VIGPIPE_TEST_TOKEN, of 32 characters, marks it and its
+            descendants in /proc.
+        stdout: an existing file to append its output to.
+        stderr: an existing file to append its errors to.
+    """
+    call = (list(args[1:]), dict(variables), os.getcwd(), (stdout, stderr))
+    forked = server().Process(target=_run, args=call, daemon=True)
+    forked.start()
+    return ForkedPython(args, forked)
+
+
+# ---- in the fork ----------------------------------------------------------------------------
+
+
+def _run(
+    words: list[str], variables: dict[str, str], folder: str, outputs: tuple[Path, Path]
+) -> NoReturn:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _show(variables[TOKEN_VARIABLE])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    _forget_the_parent()
+    util.spawnv_passfds = _fork_passfds  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    process.ORIGINAL_DIR = folder  # pyright: ignore[reportAttributeAccessIssue]
+    tempfile.tempdir = None
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(line_buffering=False)  # pyright: ignore[reportAttributeAccessIssue]
+    paths = [path for path in variables.get("PYTHONPATH", "").split(":") if path]
+    sys.path[:] = [*paths, *(path for path in sys.path[1:] if path not in paths)]
+    code = 1
+    try:
+        _interpret(words)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    _leave(code)
+
+
+def _interpret(words: list[str]) -> None:
+    """Do what `python WORDS` does."""
+    what, *rest = words
+    if what == "-c":
+        code, *arguments = rest
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        sys.argv = ["-c", *arguments]
+        sys.path.insert(0, "")
+        exec(compile(code, "<string>", "exec"), vars(main))
+    elif what == "-m":
+        name, *arguments = rest
+        sys.argv = ["-m", *arguments]
+        sys.path.insert(0, os.getcwd())
+        if not hasattr(sys.modules.get(name), "__path__"):
+            sys.modules.pop(name, None)  # runpy would warn that it is imported already
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path.insert(0, str(Path(what).resolve().parent))
+        runpy.run_path(what, run_name="__main__")
+
+
+def _show(token: str) -> None:
+    """Let /proc/<pid>/environ of this process and its forks have the token.
+
+    That file shows the memory in which the server's own environment came with exec, and os.environ
+    does not change it.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[47]), int(fields[48])  # env_start and env_end, 50 and 51 of proc(5)
+    before = f"{TOKEN_VARIABLE}={_NO_TOKEN}".encode()
+    place = ctypes.string_at(begin, end - begin).index(before)
+    after = f"{TOKEN_VARIABLE}={token}".encode()
+    assert len(after) == len(before)
+    ctypes.memmove(begin + place, after, len(after))
+
+
+def _forget_the_parent(kept: Iterable[int] = ()) -> None:
+    """Leave what a process that was executed does not have: handlers, files, parents.
+
+    Args:
+        kept: open files to keep besides stdin, stdout and stderr.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    first = 3
+    for last in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(first, last)
+        first = last + 1
+    process._current_process = _MAIN_PROCESS  # pyright: ignore
+    _MAIN_PROCESS.name = "MainProcess"
+    process._parent_process = None  # pyright: ignore
+    process._children = set()  # pyright: ignore
+    util._finalizer_registry.clear()  # pyright: ignore
+    forkserver._forkserver.__init__()  # pyright: ignore
+    resource_tracker._resource_tracker.__init__()  # pyright: ignore
+
+
+_executed_passfds: Any = util.spawnv_passfds
+
+
+def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
+    """Start multiprocessing's fork server, or its tracker, by a fork of this process.
+
+    Only while this process has a single thread: a fork of it then lacks nothing.
+    """
+    if len(os.listdir("/proc/self/task")) > 1:
+        return _executed_passfds(path, args, passfds)
+    pid = os.fork()
+    if pid > 0:
+        return pid
+    code = 1
+    try:
+        _forget_the_parent(passfds)
+        assert args[-2] == "-c"
+        exec(args[-1], {"__name__": "__main__"})
+        code = 0
+    except SystemExit:
+        code = 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # it is closed
+            stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
