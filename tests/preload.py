@@ -5,6 +5,7 @@ Nothing here may start a thread or compute: a fork has neither the threads nor t
 
 import gc
 import importlib
+import inspect
 
 MODULES = [
     "hypothesis",
@@ -30,4 +31,7 @@ MODULES = [
 
 for name in MODULES:
     importlib.import_module(name)
+# torch's agent looks at its stack 18 times, and each time inspect would search thousands of modules
+# for the one that these frames are of: a second of a core for every command that starts ranks.
+inspect.modulesbyfile |= {"<string>": "__main__", "<frozen runpy>": "runpy"}  # pyright: ignore
 gc.freeze()  # or the first collection in each fork would copy every page

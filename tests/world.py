@@ -257,7 +257,7 @@ def default_signals() -> Iterator[None]:
 def run_command(
     args: Sequence[str],
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 600,
     *,
     fresh: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
