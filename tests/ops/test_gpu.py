@@ -18,7 +18,11 @@ import torch
 from tests.world import ROOT
 from vigpipe.model.graph import knn_graph
 
-pytestmark = [pytest.mark.triton, pytest.mark.heavy]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.heavy,
+    pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="no Triton"),
+]
 
 # N, M (None: the nodes themselves), C, k, dilation, loop
 GRAPHS = [
@@ -275,7 +279,6 @@ def program(what, cache, **environment):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="no Triton")
 KNN = {name: is_exact for name, _, is_exact in knn_cases()}
 AGGREGATE = [name for name, _ in aggregate_cases()]
 # Numbers are near 1. Half precision is one rounding of a float32 sum; the interpreter rounds to
