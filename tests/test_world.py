@@ -145,7 +145,7 @@ def rank(arguments):
     return 0
 
 if __name__ == "__main__":
-    sys.exit(local.start_local(2, rank, [], threads=1))
+    sys.exit(local.start_local(2, "__main__:rank", [], threads=1))
 """
     done = run_command([sys.executable, "-c", code])
     assert (done.returncode, done.stderr) == (0, "")
