@@ -1,4 +1,4 @@
-"""The closed choices that options and modules share; without torch, so that `--help` is quick."""
+"""The closed sets of choices that options and modules share; does not import torch."""
 
 from typing import Literal, get_args
 
@@ -17,20 +17,21 @@ Model = Literal[
 ]
 Norm = Literal["batch", "layer", "group"]
 Graph = Literal["grid", "knn"]
-# knn        the nearest in the whole image, chosen by the block itself
-# window     the nearest in the node's window of the image
+# Where the neighbours of a node come from:
+# knn        the nearest nodes in the whole image, found by the block itself
+# window     the nearest nodes in the node's window of the image
 # grid       the 3x3 window around the node
-# pattern    every second node of its row and of its column
-# reuse      the graph that the block before used or made
-# lookahead  the same; and the block makes a kNN graph of its own features for the next one, which
-#            can so be made beside the convolution (GraphLeap, arXiv:2604.21290)
+# pattern    every second node of the node's row and column
+# reuse      the graph that the previous block used or made
+# lookahead  as for reuse; the block also makes a kNN graph of its own features for the next block,
+#            so that making it can overlap with the convolution (GraphLeap, arXiv:2604.21290)
 Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
 Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]
 Sync = Literal["double", "drain", "ddp"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float64"]
-# Optimizers that treat every parameter by itself; one with a norm over all of them would depend on
-# the cut.
+# These update each parameter independently. An optimizer that takes a norm over all parameters
+# would depend on how the model is cut into stages.
 Optimizer = Literal["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"]
 LrSchedule = Literal["cosine", "constant"]
 Recipe = Literal["imagenet", "cifar"]

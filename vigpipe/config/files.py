@@ -1,4 +1,4 @@
-"""Options in TOML files: read with --config, written beside every run."""
+"""Read the options of a TOML file given with --config, and write those of a run."""
 
 import re
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from vigpipe.files.untrusted import read_toml
 
 
 def as_toml(config: TrainConfig) -> dict[str, Any]:
-    """The options as a TOML table that `--config` reads back: `None` left out, paths as text."""
-    # Not what a verb adds to them, and not where an earlier run went on from.
-    known = {f.name for f in fields(TrainConfig)} - {"config", "resume"}
+    """Turn options into a TOML table that `--config` can read: no `None`, and paths as text."""
+    # Options that only one verb has, and the checkpoint a run was resumed from, are left out.
+    written = {f.name for f in fields(TrainConfig)} - {"config", "resume"}
     table = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
-    return {k: v for k, v in table.items() if v is not None and k in known}
+    return {k: v for k, v in table.items() if v is not None and k in written}
 
 
 def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Find `--config FILE` among the arguments and read the file.
 
     Returns:
-        Its options by flag name, and its path; empty without the flag.
+        The file's options by flag name (`batch-size`), and its path; both empty without the flag.
 
     Raises:
-        InputError: the file cannot be read, is no TOML, has a key that is no option, a list, a
-            control character or a number of more than 64 bits.
+        InputError: the file cannot be read or is not TOML, or it has a key that is not an option,
+            a list, a control character or a number of more than 64 bits.
     """
     path = None
     for i, argument in enumerate(arguments):

@@ -1,4 +1,4 @@
-"""Every option of a run: its meaning and its default, from flags and TOML files."""
+"""The options of a training run: their meanings, defaults and limits."""
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
@@ -25,106 +25,122 @@ from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
 
-SMALL_IMAGE = 32  # pixels; up to here a test image is not cut: every pixel counts
+SMALL_IMAGE = 32  # pixels; test images up to this side are not cropped: every pixel counts
 _LARGEST_SIDE = 1 << 14
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Options of a training run; `None` stands for the recipe's value, else the model's.
+    """Options of a training run.
+
+    An option left at `None` takes the value of the recipe or, if the recipe sets none, the model's.
 
     Attributes:
-        config: TOML file of these options, as a run writes it; flags win over it.
+        config: TOML file of options, such as the one that every run writes; flags override it.
         model: the model to train.
-        weights: initial weights, as a run or the reference code writes them.
-        new_classifier: start from the weights but for the last layer: other classes.
+        weights: file of initial weights, from a vigpipe run or from the reference code.
+        new_classifier: load all initial weights except the last layer's, to train on other classes.
         graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
-            comma list of them, repeated over the blocks.
-        aggregator: how a node sums its neighbours up: max, edge, sage, gin or maxmean, or a comma
-            list, repeated over the blocks.
-        stochastic_dilation: probability that a block in training takes random neighbours out of
-            its k times dilation nearest.
-        stem_stride: pixels of a node's side, where it is not the model's own.
-        compat: reference keeps the quirks of the published code, for its weights.
-        impl: fused operators where there are any (vigpipe doctor says which), or plain torch
-            everywhere; for the same weights and, up to rounding, the same numbers.
-        compile: run every block through torch.compile; it pays on GPUs, where it fuses what has no
-            operator of ours.
-        norm: normalisation layer; the result of layer and group does not depend on the
-            micro-batches.
-        drop_path: drop-path rate of the last block, rising linearly from 0 in the first.
+            comma-separated list of these, which is repeated over the blocks.
+        aggregator: how a node combines its neighbours: max, edge, sage, gin or maxmean, or a
+            comma-separated list of these, which is repeated over the blocks.
+        stochastic_dilation: probability that, in training, a block draws a sample's k neighbours at
+            random from its k times dilation nearest.
+        stem_stride: side, in pixels, of the patch that becomes a node; by default the model's own.
+        compat: reference keeps the quirks of the published code, for weights trained with it.
+        impl: fused uses the fused operators where they exist (vigpipe doctor lists them), plain
+            uses plain torch everywhere; both take the same weights and give the same numbers up to
+            rounding.
+        compile: run every block through torch.compile; this pays off on GPUs, where it fuses what
+            vigpipe has no operator for.
+        norm: normalisation layer; with layer and group, the result does not depend on how a batch
+            is cut into micro-batches.
+        drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
         dropout: dropout rate in the readout.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
             test/<class>/<image>.
         data_dir: folder of the CIFAR-10 files.
-        download: fetch CIFAR-10 if it is not there.
-        image_size: resize images to this square, or to HEIGHTxWIDTH.
-        crop_pct: share of the side that is kept of a resized test image.
-        recipe: augmentation and course of a whole training: imagenet is the published one, cifar
-            one for small images.
-        augment: cut and mirror training images at random.
-        random_crop: how they are cut: a box of random size, or shift by up to an eighth.
-        auto_augment: timm's random augmentation by its name, such as rand-m9-mstd0.5-inc1; none
+        download: fetch CIFAR-10 if it is not in the data folder.
+        image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
+        crop_pct: fraction of the side of a resized test image that is kept.
+        recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
+            the published one, cifar is meant for small images.
+        augment: crop and mirror training images at random.
+        random_crop: how training images are cropped: box takes a box of random size, shift moves
+            the image by up to an eighth of its side.
+        auto_augment: name of a random augmentation of timm, such as rand-m9-mstd0.5-inc1; none
             turns it off.
-        color_jitter: random brightness, contrast and saturation; not with auto_augment.
+        color_jitter: largest random change of brightness, contrast and saturation; it has no effect
+            together with auto_augment.
         erasing: probability that a box of a training image is replaced by noise.
         mixup: alpha of mixup; 0 turns it off.
-        cutmix: alpha of cutmix; 0 turns it off.
-        smoothing: label smoothing.
-        repeated_augment: times an image appears in a batch, augmented anew; 1 turns it off.
-        workers: processes a rank that read and augment images ahead; 0 reads in the rank itself.
-        skip_bad_images: leave out images that cannot be read, and count them.
-        stages: ranks of one pipeline, or a plan file from stages/, or auto: all the ranks there
-            are, or that this host has room for, cut by measured cost.
-        microbatches: micro-batches each replica cuts its share of a batch into.
-        dp: data-parallel replicas.
+        cutmix: alpha of CutMix; 0 turns it off.
+        smoothing: label smoothing: probability that is spread evenly over all classes.
+        repeated_augment: number of times an image appears in a batch, each time augmented anew; 1
+            turns it off.
+        workers: processes per rank that read and augment images ahead of time; with 0 the rank
+            reads them itself.
+        skip_bad_images: leave out images that cannot be read, and report how many.
+        stages: number of ranks in one pipeline, or a plan file from stages/, or auto, which uses
+            all the ranks there are, or all that this host has room for, and cuts the model by
+            measured cost.
+        microbatches: micro-batches into which each replica cuts its share of a batch.
+        dp: number of data-parallel replicas.
         schedule: order of forwards and backwards.
-        virtual_stages: stages a rank, for interleaved1f1b and loopedbfs.
+        virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
-            their precision (double) or their own (drain), or by DDP during the last backward.
-        device: where to run; auto takes CUDA if there is a GPU.
-        dtype: of weights and features; bfloat16 keeps float32 weights and lowers the matrix
-            products.
-        boundary: what crosses from stage to stage: as wide as the weights (full), or rounded to
-            bfloat16, which halves the traffic; then the number of stages shows in the numbers.
-        recompute: micro-batches whose features are computed again in the backward instead of kept.
+            their precision (double) or in their own (drain), or by DDP during the last backward
+            (ddp).
+        device: where to run; auto uses CUDA if there is a GPU.
+        dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
+            products in bfloat16.
+        boundary: precision of what one stage sends to the next: full is that of the weights;
+            bfloat16 halves the traffic, but then the result depends on the number of stages.
+        recompute: which micro-batches discard their features after the forward and compute them
+            again in the backward, to save memory.
         detect_anomaly: stop at the first block whose features are NaN or infinite.
-        threads: threads a rank; else OMP_NUM_THREADS, else the host's cores divided by its ranks.
-        timeout: seconds after which a rank that waits for a silent peer gives up; by default 60,
-            and 600 where one rank works while others wait (check, plan, time, bench).
+        threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
+            ranks.
+        timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
+            where one rank works while others wait (check, plan, time, bench).
         opt: optimizer.
         lr: learning rate.
-        weight_decay: weight decay, not applied to biases, norms and positional tables.
-        layer_decay: factor by which the learning rate falls from every layer to the one before;
-            each warms up to its own.
+        weight_decay: weight decay; it is not applied to biases, norms and positional tables.
+        layer_decay: factor by which the learning rate falls from each layer to the one before it;
+            every layer warms up to its own rate.
         lr_schedule: course of the learning rate after the warm-up.
-        min_lr: learning rate at the end of the cosine.
+        min_lr: learning rate at the end of the cosine schedule.
         warmup_epochs: epochs of linear warm-up.
         warmup_lr: learning rate at the start of the warm-up.
-        clip: largest norm of the gradient over all stages.
-        ema: decay a step of the weights' moving average, which is scored too; 0 turns it off.
+        clip: largest allowed norm of the gradient over all stages; longer gradients are scaled
+            down.
+        ema: decay per step of the moving average of the weights, which is evaluated too; 0 turns it
+            off.
         batch_size: B, samples of one optimizer step over all replicas.
         epochs: passes over the training images.
-        steps: optimizer steps; wins over epochs.
-        checkpoint_every: steps between checkpoints (50), or time (10m, 2h), or never; asked to stop
-            by SIGTERM or SIGUSR1, a run saves one always.
-        keep: checkpoints that stay; the oldest goes when a newer one is whole.
-        resume: go on from a checkpoint, or from a run's newest one that is whole; auto takes that
-            of --out, and starts anew where there is none.
-        max_restarts: times that ranks started here begin again by themselves, from the newest
-            checkpoint, after one of them has died.
-        elastic: take as many replicas, and where that is not enough as many stages, as there are
-            ranks; a replica's micro-batches change so that the batch is cut as before.
-        stop_before: save and stop that long before Slurm's time limit (5m), or at a moment
-            (2026-11-22T06:00); exit code 75.
-        on_nan: at a step whose loss or gradients are NaN or infinite, stop, or skip it.
-        evaluate_every: epochs between evaluations; the last epoch ends in one always.
-        timing: time steps, stages, blocks and their parts, and account for the bubble.
-        timing_warmup: steps, and test batches, that are not timed at first.
-        timing_steps: steps, and test batches, that are timed then.
+        steps: number of optimizer steps; it overrides epochs.
+        checkpoint_every: how often to save a checkpoint: a number of steps (50), a time (10m, 2h)
+            or never; a run that is asked to stop by SIGTERM or SIGUSR1 always saves one.
+        keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
+        resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
+            taken; auto looks in --out, and starts from the beginning if there is none.
+        max_restarts: how often ranks that vigpipe started on this host are restarted automatically,
+            from the newest checkpoint, after one of them has died.
+        elastic: use as many replicas as the available ranks allow and, if they are too few for one,
+            fewer stages; the micro-batches of each replica change so that the batch is cut as
+            before.
+        stop_before: save and stop this long before Slurm's time limit (5m), or at a given time
+            (2026-11-22T06:00); the exit code is then 75.
+        on_nan: what to do at a step whose loss or gradients are NaN or infinite: stop, or skip the
+            step.
+        evaluate_every: epochs between evaluations; the last epoch always ends with one.
+        timing: time the steps, the stages and the regions inside blocks, and account for the
+            pipeline bubble.
+        timing_warmup: number of first steps, and of first test batches, that are not timed.
+        timing_steps: number of steps, and of test batches, that are timed after the warm-up.
         trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
-        seed: of weights, data order and masks.
+        seed: seed of the weights, the order of the data and the random masks.
         out: output folder; by default runs/<time>.
     """
 
@@ -202,13 +218,13 @@ class TrainConfig:
 
 
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
-    """Fill in what the recipe decides, and then the model.
+    """Fill in options left at `None`: from the recipe first, then from the model.
 
-    What is still `None` then is off, or found out later. Values that depend on the batch are
-    already those of this batch.
+    An option that is still `None` afterwards is off, or is decided later. Learning rate and EMA
+    decay are scaled to the batch size of this run.
 
     Raises:
-        InputError: an option asks for augmentation and --no-augment for none.
+        InputError: an option asks for augmentation although --no-augment is given.
     """
     model = MODEL_DEFAULTS[config.model]
     recipe = RECIPES[config.recipe] if config.recipe else NO_RECIPE
@@ -240,12 +256,12 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
 
 
 def uses_timm(config: TrainConfig) -> bool:
-    """Whether timm augments the images of these resolved options.
+    """Tell whether timm augments the training images under these resolved options.
 
-    Without a recipe and its parts, `augment` alone is vigpipe's own crop and mirroring.
+    Without a recipe or an option of timm's, `augment` means vigpipe's own crop and mirroring.
     """
-    parts = any(_is_on(config, name) for name in _AUGMENTATION)
-    return bool(config.augment) and (config.recipe is not None or parts)
+    has_timm_option = any(_is_on(config, name) for name in _AUGMENTATION)
+    return bool(config.augment) and (config.recipe is not None or has_timm_option)
 
 
 def _is_on(config: TrainConfig, name: str) -> bool:
@@ -253,10 +269,10 @@ def _is_on(config: TrainConfig, name: str) -> bool:
 
 
 def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
-    """SIDE or HEIGHTxWIDTH as (H, W); None for None.
+    """Parse an image size, SIDE or HEIGHTxWIDTH, into (H, W) in pixels; None stays None.
 
     Raises:
-        InputError: it is neither.
+        InputError: the text has neither form, or a side is out of range.
     """
     if value is None:
         return None
@@ -271,7 +287,7 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
 
 
 def check_numbers(config: TrainConfig) -> None:
-    """Raise InputError for a number outside its range, or an image size that is none."""
+    """Raise InputError if an option is outside its range or the image size cannot be parsed."""
     parse_image_size(config.image_size)
     bounds: dict[str, tuple[float, float]] = {
         "stochastic_dilation": (0, 1),
@@ -326,5 +342,5 @@ def _plain(bound: float) -> str:
 
 
 def flag(name: str) -> str:
-    """The flag of a field."""
+    """Return the command-line flag of a field of TrainConfig."""
     return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""What an option left open means: under a recipe, and for each model."""
+"""Default values of the options that are left at `None`, for each recipe and each model."""
 
 from dataclasses import dataclass, replace
 
@@ -7,14 +7,16 @@ from vigpipe.config.choices import LrSchedule, Optimizer, RandomCrop
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """What an option left at `None` means for one model.
+    """Default values for one model of the options that are left at `None`.
+
+    Fields not listed below have the meaning of the `TrainConfig` option of the same name.
 
     Attributes:
-        lr: learning rate for `lr_images` images a step.
-        lr_images: other batches take a learning rate in proportion; None where it does not depend
-            on the batch.
-        image_mean: subtracted from pixels in 0 ... 1.
-        image_std: what they are divided by after that.
+        lr: learning rate for a batch of `lr_images` images.
+        lr_images: batch size that `lr` is meant for; for other batch sizes the learning rate is
+            scaled in proportion. None if the learning rate does not depend on the batch size.
+        image_mean: mean that is subtracted from the pixels, which lie in 0 ... 1.
+        image_std: standard deviation that the pixels are divided by afterwards.
     """
 
     opt: Optimizer
@@ -56,7 +58,7 @@ _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32
 
 MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
-    # The study's mini-batch is 1,000, which needs about 100 GB in one piece; 100 fits a laptop.
+    # The study's mini-batch of 1,000 needs about 100 GB if it is not cut; 100 fits a laptop.
     "vig_study": ModelDefaults("adam", 1e-4, 0.0, "constant", 0.0, 0, 100, 10),
     "vig_ti_224": _PUBLISHED,
     "vig_s_224": _PUBLISHED,
@@ -72,14 +74,19 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeDefaults:
-    """What an option left at `None` means under a recipe; `None` leaves it to the model.
+    """Default values under one recipe; a field that is `None` is left to the model's defaults.
 
-    Without a recipe, what only stands here is off, as in `NO_RECIPE`.
+    Options that `ModelDefaults` does not have are off without a recipe: `NO_RECIPE` has their
+    values. Fields not listed below have the meaning of the `TrainConfig` option of the same name.
 
     Attributes:
-        lr: learning rate for `lr_images` images a step, in proportion for others.
-        ema: decay of a step of `ema_images` images; a step of B decays by its power B/ema_images,
-            so that the average reaches back over as many images.
+        lr: learning rate for a batch of `lr_images` images.
+        lr_images: batch size that `lr` is meant for; for other batch sizes the learning rate is
+            scaled in proportion.
+        ema: decay per step of the weights' moving average for a batch of `ema_images` images. For a
+            batch of B images it is raised to the power B / ema_images, so that the average covers
+            the same number of images.
+        ema_images: batch size that `ema` is meant for.
     """
 
     opt: Optimizer | None = None

@@ -1,4 +1,4 @@
-"""Options of the commands that use a model without training it; without torch, as for `--help`."""
+"""Options of the commands that do not train a model; does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,17 @@ class GraphConfig:
     """Options of `vigpipe graph`.
 
     Attributes:
-        image: the image file.
-        model: the model; the weights file says which, where it can.
-        weights: safetensors or torch file; without it the weights are random.
-        node: X,Y, a pixel's column and row in the drawn image: the patch there is the node. By
-            default the centre.
-        block: I,J,... numbers of the blocks to draw; by default the first, the middle and the last.
-        graph: graph policy of every block, a comma list; by default the model's own.
-        image_size: SIDE or HEIGHTxWIDTH that the image is resized and cropped to; by default the
-            model's own.
-        out: the picture to write: .png, .pdf or .svg.
+        image: image file to draw the graph on.
+        model: the model; needed only if the weights file does not name it.
+        weights: safetensors or torch file of weights; by default the weights are random.
+        node: X,Y, the column and row of a pixel in the drawn image; the patch that contains it is
+            the node whose neighbours are drawn. By default the centre of the image.
+        block: I,J,... indices of the blocks to draw; by default the first, the middle and the last.
+        graph: graph policy of every block, or a comma-separated list that is repeated over the
+            blocks; by default the model's own.
+        image_size: SIDE or HEIGHTxWIDTH in pixels that the image is resized and cropped to; by
+            default the model's own.
+        out: picture file to write, ending in .png, .pdf or .svg.
     """
 
     image: Path
@@ -43,23 +44,24 @@ class PredictConfig:
     """Options of `vigpipe predict`.
 
     Attributes:
-        weights: safetensors or torch file.
-        model: the model, where the weights file does not say which.
-        image_size: SIDE or HEIGHTxWIDTH that images are resized and cropped to; by default that of
-            training.
-        format: text, or json: one object a line.
-        skip_bad_images: leave out images that cannot be read, and count them.
-        batch_size: images that run at once, over all replicas.
-        stages: ranks of one pipeline, or a plan file from stages/.
-        microbatches: micro-batches each replica cuts its share of a batch into.
-        dp: data-parallel replicas.
+        weights: safetensors or torch file of weights.
+        model: the model; needed only if the weights file does not name it.
+        image_size: SIDE or HEIGHTxWIDTH in pixels that images are resized and cropped to; by
+            default the size the model was trained with.
+        format: output format: text, or json with one object per line.
+        skip_bad_images: leave out images that cannot be read, and report how many.
+        batch_size: number of images that run at once, over all replicas.
+        stages: number of ranks in one pipeline, or a plan file from stages/.
+        microbatches: micro-batches into which each replica cuts its share of a batch.
+        dp: number of data-parallel replicas.
         schedule: order of the forwards.
-        virtual_stages: stages a rank, for interleaved1f1b and loopedbfs.
-        device: where to run; auto takes CUDA if there is a GPU.
-        dtype: of weights and features; bfloat16 keeps float32 weights and lowers the matrix
-            products.
-        threads: threads a rank; else OMP_NUM_THREADS, else the host's cores divided by its ranks.
-        timeout: seconds after which a rank that waits for a silent peer gives up.
+        virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
+        device: where to run; auto uses CUDA if there is a GPU.
+        dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
+            products in bfloat16.
+        threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
+            ranks.
+        timeout: seconds after which a rank stops waiting for a silent peer.
     """
 
     weights: Path
@@ -81,19 +83,23 @@ class PredictConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainConfig):
-    """Options of `vigpipe plan`: those of train, and what a plan is wanted for.
+    """Options of `vigpipe plan`: those of train, and those that describe the cluster to plan for.
 
     Attributes:
-        stages: ranks of one pipeline.
-        microbatches: micro-batches of each replica; auto tries all that make sense.
-        schedule: order of forwards and backwards; auto tries all.
-        memory_limit: most memory of a rank, such as 16GB.
-        bandwidth: between neighbouring ranks, such as 10Gb/s; by default what is measured here.
-        latency: of a message between them, such as 20us; likewise.
-        ranks_per_host: hosts are filled in the order of ranks; by default all are on one.
-        profile: what the blocks cost, from an earlier call; by default it is measured.
-        explain: say which stage limits the step and what would help most.
-        out: the plan file; by default stages/<model>-<stages>.toml.
+        stages: number of ranks in one pipeline.
+        microbatches: micro-batches of each replica; auto tries all sensible numbers.
+        schedule: order of forwards and backwards; auto tries all schedules.
+        memory_limit: memory that one rank may use at most, such as 16GB.
+        bandwidth: bandwidth between neighbouring ranks, such as 10Gb/s; by default it is measured
+            on this host.
+        latency: latency of a message between neighbouring ranks, such as 20us; by default it is
+            measured on this host.
+        ranks_per_host: number of ranks on each host, in rank order; by default all ranks are on one
+            host.
+        profile: file with the measured costs of the blocks, written by an earlier call; by default
+            they are measured now.
+        explain: say which stage limits the step and which change would help most.
+        out: plan file to write; by default stages/<model>-<stages>.toml.
     """
 
     model: Model = "vig_ti_224"
@@ -111,10 +117,11 @@ class PlanConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeConfig(TrainConfig):
-    """Options of `vigpipe time`: those of train; every other step after the warm-up is timed.
+    """Options of `vigpipe time`: those of train; every second step after the warm-up is timed.
 
     Attributes:
-        test_batches: batches of the evaluation, the warm-up among them.
+        steps: number of optimizer steps, including the warm-up.
+        test_batches: number of batches to evaluate, including the warm-up.
     """
 
     steps: int | None = 23
