@@ -127,9 +127,9 @@ class TrainConfig:
             taken; auto looks in --out, and starts from the beginning if there is none.
         max_restarts: how often ranks that vigpipe started on this host are restarted automatically,
             from the newest checkpoint, after one of them has died.
-        elastic: use as many replicas as the available ranks allow and, if they are too few for one,
-            fewer stages; the micro-batches of each replica change so that the batch is cut as
-            before.
+        elastic: use as many replicas as there are ranks for, and another number of stages if the
+            ranks are not a multiple of --stages; the micro-batches of each replica change so that
+            the batch is cut as before.
         stop_before: save and stop this long before Slurm's time limit (5m), or at a given time
             (2026-11-22T06:00); the exit code is then 75.
         on_nan: what to do at a step whose loss or gradients are NaN or infinite: stop, or skip the

@@ -1,1 +1,1 @@
-"""Vision GNNs in plain PyTorch; nothing here knows of ranks."""
+"""Vision GNNs in plain PyTorch, which train in one process and know nothing of ranks."""

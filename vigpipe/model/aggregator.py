@@ -1,8 +1,6 @@
-"""Graph convolutions: what a node makes of itself and its neighbours, C channels to 2C.
+"""Graph convolutions: combine every node with its neighbours, from C channels to 2C.
 
-Each is called with nodes x (B, N, C), a graph (B, N, K) and the nodes y (B, M, C) that its indices
-mean, None for x itself. Names and shapes of the parameters are those of the authors' code, four
-groups in every layer.
+Names and shapes of the parameters are those of the authors' code, with four groups in every layer.
 """
 
 import torch
@@ -18,7 +16,7 @@ def _layer(in_channels: int, out_channels: int, norm: Norm) -> Layer:
 
 
 class MaxRelativeConv(nn.Module):
-    """Max-relative graph convolution, arXiv:1904.03751, as ViG has it.
+    """Max-relative graph convolution, arXiv:1904.03751, as ViG uses it.
 
     The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
     expect.
@@ -31,14 +29,23 @@ class MaxRelativeConv(nn.Module):
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
     def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
-        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+
+        Returns:
+            (B, N, 2C).
+        """
         return self.nn(relative(x, graph, y, "max", fused=self.fused))
 
 
 class MaxMeanConv(nn.Module):
-    """Max-relative and mean-relative side by side, after PVG (arXiv:2308.00574).
+    """Max-relative and mean-relative aggregation together, after PVG (arXiv:2308.00574).
 
-    Interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
+    Features, maxima and means are interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
     """
 
     fused = True
@@ -48,7 +55,16 @@ class MaxMeanConv(nn.Module):
         self.nn = _layer(3 * channels, 2 * channels, norm)
 
     def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
-        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+
+        Returns:
+            (B, N, 2C).
+        """
         return self.nn(relative(x, graph, y, "max_mean", fused=self.fused))
 
 
@@ -60,7 +76,16 @@ class EdgeConv(nn.Module):
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
     def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
-        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+
+        Returns:
+            (B, N, 2C).
+        """
         others = neighbours(x if y is None else y, graph)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
@@ -69,7 +94,7 @@ class EdgeConv(nn.Module):
 class SageConv(nn.Module):
     """nn2([x_i, max_j nn1(y_j)]): Hamilton et al. 2017, GraphSAGE, arXiv:1706.02216.
 
-    As published, nn1's BatchNorm sees each neighbour as often as it is one.
+    As published, nn1's BatchNorm sees a node once for every node that it is a neighbour of.
     """
 
     def __init__(self, channels: int, norm: Norm) -> None:
@@ -78,7 +103,16 @@ class SageConv(nn.Module):
         self.nn2 = _layer(2 * channels, 2 * channels, norm)
 
     def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
-        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+
+        Returns:
+            (B, N, 2C).
+        """
         return self.nn2(
             torch.cat((x, self.nn1(neighbours(x if y is None else y, graph)).max(2).values), dim=-1)
         )
@@ -95,7 +129,16 @@ class GinConv(nn.Module):
         self.eps = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
-        """(B, N, C), (B, N, K), (B, M, C) -> (B, N, 2C)."""
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+
+        Returns:
+            (B, N, 2C).
+        """
         return self.nn(
             (1 + self.eps) * x + neighbour_sum(x if y is None else y, graph, fused=self.fused)
         )

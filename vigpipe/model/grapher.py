@@ -1,4 +1,4 @@
-"""The Grapher half of a ViG block: exchange between the nodes of a graph."""
+"""The Grapher half of a ViG block: build a graph and exchange features along its edges."""
 
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ class BlockGraph(NamedTuple):
     """The graph that a block used.
 
     Attributes:
-        neighbours: (B, N, K) int64, nearest first if it is a kNN graph.
-        grid: height and width of the nodes, in raster order.
-        candidates: height and width of what the neighbours are numbers of; fewer than the nodes
-            where neighbours are pooled.
+        neighbours: indices of each node's neighbours among the candidates, (B, N, K) int64; nearest
+            first if it is a kNN graph.
+        grid: height and width of the grid of nodes, which are numbered in raster order.
+        candidates: height and width of the grid of candidates, also in raster order; smaller than
+            the grid of nodes where neighbours are pooled.
     """
 
     neighbours: Tensor
@@ -35,7 +36,14 @@ class BlockGraph(NamedTuple):
 
 
 class DynamicGraphConv(nn.Module):
-    """A graph, by its rule, and the convolution over it; `gconv` is the published name."""
+    """Build a graph by a rule and convolve over it; `gconv` is the published name.
+
+    Args:
+        channels: C.
+        rule: how the block gets its graph.
+        aggregator: name of the graph convolution in AGGREGATORS.
+        norm: normalisation in the convolution: batch, layer or group.
+    """
 
     fused = True
 
@@ -47,16 +55,17 @@ class DynamicGraphConv(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor | None, given: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve.
+        """Convolve over the block's graph.
 
         Args:
-            x: (B, H, W, C).
-            keys: (B,), of the random masks.
-            given: the graph that the block before hands on.
+            x: node features, (B, H, W, C).
+            keys: sample keys for stochastic dilation, (B,) int64.
+            given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
             bias: (1, N, M), added to squared distances.
 
         Returns:
-            (B, H, W, 2C), the graph used, and the graph to hand on.
+            Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
+            each (B, N, K) int64.
         """
         grid = (x.shape[1], x.shape[2])
         nodes = x.flatten(1, 2)
@@ -84,7 +93,18 @@ class DynamicGraphConv(nn.Module):
         keys: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        """Make the graph: (B, N, K)."""
+        """Make the graph of this block's rule.
+
+        Args:
+            nodes: (B, N, C).
+            others: candidates, (B, M, C), if neighbours are pooled; None for the nodes themselves.
+            grid: height and width in nodes.
+            keys: sample keys for stochastic dilation, (B,) int64.
+            bias: (1, N, M), added to squared distances.
+
+        Returns:
+            (B, N, K) int64.
+        """
         rule = self.rule
         if rule.policy in ("grid", "pattern"):
             make = grid_graph if rule.policy == "grid" else pattern_graph
@@ -106,12 +126,13 @@ class DynamicGraphConv(nn.Module):
         if keys is None:
             raise ValueError("stochastic dilation needs the samples' keys: model(x, keys)")
         draws = uniform(keys, self.rule.stream, 1 + k * dilation)
-        some = draws[:, 1:].argsort(dim=-1, stable=True)[:, :k]
-        every = torch.arange(0, k * dilation, dilation, device=keys.device).expand_as(some)
-        return torch.where(draws[:, :1] < self.rule.stochastic, some, every)
+        random_ranks = draws[:, 1:].argsort(dim=-1, stable=True)[:, :k]
+        regular_ranks = torch.arange(0, k * dilation, dilation, device=keys.device)
+        is_random = draws[:, :1] < self.rule.stochastic
+        return torch.where(is_random, random_ranks, regular_ranks.expand_as(random_ranks))
 
     def extra_repr(self) -> str:
-        """The rule."""
+        """Show the rule."""
         return str(self.rule)
 
 
@@ -120,14 +141,14 @@ class Grapher(nn.Module):
 
     Args:
         channels: C.
-        rule: how it comes by its graph.
-        aggregator: a name in AGGREGATORS.
-        norm: batch, layer or group.
-        drop_path: probability that a sample skips this half.
-        stream: number of the drop-path mask.
+        rule: how the block gets its graph.
+        aggregator: name of the graph convolution in AGGREGATORS.
+        norm: normalisation after each layer: batch, layer or group.
+        drop_path: probability that a sample skips this half of the block.
+        stream: stream number of the drop-path mask.
         grid: height and width in nodes.
-        relative: add the distance in the image to that in feature space.
-        by_raster: resize that table as published.
+        relative: add a table of distances in the image to the distances in feature space.
+        by_raster: resize that table along the raster of the nodes, as the published code does.
     """
 
     relative_pos: Tensor | None
@@ -150,7 +171,7 @@ class Grapher(nn.Module):
         self.fc2 = Layer(2 * channels, channels, norm)
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
         self.channels, self.grid, self.by_raster = channels, grid, by_raster
-        self.detect_anomaly = ""  # name of the block in the error, if NaN and Inf are looked for
+        self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
         if not relative:
             table = None
         elif by_raster:
@@ -162,7 +183,19 @@ class Grapher(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
-        """(B, H, W, C) -> (B, H, W, C), the graph used, and the one to hand on."""
+        """Run this half of the block.
+
+        Args:
+            x: node features, (B, H, W, C).
+            keys: sample keys of the random masks, (B,) int64; None in evaluation mode.
+            given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
+
+        Returns:
+            Features, (B, H, W, C), the graph used, and the graph to pass on to the next block.
+
+        Raises:
+            FloatingPointError: anomaly detection is on and a feature is NaN or infinite.
+        """
         grid = (x.shape[1], x.shape[2])
         y = self.fc1(x)
         if self.detect_anomaly:
@@ -173,7 +206,7 @@ class Grapher(nn.Module):
         return x, BlockGraph(graph, grid, candidates), following
 
     def set_grid(self, grid: Grid) -> None:
-        """Make the table that of images of another size."""
+        """Replace the table of distances by the one for another grid of nodes."""
         if self.relative_pos is not None:
             self.relative_pos = self._bias(grid)
         self.grid = grid

@@ -1,4 +1,4 @@
-"""Pointwise, norm, GELU or not, residual or not: what ViG is made of beside its graphs."""
+"""The layer that ViG repeats: 1x1 convolution, norm, optional GELU, optional residual."""
 
 from torch import Tensor, nn
 
@@ -9,16 +9,17 @@ from vigpipe.ops.plain import finished
 
 
 class Layer(nn.Sequential):
-    """A 1x1 convolution and a norm, with the names `0` and `1` as published.
+    """A 1x1 convolution and a norm, then GELU and a residual if wanted.
 
-    What follows them is done in the same pass over memory where the norm is a BatchNorm; in
-    evaluation mode the norm itself is folded into the weights.
+    The published names of convolution and norm are `0` and `1`. A BatchNorm applies GELU and
+    residual in its own pass over memory. In evaluation mode the
+    BatchNorm is folded into the weights of the convolution.
 
     Args:
         in_channels: channels of the input.
         out_channels: channels of the result.
-        norm: batch, layer or group.
-        groups: of the convolution.
+        norm: normalisation after the convolution: batch, layer or group.
+        groups: groups of the convolution.
         gelu: apply GELU after the norm.
     """
 
@@ -35,12 +36,16 @@ class Layer(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
-        """(B, ..., C_in) -> (B, ..., C_out).
+        """Run the layer.
 
         Args:
-            x: features.
-            residual: is added last.
-            sample_scale: (B,), what a sample is multiplied by before that; None for 1.
+            x: features, (B, ..., C_in).
+            residual: (B, ..., C_out), added last.
+            sample_scale: (B,) factors that samples are multiplied by before the residual is added;
+                None for 1.
+
+        Returns:
+            (B, ..., C_out).
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
@@ -50,10 +55,10 @@ class Layer(nn.Sequential):
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":
-        """Fold the norm for good: what `timm.utils.reparameterize_model` asks for."""
+        """Fold the norm into the convolution, as `timm.utils.reparameterize_model` asks for."""
         fold_for_good(self)
         return self
 
     def extra_repr(self) -> str:
-        """What follows the norm."""
+        """Show whether GELU follows the norm."""
         return "gelu" if self.gelu else ""

@@ -19,14 +19,19 @@ from vigpipe.ops.plain import finished
 class BatchNorm(nn.Module):
     """BatchNorm over all samples and nodes, arXiv:1502.03167, for channels-last features.
 
-    It normalises with the statistics of the micro-batch it is given, as any BatchNorm in a pipeline
-    must. Alone it moves its running statistics at each forward, like `torch.nn.BatchNorm1d`. Under
-    a trainer that cuts batches, `PooledStatistics` makes it keep each micro-batch's moments in
-    `pending` instead, so that the running statistics can move once a step by those of the global
-    batch.
+    In training it normalises with the statistics of the micro-batch it is given, as any BatchNorm
+    in a pipeline must. On its own it updates its running statistics at each forward, like
+    `torch.nn.BatchNorm1d`. In a trainer that cuts batches into micro-batches, `PooledStatistics`
+    makes it store each micro-batch's moments in `pending` instead, so that the running statistics
+    are updated once per step, with the statistics of the global batch.
 
-    A channel with a single value (one sample, after the nodes were pooled) has variance 0 and gives
-    its bias.
+    A channel with a single value (one sample, after the nodes were pooled) has variance 0, so the
+    result is the bias.
+
+    Args:
+        num_channels: C.
+        eps: added to the variance.
+        momentum: weight of the new statistics in the running ones.
     """
 
     fused = True
@@ -42,7 +47,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
-        self.pending: list[Tensor] | None = None  # (3, C) of each micro-batch
+        self.pending: list[Tensor] | None = None  # (3, C) moments of each micro-batch
 
     def forward(
         self,
@@ -51,11 +56,21 @@ class BatchNorm(nn.Module):
         sample_scale: Tensor | None = None,
         gelu: bool = False,
     ) -> Tensor:
-        """(B, ..., C) -> (B, ..., C); GELU and residual: see `vigpipe.ops.norm`."""
+        """Normalise, then apply GELU and add a residual if asked to; see `vigpipe.ops.norm`.
+
+        Args:
+            x: features, (B, ..., C).
+            residual: tensor of x's shape that is added last.
+            sample_scale: (B,) factors that samples are multiplied by before the residual is added.
+            gelu: apply GELU after the norm.
+
+        Returns:
+            (B, ..., C).
+        """
         if not self.training:
             rows = x.reshape(-1, x.shape[-1])
-            kept = self.running_mean, self.running_var
-            y = F.batch_norm(rows, *kept, self.weight, self.bias, eps=self.eps)
+            statistics = self.running_mean, self.running_var
+            y = F.batch_norm(rows, *statistics, self.weight, self.bias, eps=self.eps)
             return finished(y.view(x.shape), residual, sample_scale, gelu)
         y, mean, variance = ops.norm(
             x, self.weight, self.bias, residual, sample_scale, self.eps, gelu, fused=self.fused
@@ -65,12 +80,14 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def count(self, num_rows: int, mean: Tensor, variance: Tensor) -> None:
-        """Let a micro-batch move the running statistics, now or at the end of the step.
+        """Record the statistics of a micro-batch: update the running ones now or after the step.
+
+        A forward that repeats an earlier one (`model.recompute`) is not counted again.
 
         Args:
-            num_rows: samples times nodes.
-            mean: (C,).
-            variance: (C,), the mean squared deviation.
+            num_rows: number of values per channel: samples times nodes.
+            mean: mean of each channel, (C,).
+            variance: mean squared deviation of each channel, (C,).
         """
         if recomputing():
             return
@@ -83,12 +100,12 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
-        """Move the running statistics once: running += momentum * (statistics - running).
+        """Update the running statistics once: running += momentum * (statistics - running).
 
         Args:
-            count: (C,) rows, the same number everywhere.
-            mean: (C,).
-            deviation: (C,) sum of squared deviations from the mean.
+            count: number of values per channel, (C,); the same number for every channel.
+            mean: mean of each channel, (C,).
+            deviation: sum of squared deviations from the mean for each channel, (C,).
         """
         unbiased = deviation / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
@@ -96,19 +113,22 @@ class BatchNorm(nn.Module):
         self.num_batches_tracked += 1
 
     def extra_repr(self) -> str:
-        """Channels, eps and momentum."""
+        """Show channels, eps and momentum."""
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
 
 
 def folded_into(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Weights and bias of a layer such that the norm behind it, in evaluation mode, is in them.
+    """Fold the norm that follows a linear layer, in evaluation mode, into the layer's parameters.
 
     BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
 
     Args:
-        weight: (C_out, ...).
-        bias: (C_out,).
-        norm: of C_out channels.
+        weight: the layer's weight, (C_out, ...).
+        bias: the layer's bias, (C_out,).
+        norm: the norm after the layer, with C_out channels.
+
+    Returns:
+        The new weight, (C_out, ...), and the new bias, (C_out,); the layer is not changed.
     """
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     shape = (-1, *[1] * (weight.dim() - 1))
@@ -117,7 +137,7 @@ def folded_into(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, 
 
 @torch.no_grad()
 def fold_for_good(layers: nn.Sequential, index: int = 0) -> None:
-    """Fold the BatchNorm at index + 1 into the layer at index, and put an Identity in its place."""
+    """Fold the BatchNorm at index + 1 into the layer at index, and replace it by an Identity."""
     layer: Any = layers[index]
     norm = layers[index + 1]
     if isinstance(norm, BatchNorm):
@@ -130,7 +150,7 @@ class GroupNorm(nn.GroupNorm):
     """GroupNorm, arXiv:1803.08494, over a sample's nodes and a group of channels, channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, ..., C) -> (B, ..., C)."""
+        """Normalise: (B, ..., C) -> (B, ..., C)."""
         return super().forward(input.movedim(-1, 1)).movedim(1, -1)
 
 
@@ -141,14 +161,25 @@ def normed(
     sample_scale: Tensor | None = None,
     gelu: bool = False,
 ) -> Tensor:
-    """A norm and what follows it, in one pass where it is a BatchNorm; see `vigpipe.ops.norm`."""
+    """Apply a norm, then GELU and a residual; a BatchNorm does all of it in one pass.
+
+    Args:
+        norm: a norm made by `make_norm`.
+        x: features, (B, ..., C).
+        residual: tensor of x's shape that is added last.
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added.
+        gelu: apply GELU after the norm.
+
+    Returns:
+        (B, ..., C).
+    """
     if isinstance(norm, BatchNorm):
         return norm(x, residual, sample_scale, gelu)
     return finished(norm(x), residual, sample_scale, gelu)
 
 
 def make_norm(kind: Norm, num_channels: int) -> nn.Module:
-    """The layer for `kind`; groups are the largest divisor of the channels up to 8."""
+    """Make a norm of a kind; GroupNorm has as many groups as divide the channels, at most 8."""
     if kind == "batch":
         return BatchNorm(num_channels)
     if kind == "layer":
@@ -159,15 +190,16 @@ def make_norm(kind: Norm, num_channels: int) -> nn.Module:
 
 
 def merged(moments: Tensor) -> Tensor:
-    """Moments of the union of disjoint sets of rows, merged in the given order.
+    """Merge the moments of disjoint sets of values into those of their union, in the given order.
 
     Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
 
     Args:
-        moments: (sets, 3, C) float64: count, mean, sum of squared deviations; a set may be empty.
+        moments: (sets, 3, C) float64: count, mean and sum of squared deviations of each set and
+            channel; a set may be empty.
 
     Returns:
-        (3, C).
+        The moments of the union, (3, C).
     """
     count, mean, deviation = moments[0].clone()
     for other_count, other_mean, other_deviation in moments[1:]:
@@ -180,42 +212,57 @@ def merged(moments: Tensor) -> Tensor:
 
 
 class PooledStatistics:
-    """BatchNorm statistics of some parts of a model, pooled over micro-batches and replicas.
+    """BatchNorm statistics of this rank's stages, pooled over micro-batches and replicas.
 
-    Normalising uses each micro-batch's own statistics; the running ones move once a step, by those
-    of the global batch, so they are the same on every replica and for every cut of the batch.
+    Each micro-batch is normalised with its own statistics. The running statistics are updated once
+    per step with those of the global batch, so they are the same on every replica and however the
+    batch is cut.
 
     Args:
-        parts: the modules whose BatchNorms are pooled, in order.
+        stages: the modules whose BatchNorms are pooled, in order.
     """
 
-    def __init__(self, parts: Iterable[nn.Module]) -> None:
-        self.norms = [m for part in parts for m in part.modules() if isinstance(m, BatchNorm)]
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
+        self.norms = [m for stage in stages for m in stage.modules() if isinstance(m, BatchNorm)]
         self.sizes = [norm.weight.numel() for norm in self.norms]
         self.num_channels = sum(self.sizes)
         for norm in self.norms:
             norm.pending = []
 
     def take(self, num_microbatches: int) -> Tensor:
-        """The moments of this step's micro-batches: (M, 3, channels) float64, zeros where empty."""
+        """Return the moments of this step's micro-batches, and start collecting the next step's.
+
+        Args:
+            num_microbatches: M.
+
+        Returns:
+            (M, 3, channels) float64, with the channels of all norms side by side; zeros for
+            micro-batches without samples.
+        """
         if not self.norms:
             return torch.zeros(num_microbatches, 3, 0, dtype=torch.float64)
-        rows: list[Tensor] = []
+        moments: list[Tensor] = []
         for i in range(num_microbatches):
-            # Micro-batches without samples are a step's last ones, and never reach a norm.
+            # Only the last micro-batches of a step can be without samples; they never reach a norm.
             if i < len(self.norms[0].pending or ()):
-                rows.append(torch.cat([norm.pending[i] for norm in self.norms if norm.pending], 1))
+                of_norms = [norm.pending[i] for norm in self.norms if norm.pending]
+                moments.append(torch.cat(of_norms, 1))
             else:
-                rows.append(torch.zeros_like(rows[0]) if rows else self._nothing())
+                moments.append(torch.zeros_like(moments[0]) if moments else self._zero_moments())
         for norm in self.norms:
             norm.pending = []
-        return torch.stack(rows)
+        return torch.stack(moments)
 
-    def _nothing(self) -> Tensor:
+    def _zero_moments(self) -> Tensor:
         return self.norms[0].weight.new_zeros(3, self.num_channels, dtype=torch.float64)
 
     def update(self, moments: Tensor) -> None:
-        """Move the running statistics by the moments of all micro-batches: (D * M, 3, channels)."""
+        """Update the running statistics once with the moments of all micro-batches of a step.
+
+        Args:
+            moments: what `take` returned on all D replicas, (D * M, 3, channels).
+        """
         if self.norms:
-            for norm, piece in zip(self.norms, merged(moments).split(self.sizes, 1), strict=True):
-                norm.update(*piece)
+            by_norm = merged(moments).split(self.sizes, 1)
+            for norm, of_norm in zip(self.norms, by_norm, strict=True):
+                norm.update(*of_norm)

@@ -1,4 +1,4 @@
-"""Graphs that follow from where the nodes are: 3x3 grid, SVGA's pattern, kNN inside windows."""
+"""Graphs that depend on where the nodes are: 3x3 grid, SVGA's pattern, kNN inside windows."""
 
 import torch
 import torch.nn.functional as F
@@ -6,17 +6,23 @@ from torch import Tensor
 
 from vigpipe.model.graph import knn_graph
 
-WINDOW = 7  # nodes on a side of a window, as in WiGNet and Swin
-EVERY = 2  # rows and columns between the neighbours of SVGA's pattern
+WINDOW = 7  # nodes along a side of a window, as in WiGNet and Swin
+EVERY = 2  # distance, in rows or columns, between the neighbours of SVGA's pattern
 
 
 def grid_graph(height: int, width: int, device: torch.device) -> Tensor:
-    """Each node's 3x3 window, itself included; at the border the window is moved into the image.
+    """Connect each node to its 3x3 window, itself included.
 
-    So all nodes have equally many distinct neighbours: min(3, H) * min(3, W).
+    At the border the window is moved into the image, so all nodes have the same number of distinct
+    neighbours: min(3, H) * min(3, W).
+
+    Args:
+        height: H, rows of nodes.
+        width: W, columns of nodes.
+        device: where to make the graph.
 
     Returns:
-        (N, K) int64, raster order.
+        (N, K) int64 for the N = H * W nodes in raster order.
     """
     rows = _window_starts(height, device).unsqueeze(1) + torch.arange(min(3, height), device=device)
     columns = _window_starts(width, device).unsqueeze(1) + torch.arange(
@@ -27,7 +33,7 @@ def grid_graph(height: int, width: int, device: torch.device) -> Tensor:
 
 
 def grid_neighbours(height: int, width: int) -> int:
-    """K of grid_graph."""
+    """Return the number of neighbours per node in `grid_graph`."""
     return min(3, height) * min(3, width)
 
 
@@ -36,10 +42,16 @@ def _window_starts(length: int, device: torch.device) -> Tensor:
 
 
 def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
-    """SVGA's fixed pattern: every second row and column (Munir et al. 2023, arXiv:2307.00395).
+    """Connect each node to every second node of its row and column, as SVGA does.
 
-    A node's neighbours are itself, then the nodes of its row 2, 4, ... to the right of it, then
-    those of its column 2, 4, ... below it, around the edges of the image.
+    Munir et al. 2023 (arXiv:2307.00395). A node's neighbours are the node itself, then the nodes of
+    its row that are 2, 4, ... places to the right, then those of its column 2, 4, ... places below;
+    rows and columns wrap around the edges of the image.
+
+    Args:
+        height: H, rows of nodes.
+        width: W, columns of nodes.
+        device: where to make the graph.
 
     Returns:
         (N, K) int64, K = 1 + (W - 1) // 2 + (H - 1) // 2.
@@ -60,20 +72,26 @@ def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
 
 
 def pattern_neighbours(height: int, width: int) -> int:
-    """K of pattern_graph."""
+    """Return the number of neighbours per node in `pattern_graph`."""
     return 1 + (height - 1) // EVERY + (width - 1) // EVERY
 
 
 def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cut the nodes into windows of at most 7x7, as WiGNet does (arXiv:2410.00807).
 
-    Where a side is no multiple of the window's, the last window is moved into the image and shares
-    nodes with its neighbour. Every other block shifts the windows by half of one, around the edges,
-    so that nodes meet others.
+    Where a side is not a multiple of the window's side, the last window is moved into the image and
+    shares nodes with the window beside it. Every other block shifts the windows by half a window,
+    wrapping around the edges, so that nodes of different windows meet.
+
+    Args:
+        height: H, rows of nodes.
+        width: W, columns of nodes.
+        shift: shift the windows by half a window.
+        device: where to make the indices.
 
     Returns:
-        members, (T, S) int64: the nodes of each of T windows;
-        places, (N,) int64: where in the flattened members each node has its neighbours chosen.
+        Members, (T, S) int64: the S nodes of each of the T windows; and places, (N,) int64: the
+        position of each node in the flattened members, in the window that chooses its neighbours.
     """
     tops, row_of = _tiles(height, device)
     lefts, column_of = _tiles(width, device)
@@ -93,7 +111,7 @@ def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple
 
 
 def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """First positions of the windows along an axis, and the window of every position."""
+    """Return where each window starts along an axis, and the window of every position."""
     size = min(WINDOW, length)
     starts = torch.arange(0, length, size, device=device).clamp(max=length - size)
     return starts, torch.arange(length, device=device) // size
@@ -102,15 +120,21 @@ def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def window_graph(
     x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift: bool, fused: bool = True
 ) -> Tensor:
-    """The kNN graph of every window by itself: (B, N, C) -> (B, N, K), indices of the whole image.
+    """Connect each node to its k nearest neighbours within its window.
 
     Args:
         x: node features, (B, N, C), N = height * width.
         grid: height and width in nodes.
         k: neighbours per node.
-        dilation: as in knn_graph.
-        shift: move the windows by half of one.
-        fused: take the fused operator where there is one.
+        dilation: keep every dilation-th of the k * dilation nearest.
+        shift: shift the windows by half a window.
+        fused: use the fused operator where there is one.
+
+    Returns:
+        Indices of nodes in the whole image, (B, N, K) int64.
+
+    Raises:
+        InputError: k * dilation exceeds the nodes of a window.
     """
     members, places = windows(*grid, shift, x.device)
     num_windows, size = members.shape
@@ -121,13 +145,13 @@ def window_graph(
 
 
 def grid_neighbour_sum(x: Tensor, height: int, width: int) -> Tensor:
-    """Sum over the up to 8 grid neighbours of every node; a node is not its own neighbour.
+    """Sum the features of the up to 8 grid neighbours of every node, without the node itself.
 
-    The grid of 3x3 windows is separable: three shifted sums along each axis, then the node itself
-    taken off. For 32x32 nodes that graph has 7,812 directed edges.
+    The sum over a 3x3 window is separable: three shifted terms are added along each axis, then the
+    node itself is subtracted. For 32x32 nodes this graph has 7,812 directed edges.
 
     Args:
-        x: (B, N, C), N = height * width in raster order.
+        x: node features, (B, N, C), N = height * width in raster order.
         height: rows of the grid.
         width: columns of the grid.
 

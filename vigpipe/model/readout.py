@@ -1,4 +1,4 @@
-"""From nodes to logits."""
+"""The readout: pool the nodes and classify them."""
 
 from typing import Literal
 
@@ -9,19 +9,19 @@ from vigpipe.model.keyed_dropout import KeyedDropout
 from vigpipe.model.norm import fold_for_good, make_norm
 from vigpipe.model.pointwise import Pointwise
 
-WIDTH = 1024  # of the hidden layer
+WIDTH = 1024  # channels of the hidden layer
 
 
 class Readout(nn.Sequential):
-    """Average over the nodes, pointwise to 1024, norm, GELU, dropout, pointwise to the classes.
+    """Average the nodes, widen to 1024 channels, norm, GELU, dropout, then the classes' logits.
 
     Args:
-        channels: C of the nodes.
-        num_classes: width of the logits; 0 leaves the last layer out.
-        norm: batch, layer or group.
-        dropout: rate before the last layer.
-        stream: number of the dropout mask.
-        pool: `avg`, or nothing: then every node has logits of its own.
+        channels: C, channels of the nodes.
+        num_classes: number of logits; 0 leaves the last layer out.
+        norm: normalisation of the hidden layer: batch, layer or group.
+        dropout: dropout rate before the last layer.
+        stream: stream number of the dropout mask.
+        pool: `avg` averages the nodes; an empty string gives every node its own logits.
     """
 
     def __init__(
@@ -43,7 +43,11 @@ class Readout(nn.Sequential):
         self.reset(num_classes, pool)
 
     def reset(self, num_classes: int, pool: Literal["avg", ""]) -> None:
-        """A new last layer, and another way to pool."""
+        """Replace the last layer by a new one with random weights, and set how nodes are pooled.
+
+        Raises:
+            ValueError: pool is neither `avg` nor empty.
+        """
         if pool not in ("avg", ""):
             raise ValueError(f"global_pool is 'avg' or '' (got {pool!r})")
         widen = self[0]
@@ -53,14 +57,23 @@ class Readout(nn.Sequential):
         self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
 
     def fuse(self) -> "Readout":
-        """Fold the norm for good: what `timm.utils.reparameterize_model` asks for."""
+        """Fold the norm into the first layer, as `timm.utils.reparameterize_model` asks for."""
         fold_for_good(self)
         return self
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | None, pre_logits: bool = False
     ) -> Tensor:
-        """(B, H, W, C) -> (B, num_classes), or (B, 1024) before the last layer."""
+        """Classify.
+
+        Args:
+            x: node features, (B, H, W, C).
+            keys: sample keys of the dropout mask, (B,) int64; None in evaluation mode.
+            pre_logits: return the hidden layer instead of the logits.
+
+        Returns:
+            (B, num_classes), or (B, 1024) with `pre_logits`; without pooling (B, H, W, ...).
+        """
         widen, norm, act, dropout, classify = self
         if self.pool:
             x = x.flatten(1, 2).mean(1)

@@ -1,4 +1,4 @@
-"""Named regions of a model, for whoever wants to time them; nobody listens unless asked to.
+"""Named regions of a model, which a listener can time.
 
     block 3                    forward and backward
     block 3/grapher
@@ -6,7 +6,8 @@
     block 3/grapher/aggregation
     block 3/ffn
 
-A listener sees the region's function and inputs, and must return what the function returns.
+Without a listener, a region only calls its function. A listener gets the region's name, function
+and inputs, and must return what the function returns.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +22,19 @@ _listener: Listener | None = None
 
 
 def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
-    """`function(*inputs)`, under a name.
+    """Call `function(*inputs)` as a named region that a listener may time.
 
-    The listener may put an alias in the place of an input that carries a gradient. So that sums of
-    gradients keep their order then, to the last bit, an input must be used by nothing outside the
-    region, or only once inside it.
+    A listener may replace an input that carries a gradient by an alias. To keep the order in which
+    gradients are summed, and thus every bit of the sum, such an input must either be used nowhere
+    outside the region, or only once inside it.
+
+    Args:
+        name: the region's name within the region around it, such as `grapher`.
+        function: what the region computes.
+        inputs: the function's arguments.
+
+    Returns:
+        What the function returns.
     """
     if _listener is None or torch.compiler.is_compiling():
         return function(*inputs)
@@ -34,7 +43,7 @@ def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:  # noq
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Let `listener` hear of the regions that run meanwhile; with None nobody does."""
+    """Call `listener` for every region that runs inside the with-block; None calls nothing."""
     global _listener
     before, _listener = _listener, listener
     try:

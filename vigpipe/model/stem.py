@@ -1,4 +1,4 @@
-"""From images to nodes."""
+"""Convolutions that turn images into nodes, and those that halve the grid of a pyramid."""
 
 from itertools import pairwise
 
@@ -10,16 +10,17 @@ from vigpipe.model.norm import fold_for_good, make_norm, normed
 
 
 class ConvStem(nn.Module):
-    """3x3 convolutions with norm and GELU between them, one node for each pixel of the last map.
+    """3x3 convolutions, each with a norm, and GELU between them; every output pixel is a node.
 
-    ViG's stem for 224x224 has five, of widths C/8, C/4, C/2, C, C, all but the last of stride 2:
-    one node a 16x16 patch (arXiv:2206.00272, reference code `vig_pytorch/vig.py`).
+    ViG's stem for 224x224 images has five convolutions of widths C/8, C/4, C/2, C, C. All but the
+    last have stride 2, so that one node stands for a 16x16 patch (arXiv:2206.00272, reference code
+    `vig_pytorch/vig.py`).
 
     Args:
         in_channels: channels of the images.
-        widths: channels after each convolution; the last is C.
-        strides: of each convolution.
-        norm: batch, layer or group.
+        widths: output channels of each convolution; the last is C.
+        strides: stride of each convolution.
+        norm: normalisation after each convolution: batch, layer or group.
     """
 
     def __init__(
@@ -29,10 +30,10 @@ class ConvStem(nn.Module):
         layers: list[nn.Module] = []
         for (before, after), stride in zip(pairwise((in_channels, *widths)), strides, strict=True):
             layers += [conv3x3(before, after, stride), make_norm(norm, after), nn.GELU()]
-        self.convs = nn.Sequential(*layers[:-1])  # their names are published: GELUs count
+        self.convs = nn.Sequential(*layers[:-1])  # published names number the GELUs too
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, H', W', C), one node a pixel of the last map."""
+        """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""
         x = images.contiguous(memory_format=torch.channels_last)
         for i in range(0, len(self.convs), 3):
             conv, norm = self.convs[i : i + 2]
@@ -40,17 +41,23 @@ class ConvStem(nn.Module):
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             y = conv(x).movedim(1, -1).contiguous()
             x = normed(norm, y, gelu=has_gelu).movedim(-1, 1)
-        return x.movedim(1, -1).contiguous()  # free too
+        return x.movedim(1, -1).contiguous()  # copies nothing either
 
     def fuse(self) -> "ConvStem":
-        """Fold the norms for good: what `timm.utils.reparameterize_model` asks for."""
+        """Fold the norms into the convolutions, as `timm.utils.reparameterize_model` asks for."""
         for i in range(0, len(self.convs), 3):
             fold_for_good(self.convs, i)
         return self
 
 
 class Downsample(nn.Module):
-    """Half the height and the width, more channels: between two stages of a pyramid."""
+    """Halve height and width and change the channels, between two stages of a pyramid.
+
+    Args:
+        in_channels: channels of the stage before.
+        out_channels: channels of the stage after.
+        norm: normalisation after the convolution: batch, layer or group.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
         super().__init__()
@@ -59,18 +66,24 @@ class Downsample(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C_in) -> (B, H / 2, W / 2, C_out), rounded up."""
+        """Downsample: (B, H, W, C_in) -> (B, H / 2, W / 2, C_out), sides rounded up."""
         conv, norm = self.conv
         return norm(conv(x.movedim(-1, 1)).movedim(1, -1).contiguous())
 
     def fuse(self) -> "Downsample":
-        """Fold the norm for good."""
+        """Fold the norm into the convolution."""
         fold_for_good(self.conv)
         return self
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
-    """A 3x3 convolution with the published initial weights."""
+    """Make a 3x3 convolution with padding 1 and the initial weights of the authors' code.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the result.
+        stride: stride in both directions.
+    """
     conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
     nn.init.kaiming_normal_(conv.weight)
     assert conv.bias is not None
