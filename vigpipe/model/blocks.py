@@ -1,4 +1,4 @@
-"""From a variant to its blocks: channels, grids, and how each block comes by its graph."""
+"""Derive the blocks of a variant: channels, grids, and how each block gets its graph."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from vigpipe.model.position import Grid, pooled_grid
 
 
 class FewNodesWarning(UserWarning):
-    """Images have too few nodes for k * dilation, which is lowered."""
+    """Warns that images have too few nodes for k * dilation, so that these are lowered."""
 
 
 @dataclass(frozen=True)
 class VigShape:
-    """What tells one variant from another.
+    """The sizes that distinguish the variants of ViG.
 
     Attributes:
-        blocks: Grapher + FFN pairs of each stage of the pyramid; one number if it is none.
-        channels: C of each stage.
-        k: neighbours in the first and in the last block, rising linearly between them.
-        most_dilation: the dilation grows by one every four blocks, up to this.
-        reductions: r of each stage: neighbours are averages of r x r nodes.
-        relative: whether the distance in the image is added to that in feature space.
-        stem: what the first C is divided by to give the width of each convolution of the stem.
-        stem_stride: pixels along a side of the patch that becomes a node.
-        img_size: height and width of the images it is meant for.
+        blocks: blocks of each stage of the pyramid; a single number if the variant is isotropic.
+        channels: C of each stage of the pyramid.
+        k: neighbours per node in the first and in the last block; linear in between.
+        most_dilation: largest dilation; the dilation grows by one every four blocks.
+        reductions: r of each stage of the pyramid: candidates are averages of r x r nodes.
+        relative: add a table of distances in the image to the distances in feature space.
+        stem: the width of each convolution of the stem is the first C divided by this number.
+        stem_stride: side, in pixels, of the patch that becomes a node.
+        img_size: height and width in pixels of the images that the variant is designed for.
     """
 
     blocks: tuple[int, ...]
@@ -48,18 +48,18 @@ class VigShape:
 
 @dataclass(frozen=True)
 class GraphRule:
-    """How a block comes by its graph.
+    """How a block gets its graph.
 
     Attributes:
-        policy: see `vigpipe.config.choices.Policy`.
+        policy: where neighbours come from; `vigpipe.config.choices.Policy` explains the choices.
         k: neighbours per node.
         dilation: keep every dilation-th of the k * dilation nearest.
-        reduction: r; neighbours are averages of r x r nodes.
-        shift: move the windows by half of one.
-        makes_next: of lookahead, whether a later block wants the graph.
-        stochastic: probability that, in training, a sample's k neighbours are drawn from the
-            k * dilation nearest instead; as in the published code, where it is off.
-        stream: number of that draw among the random masks.
+        reduction: r; candidates are averages of r x r nodes.
+        shift: with policy `window`, shift the windows by half a window.
+        makes_next: with policy `lookahead`, also make a graph for the next block.
+        stochastic: probability that, in training, a sample's k neighbours are drawn at random from
+            the k * dilation nearest. The published code has this option, switched off.
+        stream: stream number of that draw (`model.keyed_dropout`).
     """
 
     policy: Policy
@@ -74,18 +74,19 @@ class GraphRule:
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One entry of `backbone`: a block, or a downsampling between two stages of a pyramid.
+    """One module of `backbone`: a block, or a downsampling between two stages of a pyramid.
 
     Attributes:
-        rule: how a block comes by its graph; None of a downsampling.
-        aggregator: of a block.
-        before: C and grid of what it is given.
-        channels: C of its result.
-        grid: height and width of its result.
-        stage: of the pyramid.
-        number: of the block, downsamplings not counted.
-        num_given: neighbours in the graph that an earlier block hands on; 0 where none is needed.
-        num_neighbours: in the graph it uses or, of lookahead, makes.
+        rule: how the block gets its graph; None for a downsampling.
+        aggregator: name of the block's aggregator; empty for a downsampling.
+        before: grid (height and width in nodes) and channels of the input.
+        channels: channels of the output.
+        grid: height and width in nodes of the output.
+        stage: index of the pyramid's stage.
+        number: index of the block, not counting downsamplings.
+        num_given: neighbours per node in the graph that an earlier block passes on; 0 if this block
+            needs no such graph.
+        num_neighbours: neighbours per node in the graph that the block passes on.
     """
 
     rule: GraphRule | None
@@ -100,13 +101,13 @@ class BlockSpec:
 
     @property
     def num_candidates(self) -> int:
-        """Nodes that a kNN graph chooses from."""
+        """Number of nodes that a kNN graph chooses from."""
         assert self.rule is not None
         return prod(pooled_grid(self.grid, self.rule.reduction))
 
 
 def stem_strides(num_convs: int, stride: int) -> tuple[int, ...]:
-    """Strides of the stem's convolutions: the twos as late as can be, but never the last.
+    """Choose the strides of the stem's convolutions: twos as late as possible, but not the last.
 
     Raises:
         InputError: the stride is no power of two, or too large for so few convolutions.
@@ -122,7 +123,7 @@ def stem_strides(num_convs: int, stride: int) -> tuple[int, ...]:
 
 
 def reduced(size: Grid, strides: Sequence[int]) -> Grid:
-    """Height and width after padded 3x3 convolutions of these strides."""
+    """Return height and width after padded 3x3 convolutions with the given strides."""
     height, width = size
     for stride in strides:
         height, width = ceil(height / stride), ceil(width / stride)
@@ -132,22 +133,25 @@ def reduced(size: Grid, strides: Sequence[int]) -> Grid:
 def make_entries(
     shape: VigShape, grid: Grid, graph: str, aggregator: str, stochastic: float
 ) -> list[BlockSpec]:
-    """The entries of `backbone` in order.
+    """Specify the modules of `backbone`, in order.
 
     Args:
-        shape: the variant.
-        grid: height and width of what the stem gives.
-        graph: policies, a comma list repeated over the blocks.
-        aggregator: likewise.
-        stochastic: of every GraphRule.
+        shape: the sizes of the variant.
+        grid: height and width in nodes after the stem.
+        graph: graph policies, a comma-separated list that is repeated over the blocks.
+        aggregator: aggregators, a comma-separated list that is repeated over the blocks.
+        stochastic: probability of random neighbours, for every block.
+
+    Returns:
+        One BlockSpec for each block and each downsampling.
 
     Raises:
         InputError: a policy or an aggregator is unknown.
     """
-    policies = listed(graph, POLICIES, "--graph")
-    aggregators = listed(aggregator, AGGREGATORS, "--aggregator")
+    policies = _parse_names(graph, POLICIES, "--graph")
+    aggregators = _parse_names(aggregator, AGGREGATORS, "--aggregator")
     num_blocks = sum(shape.blocks)
-    # As the reference computes them: in float32, and truncated.
+    # Computed in float32 and truncated, as the published code does.
     ks = [int(k) for k in torch.linspace(*shape.k, num_blocks, device="cpu").tolist()]
     specs: list[BlockSpec] = []
     before, number = (grid, shape.channels[0]), 0
@@ -158,18 +162,18 @@ def make_entries(
             grid = reduced(grid, (2,))
             specs.append(BlockSpec(None, "", before, channels, grid, stage, number))
         before = (grid, channels)
-        made: BlockSpec | None = None  # by the block before, in this stage
+        made: BlockSpec | None = None  # the previous block of this stage
         for i in range(num_in_stage):
             policy = cast(Policy, policies[number % len(policies)])
             following = policies[(number + 1) % len(policies)]
             wants_next = i + 1 < num_in_stage and following in ("reuse", "lookahead")
             reduction = shape.reductions[stage]
             if policy in ("reuse", "lookahead") and made is None:
-                policy: Policy = "knn"  # there is no graph yet
+                policy: Policy = "knn"  # no earlier block of this stage has a graph
             if made is not None and made.rule is not None and policy in ("reuse", "lookahead"):
                 reduction = made.rule.reduction
                 if policy == "reuse" and made.rule.policy in ("grid", "pattern"):
-                    policy = made.rule.policy  # cheaper to make than to hand on
+                    policy = made.rule.policy  # cheaper to make again than to pass on
             if policy in ("grid", "pattern", "window"):
                 reduction = 1
             rule = GraphRule(
@@ -201,7 +205,12 @@ def make_entries(
 
 
 def warn_of_few_nodes(specs: Sequence[BlockSpec], img_size: Grid) -> None:
-    """Warn once if images are too small for some block's k or dilation."""
+    """Warn if images are too small for some block's k or dilation.
+
+    Args:
+        specs: the blocks, for this size of images.
+        img_size: height and width of the images in pixels, for the message.
+    """
     blocks = [spec for spec in specs if spec.rule is not None]
     lowered = [
         (spec, spec.rule)
@@ -224,17 +233,13 @@ def warn_of_few_nodes(specs: Sequence[BlockSpec], img_size: Grid) -> None:
         )
 
 
-def listed(names: str, known: Sequence[str], flag: str) -> list[str]:
-    """The names of a comma list.
-
-    Raises:
-        InputError: one of them is not known.
-    """
-    found = [name.strip() for name in names.split(",")]
-    unknown = [name for name in found if name not in known]
+def _parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
+    """Split a comma-separated list of names; raise InputError if one is not among the choices."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in choices]
     if unknown:
-        raise InputError(f"{flag} {names}: {unknown[0]!r} is none of {', '.join(known)}")
-    return found
+        raise InputError(f"{flag} {text}: {unknown[0]!r} is none of {', '.join(choices)}")
+    return names
 
 
 def _num_neighbours(rule: GraphRule, grid: Grid) -> int:

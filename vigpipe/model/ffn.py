@@ -1,4 +1,4 @@
-"""The FFN half of a ViG block: a two-layer perceptron on every node by itself."""
+"""The FFN half of a ViG block: a two-layer perceptron on every node separately."""
 
 from torch import Tensor, nn
 
@@ -12,9 +12,9 @@ class FFN(nn.Module):
 
     Args:
         channels: C; the hidden layer is 4C wide.
-        norm: batch, layer or group.
-        drop_path: probability that a sample skips this half.
-        stream: number of the drop-path mask.
+        norm: normalisation after each layer: batch, layer or group.
+        drop_path: probability that a sample skips this half of the block.
+        stream: stream number of the drop-path mask.
     """
 
     def __init__(self, channels: int, norm: Norm, drop_path: float, stream: int) -> None:
@@ -25,5 +25,5 @@ class FFN(nn.Module):
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Run this half of the block: (B, N, C) -> (B, N, C)."""
         return self.fc2(self.fc1(x), x, self.drop_path.sample_scale(x, keys))

@@ -1,8 +1,9 @@
-"""Linear and BatchNorm of few channels, folded into one affine map whose statistics are exact.
+"""Fold a Linear on few channels and its BatchNorm into one affine map, with exact statistics.
 
-W x + b of C-channel features x has the mean W m + b and the variances diag(W S W^T), m and S being
-mean and covariance of x: a C x C matrix tells what BatchNorm would measure on hundreds of channels.
-So BN(W x + b) = A^T x + a with A, a of the weights, m and S alone, and gradients flow through both.
+If features x have mean m and covariance S, then W x + b has mean W m + b and variances
+diag(W S W^T). So a C x C matrix is enough to compute the statistics that BatchNorm would measure on
+hundreds of channels. BN(W x + b) = A^T x + a, where A and a depend only on the weights, m and S;
+gradients flow through m and S too.
 """
 
 from typing import Any
@@ -15,15 +16,15 @@ from vigpipe.model.norm import BatchNorm
 
 
 def folded(x: Tensor, linear: nn.Linear, norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """The affine map that `norm(linear(x))` is; in training it counts x as the norm would.
+    """Return `norm(linear(x))` as an affine map; in training, update the norm's statistics too.
 
     Args:
-        x: (B, N, C).
-        linear: C to H channels, with a bias.
-        norm: of H channels.
+        x: features, (B, N, C).
+        linear: a layer from C to H channels, with a bias.
+        norm: the norm after it, with H channels.
 
     Returns:
-        A (C, H) and a (H,), float64: BN(W x + b) = x A + a.
+        A, (C, H), and a, (H,), float64, such that BN(W x + b) = x A + a.
     """
     weight, bias = linear.weight.double(), linear.bias.double()
     if norm.training:
@@ -38,12 +39,12 @@ def folded(x: Tensor, linear: nn.Linear, norm: BatchNorm) -> tuple[Tensor, Tenso
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (C,) and covariance (C, C) of the rows of (B, N, C), float64."""
+    """Compute mean, (C,), and covariance, (C, C), of the nodes of (B, N, C), in float64."""
     return _Moments.apply(x)  # pyright: ignore[reportReturnType]
 
 
 class _Moments(torch.autograd.Function):
-    """Keeps x for the backward, and nothing in double precision."""
+    """Mean and covariance; saves x for the backward, but nothing in double precision."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The graph of nearest neighbours in feature space."""
+"""The kNN graph: every node's nearest neighbours in feature space."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,14 @@ ANOMALY_ADVICE = (
 
 
 def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -> None:
-    """Raise InputError when a node has fewer candidates than k * dilation."""
+    """Raise InputError if there are fewer candidates than k * dilation.
+
+    Args:
+        k: neighbours per node, at least 1.
+        dilation: keep every dilation-th of the k * dilation nearest; at least 1.
+        num_nodes: number of nodes to choose from.
+        loop: a node may be its own neighbour, so that all nodes are candidates.
+    """
     candidates = num_nodes if loop else num_nodes - 1
     if k < 1 or dilation < 1 or k * dilation > candidates:
         raise InputError(
@@ -27,23 +34,32 @@ def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -
 
 
 def reduce_k(k: int, dilation: int, num_candidates: int) -> tuple[int, int]:
-    """K and dilation, lowered until k * dilation candidates exist: k first, then dilation."""
+    """Lower k, and then dilation, until k * dilation candidates exist.
+
+    Args:
+        k: neighbours per node wanted.
+        dilation: dilation wanted.
+        num_candidates: number of nodes to choose from.
+
+    Returns:
+        The k and the dilation to use.
+    """
     k = min(k, num_candidates)
     return k, min(dilation, num_candidates // k)
 
 
-_found: list[str] | None = None
+_collected: list[str] | None = None  # messages of `collected_anomalies`; None outside of it
 
 
 @contextmanager
 def collected_anomalies() -> Iterator[list[str]]:
-    """Let `check_finite` put what it finds on a list, and go on."""
-    global _found
-    _found = found = []
+    """Make `check_finite` add its messages to a list instead of raising, inside the with-block."""
+    global _collected
+    _collected = messages = []
     try:
-        yield found
+        yield messages
     finally:
-        _found = None
+        _collected = None
 
 
 def check_finite(x: Tensor, block: str) -> None:
@@ -55,9 +71,9 @@ def check_finite(x: Tensor, block: str) -> None:
         f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
         f"{len(bad)} images, have NaN or infinite features before the graph is made"
     )
-    if _found is None:
+    if _collected is None:
         raise FloatingPointError(f"{message}; {ANOMALY_ADVICE}")
-    _found.append(message)
+    _collected.append(message)
 
 
 @torch.no_grad()
@@ -77,21 +93,22 @@ def knn_graph(
     3.1 and its reference code. Dilation: Li et al. 2019 (arXiv:1904.03751).
 
     Of equally near candidates the one with the lowest index comes first, on every device. A zero
-    vector stays one: at distance 0 from others of its kind, at 1 from everything else. A candidate
-    with a NaN or an infinite feature (or a norm that overflows) is farther than all others; what
-    neighbours such a node has itself is of no consequence, as its own features stay what they are.
+    vector stays zero: it is at distance 0 from other zero vectors and at distance 1 from everything
+    else. A candidate with a NaN or an infinite feature (or a norm that overflows) is farther than
+    all others; which neighbours such a node has itself does not matter, because its own features
+    stay NaN or infinite.
 
     Args:
         x: node features, (B, N, C), floating point; gradients do not flow through the choice. Half
-            precision is widened: distances are taken in float32 or float64.
+            precision is widened: distances are computed in float32 or float64.
         k: neighbours per node.
         dilation: keep every dilation-th of the k * dilation nearest.
-        loop: a node may be its own neighbour; it is at distance zero, so usually the first.
-        candidates: (B, M, C) to choose from; by default the nodes themselves, M = N.
+        loop: a node may be its own neighbour; it is at distance zero, so usually the nearest.
+        candidates: nodes to choose from, (B, M, C); by default the nodes themselves, M = N.
         bias: added to the squared distances, broadcast to (B, N, M).
-        ranks: (B, K) int64, ranks to keep of the k * dilation nearest in place of every
-            dilation-th, for each image.
-        fused: take the fused operator where there is one.
+        ranks: for each image, which of the k * dilation nearest to keep instead of every
+            dilation-th, (B, K) int64.
+        fused: use the fused operator where there is one.
 
     Returns:
         (B, N, K) int64.

@@ -1,4 +1,4 @@
-"""Which variant a file of weights is of, and the same file as safetensors that say so."""
+"""Find out which variant a weights file belongs to, and convert it to safetensors."""
 
 import os
 import warnings
@@ -27,13 +27,17 @@ from vigpipe.model.weights import (
 def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
     """Name the variant that a state dict belongs to, judging by its names and shapes.
 
-    Classes, channels and size of the images are those of the state dict. What shapes do not tell is
-    taken to be the variant's own: strides of the stem, and which of max and edge aggregates. Where
-    several variants have its shapes, the one whose own image size gives this grid comes first.
+    Number of classes, channels and image size are read off the tensors. What the shapes do not
+    show, the strides of the stem and whether max or edge aggregates, is taken to be the variant's
+    default. If several variants have these shapes, the one whose default image size gives this grid
+    of nodes comes first.
 
     Args:
         state: tensors by the authors' names (`to_reference_names`).
-        source: the file, for the error.
+        source: name of the file, for the error.
+
+    Returns:
+        The name of the variant, a key of VIG_SHAPES.
 
     Raises:
         InputError: no variant fits; the message says which one is closest, and what differs.
@@ -43,7 +47,7 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A model that a state dict may be of."""
+    """A model that a state dict may belong to."""
 
     name: str
     num_classes: int
@@ -52,7 +56,7 @@ class _Variant:
 
     def build(self) -> VisionGnn:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # few nodes; whoever runs the model is told
+            warnings.simplefilter("ignore")  # about few nodes: running the model warns again
             model = create_model(
                 self.name,
                 num_classes=self.num_classes,
@@ -65,19 +69,19 @@ class _Variant:
     def differences(self, state: Mapping[str, Tensor]) -> "Differences":
         with torch.device("meta"):
             model = self.build()
-        own = model.state_dict()
-        return Differences.between(with_relative_positions(state, own, model), own)
+        expected = model.state_dict()
+        return Differences.between(with_relative_positions(state, expected, model), expected)
 
 
 def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
-    telling = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
-    absent = [n for n in telling if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
+    required = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
+    absent = [n for n in required if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
     if absent:
         raise InputError(
             f"{source}: not the whole of a ViG: it has no {' and no '.join(absent)} of four "
             "dimensions; give a file with stem, backbone and classifier"
         )
-    stem, embedding, classifier = (state[name] for name in telling)
+    stem, embedding, classifier = (state[name] for name in required)
     _, channels, height, width = embedding.shape
     candidates: list[_Variant] = []
     for name, shape in VIG_SHAPES.items():
@@ -102,21 +106,21 @@ def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
 
 
 def convert(source: Path, target: Path, *, ema: bool = False) -> str:
-    """Write a file of weights anew as safetensors under the authors' names.
+    """Convert a weights file to safetensors with the authors' names.
 
-    The metadata say what to build: model, num_classes, in_chans, img_size ("224x224"). The target
-    is written under another name first, so it is complete or not there.
+    The metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
+    target is first written under a temporary name, so it is either complete or absent.
 
     Args:
         source: any file that `read_weights` reads.
-        target: the new file, .safetensors.
-        ema: take the running average of the weights.
+        target: the new file, which ends in .safetensors.
+        ema: convert the running average of the weights instead of the weights.
 
     Returns:
         The name of the variant.
 
     Raises:
-        InputError: the file cannot be read, is of no variant, or the target cannot be written.
+        InputError: the file cannot be read or fits no variant, or the target cannot be written.
     """
     if target.suffix != ".safetensors":
         raise InputError(
@@ -128,17 +132,17 @@ def convert(source: Path, target: Path, *, ema: bool = False) -> str:
     if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the file to convert itself; choose another name")
     state = to_reference_names(read_weights(source, ema=ema))
-    found = _identified(state, str(source))
-    model = found.build()
+    variant = _identified(state, str(source))
+    model = variant.build()
     weights = {
         name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
     }
-    height, width = found.img_size
+    height, width = variant.img_size
     metadata = {
         "format": "pt",
-        "model": found.name,
-        "num_classes": str(found.num_classes),
-        "in_chans": str(found.in_chans),
+        "model": variant.name,
+        "num_classes": str(variant.num_classes),
+        "in_chans": str(variant.in_chans),
         "img_size": f"{height}x{width}",
     }
     partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -152,4 +156,4 @@ def convert(source: Path, target: Path, *, ema: bool = False) -> str:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-    return found.name
+    return variant.name

@@ -1,4 +1,4 @@
-"""Make other packages know what we have when they are imported, and not import them before."""
+"""Register our models and operators with other packages once those are imported, not before."""
 
 import importlib
 import importlib.abc
@@ -12,30 +12,30 @@ from typing import Any
 def register() -> None:
     """Put our models into timm's registry and our operators' FLOPs into torch's counter.
 
-    Each now if the other package is imported, else when it will be.
+    Each happens now if the other package is already imported, otherwise right after its import.
     """
-    _after("timm.models", "vigpipe.model.registry")
-    _after("torch.utils.flop_counter", "vigpipe.ops.flops")
+    _import_after("timm.models", "vigpipe.model.registry")
+    _import_after("torch.utils.flop_counter", "vigpipe.ops.flops")
 
 
-def _after(name: str, ours: str) -> None:
-    if name in sys.modules:
-        importlib.import_module(ours)
+def _import_after(awaited: str, module: str) -> None:
+    if awaited in sys.modules:
+        importlib.import_module(module)
     else:
-        sys.meta_path.insert(0, _After(name, ours))
+        sys.meta_path.insert(0, _ImportAfter(awaited, module))
 
 
-class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Waits for the import of a module, lets its own loader run it, imports ours, steps aside."""
+class _ImportAfter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import hook: once a module has been loaded by its own loader, import a second module."""
 
     loader: importlib.abc.Loader
 
-    def __init__(self, name: str, ours: str) -> None:
-        self.name, self.ours = name, ours
+    def __init__(self, awaited: str, module: str) -> None:
+        self.awaited, self.module = awaited, module
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ANN401
-        """Nothing, until the module is asked for."""
-        if fullname != self.name:
+        """Take over the import of the awaited module; leave all others to the other finders."""
+        if fullname != self.awaited:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -45,12 +45,12 @@ class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As its own loader does."""
+        """Create the awaited module as its own loader does."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then ours."""
+        """Run the awaited module, then import the second module."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        importlib.import_module(self.ours)
+        importlib.import_module(self.module)

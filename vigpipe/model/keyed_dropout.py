@@ -1,15 +1,16 @@
-"""Random masks that depend on (seed, step, block, sample) only, never on cut, rank or device.
+"""Random masks that depend only on seed, step, block and sample, not on cut, rank or device.
 
-A counter-based generator: a sample's key is hashed from seed, step and its position in the global
-batch; every mask hashes that key with its own stream number. No state is kept, so whoever computes
-a mask, and however often, gets the same bits. The hash is the output function of SplitMix64
-(Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195) in wrapping 64-bit integer arithmetic.
+The generator is counter-based: a sample's key is a hash of the seed, the step and its position in
+the global batch, and every mask hashes that key with its own stream number. No state is kept, so
+every rank that computes a mask, however often, gets the same bits. The hash is the output function
+of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195) in wrapping 64-bit integer
+arithmetic.
 """
 
 import torch
 from torch import Tensor, nn
 
-PADDING = -1  # the key of a row that is no sample
+PADDING = -1  # the key of a padding row, which holds no sample
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
@@ -21,7 +22,7 @@ def _signed(value: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # >> on int64 copies the sign; mask it away
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # >> on int64 repeats the sign bit; mask it away
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -31,11 +32,11 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
-    """One key a sample.
+    """Compute one key per sample.
 
     Args:
         seed: the run's seed.
-        step: number of the optimizer step.
+        step: index of the optimizer step.
         positions: (B,) int64, positions in the global batch; negative marks padding.
 
     Returns:
@@ -47,17 +48,17 @@ def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
 
 
 def fresh_keys(x: Tensor) -> Tensor:
-    """Keys from torch's own generator, for a model that is trained without vigpipe's trainer."""
+    """Draw keys from torch's own generator, for training without vigpipe's trainer."""
     return torch.randint(2**62, (x.shape[0],), device=x.device)
 
 
 def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:
-    """Uniform numbers in [0, 1): `num` for each key.
+    """Draw uniform numbers in [0, 1), `num` for each key.
 
     Args:
-        keys: (B,) int64.
-        stream: tells masks of one sample apart.
-        num: numbers per key.
+        keys: sample keys, (B,) int64.
+        stream: stream number, which is different for every mask of the model.
+        num: how many numbers to draw per key.
 
     Returns:
         (B, num) float64, each a multiple of 2^-53.
@@ -71,9 +72,9 @@ class KeyedDropout(nn.Module):
     """Dropout whose mask is keyed by sample.
 
     Args:
-        rate: probability that a number (or, with `whole_sample`, a sample's whole row) is dropped.
-        stream: number of this mask among the masks of the model.
-        whole_sample: drop all numbers of a sample together: drop-path, arXiv:1603.09382.
+        rate: probability that a number (or, with `whole_sample`, a whole sample) is set to zero.
+        stream: stream number, which is different for every mask of the model.
+        whole_sample: drop all numbers of a sample together, which is drop-path, arXiv:1603.09382.
     """
 
     def __init__(self, rate: float, stream: int, whole_sample: bool = False) -> None:
@@ -81,7 +82,7 @@ class KeyedDropout(nn.Module):
         self.rate, self.stream, self.whole_sample = rate, stream, whole_sample
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, ...) -> (B, ...); the kept numbers are divided by 1 - rate."""
+        """Apply the mask: (B, ...) -> (B, ...); numbers that remain are divided by 1 - rate."""
         sample_scale = self.sample_scale(x, keys)
         if sample_scale is None:
             return x
@@ -90,19 +91,28 @@ class KeyedDropout(nn.Module):
         )
 
     def sample_scale(self, x: Tensor, keys: Tensor | None) -> Tensor | None:
-        """What `forward` multiplies by: (B, numbers of a sample), or (B,) with `whole_sample`.
+        """Return the factors that `forward` multiplies by: 0 or 1 / (1 - rate).
 
-        None for 1: in evaluation mode, or at rate 0.
+        Args:
+            x: features, (B, ...).
+            keys: sample keys, (B,) int64; may be None where no mask is needed.
+
+        Returns:
+            (B, numbers per sample), or (B,) with `whole_sample`; None, which stands for 1, in
+            evaluation mode or at rate 0.
+
+        Raises:
+            ValueError: a mask is needed and there are no keys.
         """
         if not self.training or self.rate == 0.0:
             return None
         if keys is None:
             raise ValueError("dropout in training mode needs the samples' keys: model(x, keys)")
         num = 1 if self.whole_sample else x[0].numel()
-        kept = uniform(keys.to(x.device), self.stream, num) >= self.rate
-        kept = kept.squeeze(1) if self.whole_sample else kept
-        return kept.to(x.dtype) / (1.0 - self.rate)
+        mask = uniform(keys.to(x.device), self.stream, num) >= self.rate
+        mask = mask.squeeze(1) if self.whole_sample else mask
+        return mask.to(x.dtype) / (1.0 - self.rate)
 
     def extra_repr(self) -> str:
-        """Rate and stream."""
+        """Show rate, stream and kind of mask."""
         return f"rate={self.rate:.3g}, stream={self.stream}, whole_sample={self.whole_sample}"

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 class Pointwise(nn.Module):
     """A 1x1 convolution on (B, ..., C_in), with the parameters of `torch.nn.Conv2d`.
 
-    Channels-last rows make neighbours contiguous to gather, and the convolution one matrix product.
+    With channels last, a node's features are contiguous, so neighbours are gathered quickly and the
+    convolution is one matrix product.
 
     Args:
         in_channels: channels of the input.
         out_channels: channels of the result.
-        groups: input and output channels are cut into that many groups, each mapped by itself.
+        groups: number of groups that input and output channels are divided into; each group of
+            outputs depends on its group of inputs only.
     """
 
     def __init__(self, in_channels: int, out_channels: int, groups: int = 1) -> None:
@@ -24,19 +26,30 @@ class Pointwise(nn.Module):
         nn.init.kaiming_normal_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ..., C_in) -> (B, ..., C_out)."""
+        """Convolve: (B, ..., C_in) -> (B, ..., C_out)."""
         return self.apply_weight(x, self.weight.flatten(1), self.bias)
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """The same with (C_out, C_in / groups) and (C_out,) in the place of its own parameters."""
+        """Convolve with given parameters in place of the module's own.
+
+        Args:
+            x: features, (B, ..., C_in).
+            weight: (C_out, C_in / groups).
+            bias: (C_out,).
+
+        Returns:
+            (B, ..., C_out).
+        """
         if self.groups == 1:
             return F.linear(x, weight, bias)
         rows = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (G, rows, C_in / G)
         weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
         y = torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
-        return y.add_(bias) if y.dtype == bias.dtype else y + bias  # autocast: to float32
+        return (
+            y.add_(bias) if y.dtype == bias.dtype else y + bias
+        )  # under autocast y is bfloat16 and the sum float32
 
     def extra_repr(self) -> str:
-        """Channels and groups."""
+        """Show channels and groups."""
         out_channels, in_channels = self.weight.shape[:2]
         return f"{in_channels * self.groups}, {out_channels}, groups={self.groups}"

@@ -1,4 +1,4 @@
-"""Where a node is: tables that are added to features or to distances, for any size of image."""
+"""Positional tables that are added to features or to distances, for any image size."""
 
 from math import ceil, prod
 
@@ -10,12 +10,12 @@ Grid = tuple[int, int]  # height and width in nodes
 
 
 def pooled_grid(grid: Grid, reduction: int) -> Grid:
-    """The grid after r x r nodes became one; at the edges fewer may."""
+    """Return the grid after averaging r x r nodes into one, with fewer nodes at the edges."""
     return ceil(grid[0] / reduction), ceil(grid[1] / reduction)
 
 
 def resized_embedding(table: Tensor, grid: Grid) -> Tensor:
-    """A positional embedding for another grid, bicubic in both directions.
+    """Resize a positional embedding to another grid, bicubically in both directions.
 
     (1, C, H0, W0) -> (1, C, H, W).
     """
@@ -29,21 +29,21 @@ def resized_embedding(table: Tensor, grid: Grid) -> Tensor:
 def relative_distance(
     channels: int, grid: Grid, reduction: int, base: Grid | None = None
 ) -> Tensor:
-    """What ViG adds to squared distances in feature space so that near nodes are preferred.
+    """Make the table that ViG adds to squared distances in feature space to prefer near nodes.
 
-    -2 P Q^T / C: P the sine-cosine table of the nodes (He et al. 2021, MAE, arXiv:2111.06377), Q
-    that of the candidates, which is P averaged over the r x r nodes that make a candidate. On
-    `base`, another grid than the one it serves, positions are spread over base: a table for larger
-    images keeps its meaning relative to the image.
+    The table is -2 P Q^T / C. P is the sine-cosine embedding of the nodes (He et al. 2021, MAE,
+    arXiv:2111.06377); Q, that of the candidates, is P averaged over the r x r nodes that make up a
+    candidate. With `base`, the positions of the nodes are scaled to the range of that grid, so that
+    a table for larger images keeps its meaning relative to the image.
 
     Args:
         channels: C, a multiple of 4.
         grid: height and width in nodes.
-        reduction: r.
-        base: the grid that the positions count on; by default the grid itself.
+        reduction: r, nodes along a side of a candidate.
+        base: grid whose range the positions span; by default the grid itself.
 
     Returns:
-        (1, N, M) float32.
+        The table for N nodes and M candidates, (1, N, M) float32.
     """
     table = _sine_cosine(channels, grid, base or grid)
     pooled = table
@@ -55,19 +55,34 @@ def relative_distance(
 
 @torch.no_grad()
 def relative_distance_by_raster(channels: int, grid: Grid, reduction: int) -> Tensor:
-    """The same as published: the candidates' columns interpolated along the raster of the nodes.
+    """Make the table of `relative_distance` as the published code does.
 
-    Wrong in two dimensions where r > 1, but published weights were trained with it.
+    The columns of the candidates are interpolated along the raster of the nodes. This is wrong in
+    two dimensions if r > 1, but published weights were trained with it.
+
+    Args:
+        channels: C, a multiple of 4.
+        grid: height and width in nodes.
+        reduction: r, nodes along a side of a candidate.
 
     Returns:
-        (1, N, M) float32.
+        The table for N nodes and M candidates, (1, N, M) float32.
     """
     return resized_by_raster(relative_distance(channels, grid, 1), grid, reduction)
 
 
 @torch.no_grad()
 def resized_by_raster(table: Tensor, grid: Grid, reduction: int) -> Tensor:
-    """Bicubic over the flattened rasters, as the published code does: (1, N0, M0) -> (1, N, M)."""
+    """Resize a table bicubically over the flattened rasters, as the published code does.
+
+    Args:
+        table: (1, N0, M0).
+        grid: height and width in nodes after resizing.
+        reduction: r, nodes along a side of a candidate.
+
+    Returns:
+        (1, N, M).
+    """
     size = prod(grid), prod(pooled_grid(grid, reduction))
     if tuple(table.shape[1:]) == size:
         return table
@@ -75,7 +90,7 @@ def resized_by_raster(table: Tensor, grid: Grid, reduction: int) -> Tensor:
 
 
 def _sine_cosine(channels: int, grid: Grid, base: Grid) -> Tensor:
-    """(N, C) float64: the first half tells the column, the second the row; sines, then cosines."""
+    """Embed positions, (N, C) float64: columns in the first half, rows in the second."""
     quarter = channels // 4
     omega = 10000 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     rows, columns = (

@@ -1,9 +1,10 @@
-"""Activation recomputation: forget a block's activations, compute them again in the backward.
+"""Activation recomputation: discard a block's activations, compute them again in the backward.
 
 Chen et al. 2016 (arXiv:1604.06174), through `torch.utils.checkpoint`. Two things must not happen
-twice: a kNN graph is not chosen anew, or rounding could choose another one, and BatchNorm does not
-count its micro-batch again. So the first forward writes its graphs on a tape, and the second reads
-them from there and knows that it is a repetition. Random masks need no care: they are keyed.
+twice: a kNN graph must not be built again, because rounding could give another one, and BatchNorm
+must not count its micro-batch again. So the first forward records its graphs, and the second
+forward replays them and can tell that it is a repetition. Random masks are keyed by sample, so they
+repeat by themselves.
 """
 
 import threading
@@ -16,21 +17,25 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-class _State(threading.local):  # CUDA's backward runs in a thread of its own
-    tape: "Iterator[Tensor] | None" = None  # of the repetition that is going on
-    record: "list[Tensor] | None" = None  # of the first forward that is going on
+class _State(threading.local):  # CUDA's backward runs in another thread
+    tape: "Iterator[Tensor] | None" = None  # graphs that the current repetition replays
+    record: "list[Tensor] | None" = None  # graphs that the current first forward records
 
 
 _state = _State()
 
 
 def recomputing() -> bool:
-    """Whether this forward repeats an earlier one."""
+    """Tell whether the current forward repeats an earlier one."""
     return not torch.compiler.is_compiling() and _state.tape is not None
 
 
 def remembered(build: Callable[[], Tensor]) -> Tensor:
-    """What `build` gives, or gave when this block was run the first time."""
+    """Build a graph, or return the one that was built when this block first ran.
+
+    Args:
+        build: makes the graph, (B, N, K) int64.
+    """
     if torch.compiler.is_compiling():
         return build()
     if _state.tape is not None:
@@ -42,7 +47,15 @@ def remembered(build: Callable[[], Tensor]) -> Tensor:
 
 
 def run_and_forget(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
-    """`block(*inputs)`, of which only inputs, outputs and graphs are kept for the backward."""
+    """Call `block(*inputs)`, saving only inputs, outputs and graphs for the backward.
+
+    Args:
+        block: called again in the backward, with the same inputs.
+        inputs: its arguments.
+
+    Returns:
+        What the block returns.
+    """
     record: list[Tensor] = []
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

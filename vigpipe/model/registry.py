@@ -1,4 +1,4 @@
-"""The models in timm's registry: `timm.create_model("vig_ti_224")` after `import vigpipe`."""
+"""Put the models into timm's registry, for `timm.create_model("vig_ti_224")`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,32 +21,33 @@ from vigpipe.model.weights import match_state, to_reference_names
 
 default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in VIG_SHAPES})
 
-# torch.fx sees these from outside: what they do depends on sizes.
-for _part in (ConvStem, Block, Downsample, Readout):
-    register_notrace_module(_part)
+# torch.fx must not trace into these, because what they do depends on sizes.
+for _module in (ConvStem, Block, Downsample, Readout):
+    register_notrace_module(_module)
 register_notrace_function(resized_embedding)
 
 
 def checkpoint_filter_fn(state: dict[str, Any], model: VisionGnn) -> dict[str, Any]:
-    """What timm calls on a file's state dict: the reference layout, fitted to the model's size.
+    """Convert a file's state dict to the model's names and sizes; timm calls this when loading.
 
-    A last layer of another width and a first one of other channels are left as they are, since timm
-    treats them afterwards: it leaves the former out and adapts the latter.
+    A last layer for another number of classes and a first layer for another number of channels are
+    returned unchanged, because timm handles them afterwards: it drops the former and adapts the
+    latter.
     """
-    state, own = to_reference_names(state), model.state_dict()
+    state, expected = to_reference_names(state), model.state_dict()
     for_timm = {
         name: state.pop(name)
         for name in ("stem.convs.0.weight", "prediction.4.weight", "prediction.4.bias")
-        if name in state and (name not in own or state[name].shape != own[name].shape)
+        if name in state and (name not in expected or state[name].shape != expected[name].shape)
     }
-    kept = {name: own[name] for name in for_timm if name in own}
-    return match_state(state | kept, model, "checkpoint") | for_timm
+    placeholders = {name: expected[name] for name in for_timm if name in expected}
+    return match_state(state | placeholders, model, "checkpoint") | for_timm
 
 
 def _entry_point(name: str) -> Callable[..., Any]:
     shape = VIG_SHAPES[name]
     num_levels = len(shape.blocks) if len(shape.blocks) > 1 else sum(shape.blocks)
-    # Four levels: those of a pyramid, or every quarter of the blocks.
+    # Four feature levels: the stages of a pyramid, or the end of every quarter of the blocks.
     levels = tuple(num_levels * (i + 1) // 4 - 1 for i in range(4))
 
     def create(pretrained: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What every model has in common: stem, numbered blocks, readout, a walk over what is present."""
+"""The base class of the models: stem, numbered blocks and readout, any of which may be absent."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -13,16 +13,26 @@ from vigpipe.model.regions import region
 
 
 class StagedModel(nn.Module):
-    """A model that can be cut between blocks.
+    """A model that can be cut into stages between its blocks.
 
-    Subclasses name their parts as published state dicts do and say which attributes are which.
-    Blocks sit in a ModuleDict, so a block keeps its parameter names when its neighbours are
-    deleted, and `forward` walks past whatever is missing: a stage is the same class as the model.
+    Subclasses name their modules as published state dicts do, and say which attributes are stem,
+    blocks and readout. Blocks are kept in a ModuleDict, so a block keeps its parameter names when
+    other blocks are deleted. `forward` skips whatever is absent, so a stage is an instance of the
+    same class as the model.
+
+    Args:
+        num_blocks: number of blocks of the unsplit model.
+        num_classes: number of logits.
 
     Attributes:
-        num_classes: width of the logits.
-        span: first of the blocks that are present, and the one after the last.
-        recompute: forget the activations inside blocks, and compute them again in the backward.
+        num_classes: number of logits.
+        span: index of the first block that is present, and the index after the last.
+        has_stem: whether the stem is present.
+        has_readout: whether the readout is present.
+        recompute: discard the activations inside blocks, and compute them again in the backward.
+        stem_names: attributes that make up the stem.
+        blocks_name: attribute that holds the blocks.
+        readout_names: attributes that make up the readout.
     """
 
     stem_names: ClassVar[tuple[str, ...]] = ()
@@ -37,39 +47,47 @@ class StagedModel(nn.Module):
         self.recompute = False
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Shape of what one sample hands to a block, or to the readout."""
+        """Return the shape of one sample's input to a block, or to the readout.
+
+        Args:
+            block: index of the block in the unsplit model; the number of blocks means the readout.
+        """
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> node features."""
+        """Run the stem: (B, C_in, H, W) -> node features."""
         raise NotImplementedError
 
     def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """What is present of the blocks, from boundary to boundary."""
+        """Run the blocks that are present, from one stage boundary to the next."""
         for name, block in self.numbered_blocks.items():
             x = self.run(name, block, x, keys)
         return x
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """Node features -> (B, num_classes)."""
+        """Run the readout: node features -> (B, num_classes)."""
         raise NotImplementedError
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """Raise FloatingPointError where a kNN graph would be made of NaN or infinite features."""
+        """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         raise NotImplementedError
 
     def set_impl(self, impl: Impl) -> None:
-        """Take the fused operators where there are any, or the plain ones everywhere."""
+        """Use the fused operators where there are any, or the plain ones everywhere."""
         for module in self.modules():
             if hasattr(type(module), "fused"):
                 module.fused = impl == "fused"  # pyright: ignore[reportArgumentType]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that are not decayed, beside biases and norms."""
+        """Return the names of parameters without weight decay, besides biases and norms."""
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters belong to which layer, for layer-wise learning rates; as timm asks."""
+        """Return patterns that assign parameters to layers, as timm needs for layer-wise rates.
+
+        Args:
+            coarse: put all blocks into one group.
+        """
         blocks = rf"^{self.blocks_name}\.(\d+)"
         groups: dict[str, Any] = {"blocks": blocks if coarse else [(blocks, None)]}
         if self.stem_names:
@@ -78,28 +96,37 @@ class StagedModel(nn.Module):
 
     @property
     def numbered_blocks(self) -> nn.ModuleDict:
-        """The blocks by their number in the unsplit model, as text."""
+        """The blocks that are present, by their index in the unsplit model, as text."""
         return getattr(self, self.blocks_name)
 
     def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
-        """Call a block, and keep its activations or not."""
+        """Call one block as a region; with recomputation on, discard its activations.
+
+        Args:
+            name: index of the block, as text.
+            block: the block.
+            inputs: its arguments.
+
+        Returns:
+            What the block returns.
+        """
         call = partial(region, f"block {name}", block)
         if self.recompute and self.training:
             return run_and_forget(call, *inputs)
         return call(*inputs)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Run what is present of stem, blocks and readout.
+        """Run stem, blocks and readout, as far as they are present.
 
         Args:
-            x: images (B, C_in, H, W) where the stem is present, else what crosses the boundary,
-                (B, *boundary_shape(span[0])).
-            keys: (B,) int64, what random masks are keyed by (`model.keyed_dropout`); drawn from
-                torch's own generator if a model in training mode is called without.
+            x: images, (B, C_in, H, W), if the stem is present; otherwise the output of the previous
+                stage, (B, *boundary_shape(span[0])).
+            keys: sample keys of the random masks (`model.keyed_dropout`), (B,) int64; by default
+                drawn from torch's own generator in training mode.
 
         Returns:
-            Logits (B, num_classes) where the readout is present, else (B,
-            *boundary_shape(span[1])).
+            Logits, (B, num_classes), if the readout is present; otherwise the input of the next
+            stage, (B, *boundary_shape(span[1])).
         """
         if self.training and keys is None:
             keys = fresh_keys(x)
@@ -109,12 +136,18 @@ class StagedModel(nn.Module):
         return region("readout", self.read_out, x, keys) if self.has_readout else x
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
-        """Delete every other block, and the stem and the readout unless they are to stay."""
+        """Delete everything that does not belong to one stage.
+
+        Args:
+            blocks: indices of the blocks to keep, at least one.
+            stem: keep the stem.
+            readout: keep the readout.
+        """
         numbers = sorted(blocks)
         self.span = (numbers[0], numbers[-1] + 1)
-        kept = {str(index) for index in numbers}
+        kept_names = {str(index) for index in numbers}
         for name in list(self.numbered_blocks):
-            if name not in kept:
+            if name not in kept_names:
                 del self.numbered_blocks[name]
         for name in (() if stem else self.stem_names) + (() if readout else self.readout_names):
             delattr(self, name)

@@ -1,8 +1,8 @@
 """The model of the study: J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024).
 
-One node a pixel, three channels a node, a fixed graph: every pixel and its 8 neighbours on the
-grid. Widths, order of layers, parameter names and the absence of a non-linearity before the graph
-convolution are the study's.
+Every pixel is a node with three channels, and the graph is fixed: every pixel is connected to its 8
+neighbours on the grid. Widths, order of layers, parameter names and the missing non-linearity
+before the graph convolution are as in the study.
 """
 
 import torch
@@ -26,23 +26,26 @@ NUM_BLOCKS = 8
 
 
 class GraphConv(nn.Module):
-    """W_rel * (sum of the neighbours) + b + W_root * x: arXiv:1810.02244, PyG's GraphConv.
+    """Compute W_rel * (sum of the neighbours) + b + W_root * x, as PyG's GraphConv does.
+
+    Morris et al. 2019 (arXiv:1810.02244).
 
     Args:
         channels: C.
-        graph: the pixel grid with its 8 neighbours, or the 8 nearest other nodes in feature space.
+        graph: `grid` connects a node to its 8 neighbours on the grid of pixels, `knn` to the 8
+            nearest other nodes in feature space.
         grid: height and width of the image in nodes.
     """
 
     def __init__(self, channels: int, graph: Graph, grid: tuple[int, int]) -> None:
         super().__init__()
         self.graph, self.grid = graph, grid
-        self.detect_anomaly = ""  # name of the block in the error, if NaN and Inf are looked for
+        self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
         self.lin_rel = nn.Linear(channels, channels)
         self.lin_root = nn.Linear(channels, channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Convolve: (B, N, C) -> (B, N, C)."""
         if self.graph == "grid":
             total = region("aggregation", grid_neighbour_sum, x, *self.grid)
         else:
@@ -59,12 +62,23 @@ class GraphConv(nn.Module):
 class StudyGrapher(nn.Module):
     """Widen, convolve over the graph, GELU, narrow, residual.
 
-    Linear, BatchNorm and GraphConv stand in a row without a non-linearity, so they are one map of 7
-    features of a node: sum of its neighbours, itself, and how many neighbours it has,
+    Linear, BatchNorm and GraphConv follow one another without a non-linearity, so together they are
+    an affine map of 7 features of a node: the sum of its neighbours, the node itself, and its
+    number of neighbours,
 
         GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
 
-    Fused, the hidden layer exists only in pieces, and neighbours are summed before it.
+    The fused version sums the neighbours before widening, and never holds the whole hidden layer in
+    memory.
+
+    Args:
+        channels: C.
+        hidden: channels of the hidden layer.
+        graph: `grid` or `knn`, as in GraphConv.
+        grid: height and width of the image in nodes.
+        norm: normalisation after each linear layer: batch, layer or group.
+        drop_path: probability that a sample skips this half of the block.
+        stream: stream number of the drop-path mask.
     """
 
     fused = True
@@ -86,7 +100,7 @@ class StudyGrapher(nn.Module):
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale = self.drop_path.sample_scale(x, keys)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
@@ -96,7 +110,7 @@ class StudyGrapher(nn.Module):
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
         degree = grid_neighbour_sum(x.new_ones(1, x.shape[1], 1), *conv.grid)
         features = torch.cat((total, x, degree.expand(len(x), -1, -1)), dim=-1)
-        into, offset = folded(x, linear, norm)  # x into + offset, of which GraphConv takes sums
+        into, offset = folded(x, linear, norm)  # GraphConv sums x into + offset
         rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
         first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
         return _through(
@@ -105,7 +119,15 @@ class StudyGrapher(nn.Module):
 
 
 class StudyFFN(nn.Module):
-    """Widen, GELU, narrow, residual: on every node by itself; fused as in StudyGrapher."""
+    """Widen, GELU, narrow, residual, on every node separately; fused as in StudyGrapher.
+
+    Args:
+        channels: C.
+        hidden: channels of the hidden layer.
+        norm: normalisation after each linear layer: batch, layer or group.
+        drop_path: probability that a sample skips this half of the block.
+        stream: stream number of the drop-path mask.
+    """
 
     fused = True
 
@@ -118,7 +140,7 @@ class StudyFFN(nn.Module):
         self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale = self.drop_path.sample_scale(x, keys)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm)):
@@ -135,15 +157,16 @@ def _through(
     sample_scale: Tensor | None,
     narrow: nn.Sequential,
 ) -> Tensor:
-    """Residual x + narrow(gelu(features first + bias)), in pieces that stay in the cache.
+    """Compute x + narrow(gelu(features first + bias)) without holding the whole hidden layer.
 
     Args:
         features: (B, N, F).
-        first: (F, H) float64.
-        bias: (H,) float64.
-        x: (B, N, C), what the result is added to.
-        sample_scale: (B,), by which a sample's result is multiplied; None for 1.
-        narrow: Linear H to C, and a norm.
+        first: weights of the hidden layer, (F, H) float64.
+        bias: bias of the hidden layer, (H,) float64.
+        x: residual that the result is added to, (B, N, C).
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
+            for 1.
+        narrow: a Linear from H to C channels, and a norm.
     """
     linear, norm = narrow
     assert isinstance(linear, nn.Linear)
@@ -165,21 +188,25 @@ class StudyBlock(nn.Module):
         self.grapher, self.ffn = grapher, ffn
 
     def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
+        """Run the block: (B, N, C) -> (B, N, C)."""
         return region("ffn", self.ffn, region("grapher", self.grapher, x, keys), keys)
 
 
 class VigStudy(StagedModel):
-    """Eight blocks on the pixels themselves, then a readout of their sum.
+    """Eight blocks whose nodes are the pixels, then a readout of the sum over the nodes.
 
     Args:
-        num_classes: width of the logits.
-        in_chans: channels of the images, which are the channels of the nodes too.
+        num_classes: number of logits.
+        in_chans: channels of the images, and so of the nodes.
         img_size: height and width of the images.
-        norm: batch, layer or group.
-        drop_path_rate: of the last block, rising linearly from 0 in the first; the study has 0.
-        drop_rate: before the last layer; the study has none.
-        graph: the study's grid, or kNN in feature space.
+        norm: normalisation after the linear layers: batch, layer or group.
+        drop_path_rate: drop-path rate of the last block; the rate rises linearly from 0 in the
+            first. The study has 0.
+        drop_rate: dropout rate before the last layer; the study has no dropout.
+        graph: `grid` as in the study, or `knn` in feature space.
+
+    Raises:
+        InputError: graph is `knn` and the images have too few pixels.
     """
 
     readout_names = ("fc1", "fc2", "dropout")
@@ -211,19 +238,19 @@ class VigStudy(StagedModel):
         self.dropout = KeyedDropout(drop_rate, stream=2 * NUM_BLOCKS)
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """(N, C), the same before every block."""
+        """Return (N, C), which is the same before every block and before the readout."""
         return self.img_size[0] * self.img_size[1], self.in_chans
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """See StagedModel."""
+        """Make `knn` graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         for index, block in self.blocks.items():
             assert isinstance(block, StudyBlock)
             block.grapher.graph_conv.detect_anomaly = f"block {index}" if enable else ""
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, C): the pixels are the nodes."""
+        """Turn pixels into nodes: (B, C, H, W) -> (B, N, C)."""
         return images.flatten(2).transpose(1, 2).contiguous()
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, num_classes)."""
+        """Classify the sum over the nodes: (B, N, C) -> (B, num_classes)."""
         return self.fc2(self.dropout(F.gelu(self.fc1(x.sum(1))), keys))

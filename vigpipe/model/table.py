@@ -1,6 +1,6 @@
-"""The variants in figures: `python -m vigpipe.model.table` prints a table in Markdown.
+"""Print a Markdown table of the variants' sizes: `python -m vigpipe.model.table`.
 
-Names as arguments limit it to these variants.
+Arguments are names of variants; without any, the table has all of them.
 """
 
 import sys
@@ -19,18 +19,19 @@ from vigpipe.model.vig import VisionGnn
 
 @dataclass(frozen=True)
 class Figures:
-    """What a variant is made of, at the size of images it is meant for.
+    """The size of a variant, for images of the size it is designed for.
 
     Attributes:
-        name: of the variant.
-        img_size: height and width of its images.
+        name: name of the variant.
+        img_size: height and width of its images in pixels.
         grid: height and width in nodes, in the first blocks.
-        blocks: Grapher + FFN pairs of each stage of the pyramid; one number if it is none.
-        channels: C of each stage.
-        num_parameters: numbers that are trained.
-        num_buffers: numbers that are not: running statistics and tables of positions.
-        num_macs: multiplications, each with an addition, of one image's forward in convolutions and
-            matrix products, those for the distances between nodes among them.
+        blocks: blocks of each stage of the pyramid; a single number if the variant is isotropic.
+        channels: C of each stage of the pyramid.
+        num_parameters: count of the numbers that are trained.
+        num_buffers: count of the numbers that are not trained: running statistics and tables of
+            positions.
+        num_macs: multiply-accumulate operations of one image's forward in convolutions and matrix
+            products, including those for the distances between nodes.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Figures:
 
 
 def figures(name: str) -> Figures:
-    """Count on the meta device, where a model has shapes and no numbers.
+    """Count the parameters, buffers and operations of a variant, without allocating its weights.
 
     Raises:
         InputError: there is no such variant of ViG.
@@ -67,7 +68,7 @@ def figures(name: str) -> Figures:
         model.shape.channels,
         sum(parameter.numel() for parameter in model.parameters()),
         sum(buffer.numel() for buffer in model.buffers()),
-        counter.get_total_flops() // 2,  # it counts a multiplication and its addition as two
+        counter.get_total_flops() // 2,  # a multiplication and its addition count as two FLOPs
     )
 
 
@@ -75,7 +76,7 @@ def main(names: Sequence[str] | None = None) -> None:
     """Print the table.
 
     Args:
-        names: of variants; by default the command line's, or all.
+        names: names of variants; by default those on the command line, or all.
     """
     rows = [figures(name) for name in (names or sys.argv[1:] or VIG_SHAPES)]
     table = {

@@ -1,4 +1,4 @@
-"""The models by name."""
+"""The table of model variants, and `create_model`, which builds one by its name."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ VIG_SHAPES = {
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """What timm calls a model's default configuration: input, normalisation, names of layers."""
+    """Return timm's default configuration of a variant: input, normalisation, names of layers."""
     shape = VIG_SHAPES[name]
     is_digits, is_imagenet = name == "vig_digits", shape.img_size == (224, 224)
     strides = stem_strides(len(shape.stem), shape.stem_stride)
@@ -78,24 +78,30 @@ def create_model(
     """Build a model, with weights drawn from torch's global generator or read from a file.
 
     Args:
-        name: one of MODELS.
-        num_classes: width of the logits.
+        name: name of the model, such as `vig_ti_224`; `vigpipe.config.choices.MODELS` lists all.
+        num_classes: number of logits.
         in_chans: channels of the images.
-        img_size: height and width of the images; by default what the model is meant for.
-        norm: batch, layer or group.
-        drop_path_rate: of the last block, rising linearly from 0 in the first.
-        drop_rate: of the dropout in the readout.
-        graph: `grid` (the default) or `knn` for vig_study; for the others see VisionGnn.
-        aggregator: see VisionGnn; like the options below not for vig_study.
-        stochastic_dilation: see VisionGnn.
-        stem_stride: see VisionGnn.
-        compat: see VisionGnn.
-        impl: fused operators where there are any, or plain ones.
-        checkpoint_path: file of weights (`vigpipe.model.weights`).
+        img_size: height and width of the images in pixels, or one number for both; by default the
+            size that the variant is designed for.
+        norm: normalisation: batch, layer or group.
+        drop_path_rate: drop-path rate of the last block; the rate rises linearly from 0 in the
+            first.
+        drop_rate: dropout rate in the readout.
+        graph: graph policy, as in VisionGnn; for vig_study `grid` (the default) or `knn`.
+        aggregator: as in VisionGnn. This and the next three options do not apply to vig_study.
+        stochastic_dilation: as in VisionGnn.
+        stem_stride: as in VisionGnn.
+        compat: as in VisionGnn.
+        impl: `fused` operators where there are any, or `plain` ones everywhere.
+        checkpoint_path: weights file to load (`vigpipe.model.weights`); by default the weights are
+            random.
+
+    Returns:
+        The model, in training mode.
 
     Raises:
-        InputError: unknown name, an option that the model does not have, images that are too
-            small, or a file that does not fit.
+        InputError: the name is unknown, the model does not have one of the options, the images are
+            too small, or the weights file does not fit.
     """
     common: dict[str, Any] = {
         "num_classes": num_classes,

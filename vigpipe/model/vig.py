@@ -1,7 +1,7 @@
 """ViG, isotropic and pyramid: Han et al. 2022, "Vision GNN", arXiv:2206.00272.
 
 Parameter names and shapes are those of the authors' code (huawei-noah/Efficient-AI-Backbones,
-vig_pytorch), so published state dicts fit; what timm's models offer, these offer too.
+vig_pytorch), so published state dicts fit. The models also have the methods that timm expects.
 """
 
 from collections.abc import Sequence
@@ -36,37 +36,50 @@ class Block(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
-        """(B, H, W, C) -> (B, H, W, C), the graph used, and the one to hand on."""
+        """Run the block.
+
+        Args:
+            x: node features, (B, H, W, C).
+            keys: sample keys of the random masks, (B,) int64; None in evaluation mode.
+            given: graph passed on by the previous block, (B, N, K) int64, if this block reuses it.
+
+        Returns:
+            Features, (B, H, W, C), the graph used, and the graph to pass on to the next block.
+        """
         grapher, ffn = self
         x, graph, following = region("grapher", grapher, x, keys, given)
         return region("ffn", ffn, x, keys), graph, following
 
 
 class VisionGnn(StagedModel):
-    """Stem, positional embedding, blocks on graphs of the nodes, readout.
+    """ViG: stem, positional embedding, blocks on graphs of the nodes, readout.
 
-    Images of another size than `img_size` work too: the positional tables are resized, in both
-    directions, and k * dilation is lowered to the nodes there are.
+    Images of another size than `img_size` work too: the positional tables are resized in both
+    directions, and k * dilation is lowered to the number of nodes.
 
     Args:
-        shape: the variant.
-        num_classes: width of the logits; 0 gives the readout's hidden layer.
+        shape: the sizes of the variant.
+        num_classes: number of logits; with 0 the model returns the readout's hidden layer.
         in_chans: channels of the images.
-        img_size: height and width of the images, or one number for both.
-        norm: batch, layer or group.
-        drop_path_rate: of the last block, rising linearly from 0 in the first.
-        drop_rate: of the dropout in the readout.
-        graph: a policy (`config.choices.Policy`), or a comma list of them, repeated over the
-            blocks: `knn,reuse,reuse` makes a graph every third block. Where there is none to reuse,
-            in the first block and after each downsampling, it is knn.
-        aggregator: max, edge, sage, gin or maxmean, or a list of them, repeated.
+        img_size: height and width of the images in pixels, or one number for both; by default the
+            variant's.
+        norm: normalisation: batch, layer or group.
+        drop_path_rate: drop-path rate of the last block; the rate rises linearly from 0 in the
+            first.
+        drop_rate: dropout rate in the readout.
+        graph: a policy (`config.choices.Policy`), or a comma-separated list of them that is
+            repeated over the blocks: `knn,reuse,reuse` makes a graph in every third block. Where
+            there is no graph to reuse, in the first block and after each downsampling, the policy
+            is knn.
+        aggregator: max, edge, sage, gin or maxmean, or a comma-separated list of them that is
+            repeated over the blocks.
         stochastic_dilation: probability that a training sample's neighbours are drawn at random
             from the k * dilation nearest.
-        stem_stride: pixels along a side of a patch, a power of two.
-        compat: `reference` resizes relative positions along the raster, as published.
-        global_pool: `avg`, or nothing.
+        stem_stride: side of a patch in pixels, a power of two; by default the variant's.
+        compat: `reference` resizes relative positions along the raster, as the published code does.
+        global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
         device: where to make the weights.
-        dtype: of the weights.
+        dtype: type of the weights.
 
     Raises:
         InputError: an unknown policy or aggregator, or a stem stride that the stem cannot have.
@@ -150,17 +163,20 @@ class VisionGnn(StagedModel):
             self.to(dtype)
         warn_of_few_nodes(specs, img_size)
 
-    # ---- a stage of a pipeline ---------------------------------------------------------------
+    # ---- stages of a pipeline ---------------------------------------------------------------
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """(H, W, C), or (H, W, C + K) where the graph of an earlier block is needed later."""
+        """Return the shape of one sample's input to a block, or to the readout.
+
+        It is (H, W, C), or (H, W, C + K) if the block needs the graph of an earlier block.
+        """
         if block == len(self.specs):
             return (*self.specs[-1].grid, self.specs[-1].channels)
         (height, width), channels = self.specs[block].before
         return (height, width, channels + self.specs[block].num_given)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, H', W', C)."""
+        """Run the stem and add the positional embedding: (B, C_in, H, W) -> (B, H', W', C)."""
         x = self.stem(images)
         grid = (x.shape[1], x.shape[2])
         is_symbolic = torch.compiler.is_compiling() or isinstance(images, torch.fx.Proxy)
@@ -170,7 +186,7 @@ class VisionGnn(StagedModel):
         return x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
 
     def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """What is present of the blocks, from boundary to boundary."""
+        """Run the blocks that are present, from one stage boundary to the next."""
         return self._walk(x, keys, {})
 
     def _walk(self, x: Tensor, keys: Tensor | None, graphs: dict[int, BlockGraph]) -> Tensor:
@@ -184,7 +200,7 @@ class VisionGnn(StagedModel):
     def _enter(
         self, name: str, block: nn.Module, x: Tensor, keys: Tensor | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
-        """Run one entry of `backbone`: its result, the graph it used, and the one to hand on."""
+        """Run one module; return its result, the graph it used, and the graph to pass on."""
         if isinstance(block, Downsample):
             return self.run(name, block, x), None, None
         return self.run(name, block, x, keys, given)
@@ -198,22 +214,24 @@ class VisionGnn(StagedModel):
         return x.contiguous(), graph.detach().flatten(1, 2).long()
 
     def _packed(self, x: Tensor, graph: Tensor | None) -> Tensor:
-        # One tensor crosses, so indices travel as numbers: exact in float32 up to 2^24 nodes.
+        # Stages exchange one tensor, so indices travel as floats: exact in float32 up to 2^24.
         end = self.span[1]
         if end == len(self.specs) or self.specs[end].num_given == 0:
             return x
         assert graph is not None
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if x.requires_grad:  # cat's backward gives slices; layers would sum them in another order
+        if (
+            x.requires_grad
+        ):  # cat's backward returns slices, which layers would sum in another order
             x.register_hook(Tensor.contiguous)
         return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
 
     def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """(B, H, W, C) -> (B, num_classes)."""
+        """Run the readout: (B, H, W, C) -> (B, num_classes)."""
         return self.prediction(x, keys)
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """See StagedModel."""
+        """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         for name, block in self.backbone.items():
             if isinstance(block, Block):
                 grapher = block[0]
@@ -223,26 +241,35 @@ class VisionGnn(StagedModel):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | None = None, return_graph: bool = False
     ) -> Any:  # noqa: ANN401
-        """See StagedModel; with `return_graph`, the unsplit model gives its graphs too.
+        """Run stem, blocks and readout, as far as they are present; see StagedModel.
+
+        Args:
+            x: images, (B, C_in, H, W), or the output of the previous stage.
+            keys: sample keys of the random masks, (B,) int64; by default drawn at random.
+            return_graph: also return the graphs; only for the unsplit model.
 
         Returns:
-            Logits; or logits and the BlockGraph of each block by its number in `backbone`.
+            The output; or with `return_graph` the logits, and each block's BlockGraph by the
+            block's index in `backbone`.
+
+        Raises:
+            ValueError: `return_graph` is set, but this is a stage of a model.
         """
-        if return_graph is not True:  # so, not by its truth: torch.fx has a symbol in its place
+        if return_graph is not True:  # torch.fx passes a symbol, which has no truth value
             return super().forward(x, keys)
         if not (self.has_stem and self.has_readout):
             raise ValueError("return_graph is for the unsplit model; this is a stage of it")
         graphs: dict[int, BlockGraph] = {}
         return self.read_out(self._walk(self.embed(x), keys, graphs), keys), graphs
 
-    # ---- a model of timm's -------------------------------------------------------------------
+    # ---- timm's interface ----------------------------------------------------------------------
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, H', W', C), before pooling."""
+        """Run stem and blocks: (B, C_in, H, W) -> (B, H', W', C), before pooling."""
         return self.run_blocks(self.embed(x), None)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """(B, H', W', C) -> (B, num_classes), or (B, 1024) before the last layer."""
+        """Run the readout: (B, H', W', C) -> (B, num_classes), or (B, 1024) with `pre_logits`."""
         return self.prediction(x, None, pre_logits) if self.has_readout else x
 
     def forward_intermediates(
@@ -254,18 +281,21 @@ class VisionGnn(StagedModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:  # noqa: ANN401
-        """Feature maps after some blocks, or after stages of a pyramid: levels of `feature_info`.
+        """Return feature maps after some blocks or pyramid stages: the levels of `feature_info`.
 
         Args:
-            x: images.
-            indices: levels; a number n means the last n, None all.
-            norm: there is no norm to apply; for timm's callers.
-            stop_early: do not run the blocks behind the last level asked for.
-            output_fmt: NCHW or NHWC.
-            intermediates_only: leave out the final features.
+            x: images, (B, C_in, H, W).
+            indices: indices of levels; a single number n means the last n levels, None means all.
+            norm: has no effect, because there is no norm to apply; timm passes it.
+            stop_early: do not run the blocks after the last requested level.
+            output_fmt: layout of the maps, NCHW or NHWC.
+            intermediates_only: return the maps alone.
 
         Returns:
-            The maps, or (B, H', W', C) features before pooling and the maps.
+            The maps; or the final features before pooling, (B, H', W', C), and the maps.
+
+        Raises:
+            ValueError: the layout is neither NCHW nor NHWC.
         """
         from timm.models._features import feature_take_indices
 
@@ -290,10 +320,15 @@ class VisionGnn(StagedModel):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Delete what lies behind the last of the levels, and the readout if `prune_head`.
+        """Delete the blocks after the last of some levels.
+
+        Args:
+            indices: indices of levels; a single number n means the last n levels, None means all.
+            prune_norm: has no effect, because there is no norm to delete; timm passes it.
+            prune_head: delete the readout too.
 
         Returns:
-            The levels, as positive numbers.
+            The indices of the levels, as positive numbers.
         """
         from timm.models._features import feature_take_indices
 
@@ -308,13 +343,21 @@ class VisionGnn(StagedModel):
         return taken
 
     def get_classifier(self) -> nn.Module:
-        """The last layer; nothing is left of it where the readout was pruned."""
+        """Return the last layer, or an Identity if the readout was deleted."""
         return self.prediction[4] if self.has_readout else nn.Identity()
 
     def reset_classifier(
         self, num_classes: int, global_pool: Literal["avg", ""] | None = None
     ) -> None:
-        """A new last layer with random weights; 0 classes leave it out."""
+        """Replace the last layer by a new one with random weights.
+
+        Args:
+            num_classes: number of logits; 0 leaves the last layer out.
+            global_pool: `avg` or an empty string; by default as before.
+
+        Raises:
+            ValueError: the readout was deleted, and num_classes is not 0.
+        """
         if not self.has_readout:
             if num_classes:
                 raise ValueError("the readout was pruned; make the model anew for another one")
@@ -324,7 +367,7 @@ class VisionGnn(StagedModel):
         self.prediction.reset(num_classes, self.global_pool)
 
     def set_input_size(self, img_size: int | Grid) -> None:
-        """Make the positional tables those of images of another size."""
+        """Resize the positional tables for images of another size, in pixels."""
         self.img_size = _pair(img_size)
         self.grid = reduced(self.img_size, self.strides)
         self.specs = self._entries_on(self.grid)
@@ -338,11 +381,11 @@ class VisionGnn(StagedModel):
         warn_of_few_nodes(self.specs, self.img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward instead of keeping them."""
+        """Recompute activations in the backward instead of keeping them, or keep them again."""
         self.recompute = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Not decayed, beside biases and norms; the published code decays it."""
+        """Return the positional embedding's name; the published code does decay it."""
         return {"pos_embed"}
 
 
@@ -351,7 +394,7 @@ def _pair(size: int | Sequence[int]) -> Grid:
 
 
 def _feature_info(specs: Sequence[BlockSpec], strides: Sequence[int]) -> list[dict[str, Any]]:
-    """The levels of timm's features: every block, or the last one of each stage of a pyramid."""
+    """Describe timm's feature levels: every block, or the last of each stage of a pyramid."""
     is_pyramid = specs[-1].stage > 0
     following = [*specs[1:], None]
     return [

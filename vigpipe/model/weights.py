@@ -1,6 +1,6 @@
-"""Weights from files: published, ported, or of vigpipe's own runs, into a model or an error.
+"""Load weights files: published ones, those of mmpretrain's port, and those of vigpipe's runs.
 
-A file fits or it is refused: nothing is left out in silence. `match_state` names the exceptions.
+A file that does not fit the model exactly is refused; `match_state` lists the few exceptions.
 """
 
 import argparse
@@ -24,37 +24,38 @@ from vigpipe.model.grapher import Grapher
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.vig import VisionGnn
 
-# Where training scripts put the state dict; of several the first that is there counts. The running
-# average comes last: whoever wants it in place of the trained weights says so.
+# Keys under which training scripts store the state dict; the first that is present is taken. The
+# running average comes last, because it is only wanted if the user asks for it.
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPERS = ("state_dict", "model", *AVERAGED)
-PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
+PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and by torch.compile
 CLASSIFIER = "prediction.4."
 PLAIN = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-MOST_NAMED = 10  # keys in an error, of each kind
+MOST_NAMED = 10  # keys of each kind that an error lists
 
 
 def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     """Read a state dict from a safetensors or a torch file; nothing in the file is executed.
 
-    A torch file (zip or legacy format, .pth, .pt, .pth.tar) holds the state dict itself or has it
-    under `state_dict` or `model`, else under `state_dict_ema` or `model_ema`: where a file has
-    both, the running average is taken only if asked for. The prefixes `module.` and `_orig_mod.` of
-    names are taken off.
+    A torch file (zip or legacy format, .pth, .pt, .pth.tar) is the state dict itself, or contains
+    it under `state_dict` or `model`, or else under `state_dict_ema` or `model_ema`. If a file has
+    both kinds, the running average is read only on request. The prefixes `module.` and `_orig_mod.`
+    of names are removed.
 
     Args:
-        path: the file; its content tells its format, not its name.
-        ema: take the running average of the weights.
+        path: the file; its format is recognised by its content, not by its name.
+        ema: read the running average of the weights instead of the weights.
 
     Returns:
-        Tensors on the CPU by name. Those of a zip file are mapped, so the file has to stay as it is
-        while they are in use.
+        Tensors on the CPU, by name. Those of a zip file are mapped into memory, so the file must
+        not change while they are in use.
 
     Raises:
-        InputError: no such file, not a file of weights, damaged, or one that would execute code.
+        InputError: the file does not exist, is not a weights file, is damaged, or would execute
+            code when loaded.
     """
     content = _read_file(path)
     if not isinstance(content, Mapping):
@@ -137,7 +138,7 @@ def _refuse_bytearray(path: Path) -> None:
 
 
 def _why_not(path: Path, kind: str, error: Exception) -> str:
-    """The sentence for what a reader of files raised."""
+    """Word the error message for an exception that a file reader raised."""
     message = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
     needed = re.search(r"GLOBAL (\S+)", message)
     if needed:
@@ -155,7 +156,7 @@ def _why_not(path: Path, kind: str, error: Exception) -> str:
 
 
 def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors by their bare names, or InputError if there is anything else."""
+    """Return the tensors by name without prefixes; raise InputError for any other content."""
     size = path.stat().st_size
     weights: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -167,8 +168,8 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
         name = _bare(key)
         if not name.isprintable():
             raise InputError(f"{path}: {name[:80]!r} is no name of a tensor; rename it")
-        # A damaged size makes torch enlarge the storage beyond what the file has; strides of 0
-        # make a tensor larger than its storage.
+        # With a damaged size, torch enlarges the storage beyond the file; with strides of 0, a
+        # tensor is larger than its storage.
         is_plain = value.layout == torch.strided and value.device.type == "cpu"
         if (
             not is_plain
@@ -200,18 +201,18 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the parameters of mmpretrain's port to those of the authors' code.
 
     Layouts: `mmpretrain/models/backbones/vig.py` and `heads/vig_head.py` of open-mmlab/mmpretrain;
-    `vig_pytorch` of huawei-noah/Efficient-AI-Backbones. Names of neither port stay as they are.
+    `vig_pytorch` of huawei-noah/Efficient-AI-Backbones. Names of neither layout stay as they are.
 
     Args:
         state: tensors by name, in either layout; the classifier's matrices may be 2-D.
 
     Returns:
-        The same tensors by the authors' names, matrices of the readout as 1x1 convolutions.
+        The same tensors by the authors' names, with the readout's matrices as 1x1 convolutions.
     """
     ported = ("backbone.stem.", "backbone.blocks.", "backbone.stages.", "head.")
     if not any(name.startswith(ported) for name in state):
         return dict(state)
-    # Entries of every stage, downsampling included; the authors number them through.
+    # Modules of every stage, downsamplings included; the authors number them consecutively.
     sizes: dict[int, int] = {}
     for name in state:
         found = re.match(r"backbone\.stages\.(\d+)\.(\d+)\.", name)
@@ -242,9 +243,9 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def match_state(
     state: Mapping[str, Tensor], model: nn.Module, source: str, *, new_classifier: bool = False
 ) -> dict[str, Tensor]:
-    """Make a state dict one that a model loads strictly, or say everything that is in the way.
+    """Turn a state dict into one that a model loads strictly, or report everything that differs.
 
-    Names and shapes have to be the model's, with these exceptions:
+    Names and shapes must be those of the model, with these exceptions:
 
     - `pos_embed` of another grid of nodes is resized to the model's (bicubic in 2-D);
     - `relative_pos` of the model's grid is kept, as the weights were trained with it. For another
@@ -256,16 +257,16 @@ def match_state(
 
     Args:
         state: tensors by the authors' names (`to_reference_names`).
-        model: as it will be used; its tensors are not changed.
+        model: the model as it will be used; its tensors are not changed.
         source: where the tensors come from, for the error.
-        new_classifier: keep the model's own last layer, whatever the file's is.
+        new_classifier: keep the model's own last layer and ignore the file's.
 
     Returns:
-        Exactly the model's keys.
+        Tensors for exactly the model's keys.
 
     Raises:
-        InputError: missing, unexpected or misshapen tensors, all in one sentence. Another number of
-            classes is among them, unless the classifier is to be new.
+        InputError: tensors are missing, unexpected or misshapen; the message lists them all.
+            Another number of classes is such a difference, unless `new_classifier` is set.
     """
     own = model.state_dict()
     fitted = with_relative_positions(state, own, model)
@@ -344,7 +345,13 @@ def _grid_of(state: Mapping[str, Tensor], model: VisionGnn) -> Grid:
 
 @dataclass(frozen=True)
 class Differences:
-    """What keeps a state dict from being a model's."""
+    """The differences that keep a model from loading a state dict.
+
+    Attributes:
+        missing: names of tensors that only the model has.
+        unexpected: names of tensors that only the state dict has.
+        misshapen: names of tensors of another shape or kind, with both shapes.
+    """
 
     missing: Sequence[str]
     unexpected: Sequence[str]
@@ -352,7 +359,7 @@ class Differences:
 
     @classmethod
     def between(cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> "Differences":
-        """What differs between a state dict and a model's own."""
+        """Compare a state dict with a model's own."""
         misshapen = [
             f"{name} ({_text(tensor)} in the file, {_text(own[name])} in the model)"
             for name, tensor in state.items()
@@ -371,7 +378,7 @@ class Differences:
 
     @property
     def count(self) -> int:
-        """Tensors that do not fit."""
+        """Number of tensors that do not fit."""
         return len(self.missing) + len(self.unexpected) + len(self.misshapen)
 
     def __str__(self) -> str:
@@ -392,7 +399,13 @@ def _text(tensor: Tensor) -> str:
 def load_weights(
     model: nn.Module, path: Path, *, ema: bool = False, new_classifier: bool = False
 ) -> None:
-    """Load a file of weights, strictly; see `read_weights`, `to_reference_names` and `match_state`.
+    """Load a weights file into a model; every tensor must fit, as `match_state` describes.
+
+    Args:
+        model: the model, whose tensors are overwritten.
+        path: a file that `read_weights` reads.
+        ema: load the running average of the weights instead of the weights.
+        new_classifier: keep the model's own last layer and ignore the file's.
 
     Raises:
         InputError: the file cannot be read or does not fit.
