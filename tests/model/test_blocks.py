@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vigpipe.errors import InputError
-from vigpipe.model.blocks import FewNodesWarning, VigShape, make_entries, reduced, stem_strides
+from vigpipe.model.blocks import FewNodesWarning, VigShape, make_block_specs, reduced, stem_strides
 from vigpipe.model.variants import VIG_SHAPES, create_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.blocks.FewNodesWarning")
@@ -18,7 +18,7 @@ PYRAMID = VigShape((3, 3), (8, 16), k=(3, 8), reductions=(2, 1))
 
 
 def specs(graph, shape=SIX, aggregator="max"):
-    return make_entries(shape, (8, 8), graph, aggregator, 0.0)
+    return make_block_specs(shape, (8, 8), graph, aggregator, 0.0)
 
 
 def model_of(name, **options) -> Any:

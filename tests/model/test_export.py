@@ -15,7 +15,7 @@ from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
 PYRAMID = VigShape(
-    blocks=(3, 3), channels=(16, 24), k=(9, 9), most_dilation=2, reductions=(2, 1),
+    blocks=(3, 3), channels=(16, 24), k=(9, 9), max_dilation=2, reductions=(2, 1),
     relative=True, stem=(2, 1), stem_stride=2, img_size=(32, 24),
 )  # fmt: skip
 POLICIES = "knn,lookahead,reuse,window,pattern,grid"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vigpipe.config.choices import NORMS
-from vigpipe.model.norm import BatchNorm, GroupNorm, PooledStatistics, make_norm, merged
+from vigpipe.model.norm import BatchNorm, GroupNorm, PooledStatistics, make_norm, merge_moments
 
 many = settings(deadline=None, max_examples=100)
 
@@ -198,7 +198,7 @@ def test_merged_moments_are_those_of_the_union_wherever_the_empty_sets_are(sizes
         mean = part.mean(0) if len(part) else torch.zeros(4, dtype=torch.float64)
         count = torch.full_like(mean, len(part))
         sets.append(torch.stack((count, mean, (part - mean).square().sum(0))))
-    count, mean, deviation = merged(torch.stack(sets))
+    count, mean, deviation = merge_moments(torch.stack(sets))
     assert count.tolist() == [len(x)] * 4
     torch.testing.assert_close(mean, x.mean(0), rtol=1e-12, atol=1e-12)
     expected = (x - x.mean(0)).square().sum(0)

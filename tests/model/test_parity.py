@@ -194,7 +194,7 @@ def digits(policies="knn", aggregators="max"):
 def pyramid(policies="knn", aggregators="max", compat: Literal["reference"] | None = None):
     """A pyramid of two stages on 12x10 nodes, pooled 2x2 in the first, and its slow version."""
     shape = VigShape(
-        blocks=(3, 3), channels=(16, 24), k=(9, 9), most_dilation=5, reductions=(2, 1),
+        blocks=(3, 3), channels=(16, 24), k=(9, 9), max_dilation=5, reductions=(2, 1),
         relative=True, stem=(2, 1), stem_stride=2, img_size=(24, 20),
     )  # fmt: skip
     model = VisionGnn(shape, 5, graph=policies, aggregator=aggregators, compat=compat)

@@ -27,7 +27,7 @@ class VigShape:
         blocks: blocks of each stage of the pyramid; a single number if the variant is isotropic.
         channels: C of each stage of the pyramid.
         k: neighbours per node in the first and in the last block; linear in between.
-        most_dilation: largest dilation; the dilation grows by one every four blocks.
+        max_dilation: largest dilation; the dilation grows by one every four blocks.
         reductions: r of each stage of the pyramid: candidates are averages of r x r nodes.
         relative: add a table of distances in the image to the distances in feature space.
         stem: the width of each convolution of the stem is the first C divided by this number.
@@ -38,7 +38,7 @@ class VigShape:
     blocks: tuple[int, ...]
     channels: tuple[int, ...]
     k: tuple[int, int] = (9, 18)
-    most_dilation: int = 10
+    max_dilation: int = 10
     reductions: tuple[int, ...] = (1,)
     relative: bool = False
     stem: tuple[int, ...] = (8, 4, 2, 1, 1)
@@ -130,7 +130,7 @@ def reduced(size: Grid, strides: Sequence[int]) -> Grid:
     return height, width
 
 
-def make_entries(
+def make_block_specs(
     shape: VigShape, grid: Grid, graph: str, aggregator: str, stochastic: float
 ) -> list[BlockSpec]:
     """Specify the modules of `backbone`, in order.
@@ -179,7 +179,7 @@ def make_entries(
             rule = GraphRule(
                 policy,
                 ks[number],
-                min(number // 4 + 1, shape.most_dilation),
+                min(number // 4 + 1, shape.max_dilation),
                 reduction,
                 shift=policy == "window" and number % 2 == 1,
                 makes_next=policy == "lookahead" and wants_next,

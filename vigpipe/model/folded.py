@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from vigpipe.model.norm import BatchNorm
 
 
-def folded(x: Tensor, linear: nn.Linear, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def fold_linear(x: Tensor, linear: nn.Linear, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Return `norm(linear(x))` as an affine map; in training, update the norm's statistics too.
 
     Args:

@@ -15,7 +15,7 @@ from vigpipe.model.keyed_dropout import KeyedDropout, uniform
 from vigpipe.model.layer import Layer
 from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
 from vigpipe.model.position import Grid
-from vigpipe.model.recompute import remembered
+from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 
 
@@ -78,11 +78,11 @@ class DynamicGraphConv(nn.Module):
 
         graph = given
         if self.rule.policy not in ("reuse", "lookahead"):
-            graph = remembered(lambda: self.build(nodes, others, grid, keys, bias))
+            graph = build_or_replay(lambda: self.build(nodes, others, grid, keys, bias))
         assert graph is not None
         following = graph
         if self.rule.makes_next:
-            following = remembered(lambda: self.build(nodes, others, grid, keys, bias))
+            following = build_or_replay(lambda: self.build(nodes, others, grid, keys, bias))
         return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
 
     def build(

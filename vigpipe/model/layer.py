@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.norm import BatchNorm, fold_for_good, folded_into, make_norm, normed
+from vigpipe.model.norm import BatchNorm, apply_norm, fold_in_place, fold_norm, make_norm
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.ops.plain import finished
 
@@ -50,13 +50,13 @@ class Layer(nn.Sequential):
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
         if self.training or not self.fused or not isinstance(norm, BatchNorm):
-            return normed(norm, pointwise(x), residual, sample_scale, self.gelu)
-        weight, bias = folded_into(pointwise.weight.flatten(1), pointwise.bias, norm)
+            return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
+        weight, bias = fold_norm(pointwise.weight.flatten(1), pointwise.bias, norm)
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":
         """Fold the norm into the convolution, as `timm.utils.reparameterize_model` asks for."""
-        fold_for_good(self)
+        fold_in_place(self)
         return self
 
     def extra_repr(self) -> str:

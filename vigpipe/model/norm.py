@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vigpipe import ops
 from vigpipe.config.choices import NORMS, Norm
-from vigpipe.model.recompute import recomputing
+from vigpipe.model.recompute import is_recomputing
 from vigpipe.ops.plain import finished
 
 
@@ -89,7 +89,7 @@ class BatchNorm(nn.Module):
             mean: mean of each channel, (C,).
             variance: mean squared deviation of each channel, (C,).
         """
-        if recomputing():
+        if is_recomputing():
             return
         mean, variance = mean.double(), variance.double()
         moments = torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows))
@@ -117,7 +117,7 @@ class BatchNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
 
 
-def folded_into(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Fold the norm that follows a linear layer, in evaluation mode, into the layer's parameters.
 
     BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
@@ -136,12 +136,12 @@ def folded_into(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, 
 
 
 @torch.no_grad()
-def fold_for_good(layers: nn.Sequential, index: int = 0) -> None:
+def fold_in_place(layers: nn.Sequential, index: int = 0) -> None:
     """Fold the BatchNorm at index + 1 into the layer at index, and replace it by an Identity."""
     layer: Any = layers[index]
     norm = layers[index + 1]
     if isinstance(norm, BatchNorm):
-        weight, bias = folded_into(layer.weight, layer.bias, norm)
+        weight, bias = fold_norm(layer.weight, layer.bias, norm)
         layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
         layers[index + 1] = nn.Identity()
 
@@ -154,7 +154,7 @@ class GroupNorm(nn.GroupNorm):
         return super().forward(input.movedim(-1, 1)).movedim(1, -1)
 
 
-def normed(
+def apply_norm(
     norm: nn.Module,
     x: Tensor,
     residual: Tensor | None = None,
@@ -189,7 +189,7 @@ def make_norm(kind: Norm, num_channels: int) -> nn.Module:
     raise ValueError(f"unknown norm {kind!r}; choose one of {', '.join(NORMS)}")
 
 
-def merged(moments: Tensor) -> Tensor:
+def merge_moments(moments: Tensor) -> Tensor:
     """Merge the moments of disjoint sets of values into those of their union, in the given order.
 
     Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
@@ -263,6 +263,6 @@ class PooledStatistics:
             moments: what `take` returned on all D replicas, (D * M, 3, channels).
         """
         if self.norms:
-            by_norm = merged(moments).split(self.sizes, 1)
+            by_norm = merge_moments(moments).split(self.sizes, 1)
             for norm, of_norm in zip(self.norms, by_norm, strict=True):
                 norm.update(*of_norm)

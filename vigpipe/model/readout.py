@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
 from vigpipe.model.keyed_dropout import KeyedDropout
-from vigpipe.model.norm import fold_for_good, make_norm
+from vigpipe.model.norm import fold_in_place, make_norm
 from vigpipe.model.pointwise import Pointwise
 
 WIDTH = 1024  # channels of the hidden layer
@@ -58,7 +58,7 @@ class Readout(nn.Sequential):
 
     def fuse(self) -> "Readout":
         """Fold the norm into the first layer, as `timm.utils.reparameterize_model` asks for."""
-        fold_for_good(self)
+        fold_in_place(self)
         return self
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

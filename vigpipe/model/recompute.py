@@ -25,12 +25,12 @@ class _State(threading.local):  # CUDA's backward runs in another thread
 _state = _State()
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Tell whether the current forward repeats an earlier one."""
     return not torch.compiler.is_compiling() and _state.tape is not None
 
 
-def remembered(build: Callable[[], Tensor]) -> Tensor:
+def build_or_replay(build: Callable[[], Tensor]) -> Tensor:
     """Build a graph, or return the one that was built when this block first ran.
 
     Args:
@@ -46,7 +46,7 @@ def remembered(build: Callable[[], Tensor]) -> Tensor:
     return graph
 
 
-def run_and_forget(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
+def run_with_recompute(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
     """Call `block(*inputs)`, saving only inputs, outputs and graphs for the backward.
 
     Args:

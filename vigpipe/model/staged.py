@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vigpipe.config.choices import Impl
 from vigpipe.model.keyed_dropout import fresh_keys
-from vigpipe.model.recompute import run_and_forget
+from vigpipe.model.recompute import run_with_recompute
 from vigpipe.model.regions import region
 
 
@@ -112,7 +112,7 @@ class StagedModel(nn.Module):
         """
         call = partial(region, f"block {name}", block)
         if self.recompute and self.training:
-            return run_and_forget(call, *inputs)
+            return run_with_recompute(call, *inputs)
         return call(*inputs)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.norm import fold_for_good, make_norm, normed
+from vigpipe.model.norm import apply_norm, fold_in_place, make_norm
 
 
 class ConvStem(nn.Module):
@@ -40,13 +40,13 @@ class ConvStem(nn.Module):
             has_gelu = i + 2 < len(self.convs)  # not after the last
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             y = conv(x).movedim(1, -1).contiguous()
-            x = normed(norm, y, gelu=has_gelu).movedim(-1, 1)
+            x = apply_norm(norm, y, gelu=has_gelu).movedim(-1, 1)
         return x.movedim(1, -1).contiguous()  # copies nothing either
 
     def fuse(self) -> "ConvStem":
         """Fold the norms into the convolutions, as `timm.utils.reparameterize_model` asks for."""
         for i in range(0, len(self.convs), 3):
-            fold_for_good(self.convs, i)
+            fold_in_place(self.convs, i)
         return self
 
 
@@ -72,7 +72,7 @@ class Downsample(nn.Module):
 
     def fuse(self) -> "Downsample":
         """Fold the norm into the convolution."""
-        fold_for_good(self.conv)
+        fold_in_place(self.conv)
         return self
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from vigpipe import ops
 from vigpipe.config.choices import Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
-from vigpipe.model.folded import folded
+from vigpipe.model.folded import fold_linear
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import KeyedDropout
-from vigpipe.model.norm import BatchNorm, make_norm, normed
+from vigpipe.model.norm import BatchNorm, apply_norm, make_norm
 from vigpipe.model.patterns import grid_neighbour_sum
-from vigpipe.model.recompute import remembered
+from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
 
@@ -51,7 +51,7 @@ class GraphConv(nn.Module):
         else:
             if self.detect_anomaly:
                 check_finite(x, self.detect_anomaly)
-            total = neighbour_sum(x, remembered(lambda: self._nearest(x)))
+            total = neighbour_sum(x, build_or_replay(lambda: self._nearest(x)))
         return self.lin_rel(total) + self.lin_root(x)
 
     @staticmethod
@@ -110,7 +110,7 @@ class StudyGrapher(nn.Module):
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
         degree = grid_neighbour_sum(x.new_ones(1, x.shape[1], 1), *conv.grid)
         features = torch.cat((total, x, degree.expand(len(x), -1, -1)), dim=-1)
-        into, offset = folded(x, linear, norm)  # GraphConv sums x into + offset
+        into, offset = fold_linear(x, linear, norm)  # GraphConv sums x into + offset
         rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
         first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
         return _through(
@@ -146,7 +146,7 @@ class StudyFFN(nn.Module):
         if not (self.fused and isinstance(norm, BatchNorm)):
             return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2)
         assert isinstance(linear, nn.Linear)
-        return _through(x, *folded(x, linear, norm), x, sample_scale, self.fc2)
+        return _through(x, *fold_linear(x, linear, norm), x, sample_scale, self.fc2)
 
 
 def _through(
@@ -172,12 +172,12 @@ def _through(
     assert isinstance(linear, nn.Linear)
     rows = features.flatten(0, 1)
     y = ops.hidden(rows, first.to(rows), bias.to(rows), linear.weight.to(rows)) + linear.bias
-    return normed(norm, y.view_as(x), x, sample_scale)
+    return apply_norm(norm, y.view_as(x), x, sample_scale)
 
 
 def _narrowed(y: Tensor, x: Tensor, sample_scale: Tensor | None, narrow: nn.Sequential) -> Tensor:
     linear, norm = narrow
-    return normed(norm, linear(y), x, sample_scale)
+    return apply_norm(norm, linear(y), x, sample_scale)
 
 
 class StudyBlock(nn.Module):

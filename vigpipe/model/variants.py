@@ -15,7 +15,7 @@ from vigpipe.model.weights import load_weights
 def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:  # noqa: ANN401
     published: dict[str, Any] = {
         "k": (9, 9),
-        "most_dilation": 5,
+        "max_dilation": 5,
         "reductions": (4, 2, 1, 1),
         "relative": True,
         "stem": (2, 1, 1),
@@ -34,7 +34,7 @@ VIG_SHAPES = {
     "pvig_b_224": _pyramid((2, 2, 18, 2), (128, 256, 512, 1024)),
     "vig_cifar_ti": VigShape((8,), (128,), k=(9, 9), stem_stride=4, img_size=(32, 32)),
     "pvig_cifar_ti": _pyramid(
-        (2, 2, 4, 2), (32, 64, 128, 256), most_dilation=1, stem_stride=1, img_size=(32, 32)
+        (2, 2, 4, 2), (32, 64, 128, 256), max_dilation=1, stem_stride=1, img_size=(32, 32)
     ),
     "vig_digits": VigShape((4,), (48,), k=(9, 9), stem=(2, 1), stem_stride=1, img_size=(8, 8)),
 }

@@ -16,7 +16,7 @@ from vigpipe.config.choices import Norm
 from vigpipe.model.blocks import (
     BlockSpec,
     VigShape,
-    make_entries,
+    make_block_specs,
     reduced,
     stem_strides,
     warn_of_few_nodes,
@@ -113,7 +113,7 @@ class VisionGnn(StagedModel):
         img_size = _pair(shape.img_size if img_size is None else img_size)
         grid = reduced(img_size, strides)
         entries_on = partial(
-            make_entries,
+            make_block_specs,
             shape,
             graph=graph,
             aggregator=aggregator,
