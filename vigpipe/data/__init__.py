@@ -1,4 +1,4 @@
-"""Images with labels: where they come from and how they are read."""
+"""Images with labels: their sources, how they are read, augmented and cut into batches."""
 
 from vigpipe.data.augment import Augmentation
 from vigpipe.data.sources import Source, Split, open_source

@@ -1,8 +1,8 @@
-"""timm's augmentation of training images, made to depend on an image's own seed only.
+"""timm's augmentation of training images, made to depend only on a seed of each image.
 
-timm's transforms draw from the process-wide generators of random, numpy and torch. Here those are
-lent to one image at a time, seeded for it, and put back as they were: whoever reads an image, in
-whatever order and process, gets the same pixels. Nothing else in the trainer draws from them.
+timm's transforms draw from the process-wide generators of random, numpy and torch. Here these are
+seeded for one image at a time, and their states are restored afterwards. So every process that
+reads an image, in any order, gets the same pixels. Nothing else in the trainer uses them.
 """
 
 import random
@@ -27,15 +27,15 @@ _GENERATORS = threading.Lock()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What timm does to a training image, apart from mirroring it.
+    """The augmentation that timm applies to a training image, besides mirroring it.
 
     Attributes:
-        random_crop: `box`, a box of random size and ratio, resized (arXiv:1409.4842), or `shift`,
-            the image padded by an eighth of its side by reflection and cut at random.
+        random_crop: `box` takes a box of random size and ratio and resizes it (arXiv:1409.4842);
+            `shift` pads the image by an eighth of its side by reflection and crops it at random.
         auto_augment: timm's random augmentation by name, such as RandAugment (arXiv:1909.13719)
             as `rand-m9-mstd0.5-inc1`; `none` turns it off.
-        color_jitter: largest change of brightness, contrast and saturation; timm leaves it out
-            under an auto_augment.
+        color_jitter: largest random change of brightness, contrast and saturation; timm ignores it
+            together with auto_augment.
         erasing: probability that a box is replaced by noise (arXiv:1708.04896).
     """
 
@@ -46,14 +46,14 @@ class Augmentation:
 
 
 class TimmAugment:
-    """An Augmentation for images of one source.
+    """Applies an Augmentation to the images of one source.
 
     Args:
-        augmentation: what to do.
-        size: (H, W) wanted.
-        mean: of the normalised pixels in 0 ... 1; fills what an image moved away from.
-        channels: 3, or 1 for greys.
-        flip: whether a mirrored image still belongs to its class.
+        augmentation: what to apply.
+        size: (H, W) of the results in pixels.
+        mean: mean of the pixels, which lie in 0 ... 1; fills areas that a moved image leaves empty.
+        channels: 3 for colour, 1 for grey.
+        flip: mirror images at random; set if a mirrored image still belongs to its class.
 
     Raises:
         InputError: timm does not know the auto_augment.
@@ -83,17 +83,17 @@ class TimmAugment:
                 auto_augment=None if name == "none" else name,
                 interpolation="random",
                 mean=(mean,) * channels,
-                std=(1.0,) * channels,  # not used: the caller normalises
+                std=(1.0,) * channels,  # unused, because the caller normalises
                 separate=True,
             )
-        except Exception as error:  # assertions and whatever int() and re say of odd names
+        except Exception as error:  # assertions, and errors of int() and re for odd names
             raise InputError(
                 f"--auto-augment {name}: timm knows no such augmentation; choose one such as "
                 "rand-m9-mstd0.5-inc1, original, v0, 3a or none"
             ) from error
         self._shifts = augmentation.random_crop == "shift"
         self._steps = (*(() if self._shifts else crop.transforms), *colour.transforms)
-        # Where the rows and columns of an image lie that is padded by an eighth of its side.
+        # For each axis of the padded image, which row or column of the image it shows.
         self._padded = [np.pad(np.arange(side), side // 8, mode="reflect") for side in size]
         for step in self._steps:
             keep_one_bit(step)
@@ -112,9 +112,9 @@ class TimmAugment:
         """Augment images.
 
         Args:
-            images: b of (h, w, C) uint8.
-            seeds: b from `transforms.image_seed`.
-            normalise: (H, W, C) uint8 -> (C, H, W); noise is put in after it.
+            images: b images, each (h, w, C) uint8.
+            seeds: b seeds from `transforms.image_seed`.
+            normalise: maps pixels, (H, W, C) uint8, to (C, H, W); erasing happens after it.
 
         Returns:
             (b, C, H, W).
@@ -151,10 +151,10 @@ class TimmAugment:
 
 
 def keep_one_bit(step: Any) -> None:  # noqa: ANN401
-    """Let timm's strongest posterize keep a bit.
+    """Make timm's strongest posterize keep one bit per channel, by changing the step in place.
 
-    At the highest magnitude timm asks for none. Pillow up to 12 then gives a black image, Pillow 13
-    an error, and RandAugment with noise in its magnitude meets that every few hundred images.
+    At the highest magnitude timm keeps none. Pillow up to 12 then gives a black image, Pillow 13
+    an error, and RandAugment with noise in its magnitude does so every few hundred images.
     """
     from timm.data.auto_augment import posterize
 
@@ -170,7 +170,7 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:  # noqa:
 
 @contextmanager
 def _borrowed_generators() -> Iterator[None]:
-    """Keep other threads' augmentation out, and put the generators back as they were."""
+    """Lock out other threads' augmentation, and restore the generators' states afterwards."""
     with _GENERATORS:
         states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
         try:

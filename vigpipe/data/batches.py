@@ -1,12 +1,12 @@
-"""Who reads which sample: the order of an epoch, and each replica's padded micro-batches.
+"""The order of an epoch's samples, and each replica's padded micro-batches of every step.
 
 A step's samples are cut, in order, into D x M micro-batches whose sizes differ by at most one;
 replica r takes micro-batches r*M ... r*M + M - 1. Ten samples on 2 replicas x 2 micro-batches:
 
     replica 0: [0 1 2] [3 4 5]      replica 1: [6 7 -] [8 9 -]
 
-Shapes in a pipeline are fixed, so every micro-batch has the rows of the largest one; rows without a
-sample (-) are padding: they carry no label, and the stages drop them before they compute.
+Shapes in a pipeline are fixed, so every micro-batch has as many rows as the largest one. Rows
+without a sample (-) are padding: they have no label, and the stages drop them before computing.
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ class Cut:
 
     Attributes:
         batch_size: B, samples of a full step over all replicas.
-        num_microbatches: M, of each replica.
+        num_microbatches: M, micro-batches of each replica.
         num_replicas: D.
-        replica_index: whose share this is.
+        replica_index: index of the replica.
     """
 
     batch_size: int
@@ -61,11 +61,10 @@ class ReplicaBatch:
 
     Attributes:
         num_samples: samples of the whole step, over all replicas.
-        keys: (M * rows,) int64, what random masks are keyed by; PADDING marks rows without a
-            sample.
-        images: (M * rows, C, H, W) where this rank has the first stage, else None.
-        labels: where this rank has the last stage, else None: (M * rows,) int64, NO_LABEL on
-            padding, or (M * rows, num_classes) probabilities, zeros on padding.
+        keys: sample keys of the random masks, (M * rows,) int64; PADDING in rows without a sample.
+        images: (M * rows, C, H, W) if this rank has the first stage, else None.
+        labels: (M * rows,) int64 with NO_LABEL on padding, or probabilities, (M * rows,
+            num_classes), with zeros on padding; None unless this rank has the last stage.
     """
 
     num_samples: int
@@ -75,25 +74,37 @@ class ReplicaBatch:
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
-    """The order in which an epoch visits the samples; it depends on seed and epoch only."""
+    """Draw the order in which an epoch visits the samples.
+
+    Args:
+        seed: seed of the run.
+        epoch: index of the epoch.
+        num_samples: n.
+
+    Returns:
+        A permutation of 0 ... n - 1, (n,) int64, which depends only on the arguments.
+    """
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
 def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray, np.ndarray]:
     """Let every batch visit fewer images, each several times: repeated augmentation.
 
-    Hoffer et al. 2020 (arXiv:1901.09335). The visits of an image lie as far apart as a batch lets
-    them, so that they fall into different micro-batches. Ten images, batches of 6, 2 times:
+    Hoffer et al. 2020 (arXiv:1901.09335). The visits of an image are as far apart as possible
+    within the batch, so that they fall into different micro-batches. Ten images in batches of 6,
+    each visited 2 times:
 
         [a b c a b c] [d e d e]      copies: [0 0 0 1 1 1] [0 0 1 1]
 
     Args:
-        order: of an epoch; it keeps its length, so its last images are not visited.
+        order: order of an epoch from `epoch_order`, (n,). The result has the same length, so the
+            last images are not visited.
         batch_size: B, samples of a full step over all replicas.
-        times: visits of an image in a batch.
+        times: how often an image is visited in a batch.
 
     Returns:
-        The order of the visits, and which visit of its image each one is.
+        The indices of the visited images, (n,), and for each visit how many visits of that image
+        came before it in the batch, (n,).
     """
     visits, copies, used = [], [], 0
     for start in range(0, len(order), batch_size):
@@ -106,7 +117,7 @@ def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray
 
 
 def num_steps(num_samples: int, batch_size: int) -> int:
-    """Steps that visit every sample once; the last may be smaller."""
+    """Return the number of steps that visit every sample once; the last step may be smaller."""
     return -(-num_samples // batch_size)
 
 
@@ -126,45 +137,48 @@ def replica_batches(
     dtype: torch.dtype = torch.float32,
     pin: bool = False,
 ) -> Iterator[ReplicaBatch]:
-    """Yield one replica's share of every step of an epoch; reads only what this rank needs.
+    """Yield one replica's share of every step of an epoch; read only what this rank needs.
 
     Args:
         split: the samples.
-        order: indices into the split in the order of their visit.
-        cut: this replica's share.
-        copies: which visit of its image each one is, from `repeated`.
-        mix: mixes samples and smooths labels.
-        reader: reads the images; by default this process, when they are asked for.
-        seed: of the run, for the keys.
-        first_step: number of the first step, for the keys.
-        epoch: number of the epoch, for the augmentation.
+        order: indices into the split, in the order in which they are visited.
+        cut: how the samples are cut, and which share is this replica's.
+        copies: the second result of `repeated`; by default every image is visited once.
+        mix: mixes samples and smooths labels; None for neither.
+        reader: reads the images; by default this process reads each batch when it is due.
+        seed: seed of the run, for the keys.
+        first_step: index of the first step, for the keys.
+        epoch: index of the epoch, for the augmentation.
         with_images: read the images (first stage).
         with_labels: read the labels (last stage).
-        dtype: of the images, and of labels that are probabilities.
-        pin: put the images into pages that a GPU reads by itself, while this process goes on.
+        dtype: type of the images, and of labels that are probabilities.
+        pin: put the images into pinned memory, from which a GPU copies without this process.
+
+    Yields:
+        One ReplicaBatch per step.
     """
     starts = range(0, len(order), cut.batch_size)
 
     def share(start: int) -> tuple[int, Tensor, np.ndarray]:
-        """Samples of the step, this replica's positions, and where they are in the order."""
+        """Return the step's number of samples, this replica's positions, and their visits."""
         num_samples = min(cut.batch_size, len(order) - start)
         positions = cut.positions(num_samples)
         return num_samples, positions, start + positions[positions >= 0].numpy()
 
-    def wanted() -> Iterator[tuple[list[int], list[int] | None]]:
+    def requests() -> Iterator[tuple[list[int], list[int] | None]]:
         for start in starts:
-            _, _, mine = share(start)
-            yield order[mine].tolist(), None if copies is None else copies[mine].tolist()
+            _, _, visits = share(start)
+            yield order[visits].tolist(), None if copies is None else copies[visits].tolist()
 
-    pictures = (reader or Reader([split])).read(split, wanted(), epoch) if with_images else None
+    reads = (reader or Reader([split])).read(split, requests(), epoch) if with_images else None
     for step, start in enumerate(starts, first_step):
-        num_samples, positions, mine = share(start)
+        num_samples, positions, visits = share(start)
         real = positions >= 0
         images = labels = None
-        if pictures is not None:
-            images = _padded(next(pictures).to(dtype), real, 0, pin)
+        if reads is not None:
+            images = _padded(next(reads).to(dtype), real, 0, pin)
         if with_labels:
-            labels = _padded(torch.from_numpy(split.labels[order[mine]]), real, NO_LABEL)
+            labels = _padded(torch.from_numpy(split.labels[order[visits]]), real, NO_LABEL)
         if mix is not None:
             labels = _mixed(mix, cut, step, real, images, labels, dtype)
         yield ReplicaBatch(num_samples, sample_keys(seed, step, positions), images, labels)
@@ -192,8 +206,8 @@ def _mixed(
 
 
 def _padded(values: Tensor, real: Tensor, fill: int, pin: bool = False) -> Tensor:
-    # A fresh tensor even where there is no padding: convolutions choose their way by strides, and
-    # those of one-channel images tell two memory formats apart only by chance.
+    # Makes a new tensor even without padding: convolutions choose their algorithm by the strides,
+    # and for one-channel images the strides do not determine the memory format.
     shape = (len(real), *values.shape[1:])
     padded = torch.full(shape, fill, dtype=values.dtype, pin_memory=pin)
     padded[real] = values

@@ -1,4 +1,4 @@
-"""A folder of images: which files belong to it, what they show, which cannot be read."""
+"""Find the image files of a folder, decode them, and report those that cannot be read."""
 
 import errno
 import io
@@ -17,11 +17,12 @@ from vigpipe.errors import InputError
 EXTENSIONS = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-# Pillow goes by content, not by name, and on its own would try formats that start programs (EPS).
+# Pillow goes by a file's content, not its name, and by default it also tries formats for which it
+# starts programs (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-LARGEST_BYTES = 1 << 29  # of a file: MAX_IMAGE_PIXELS of Pillow, with 16 bits for R, G and B
-LARGEST_RATIO = 256  # of the sides: resizing the shorter one makes the longer one as much larger
-# Pillow only warns of a decompression bomb, unless it has twice MAX_IMAGE_PIXELS.
+LARGEST_BYTES = 1 << 29  # of a file: Pillow's MAX_IMAGE_PIXELS with 16 bits for R, G and B each
+LARGEST_RATIO = 256  # of the sides, because resizing the shorter one enlarges the longer one too
+# Pillow only warns of a decompression bomb, up to twice MAX_IMAGE_PIXELS.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 _NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 NUM_THREADS = min(8, _NUM_CORES or 1)  # Pillow releases the GIL while it decodes
@@ -39,7 +40,7 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     test = root / "test" if os.path.isdir(root / "test") else root / "val"
     for folder, names in ((train, "train/"), (test, "test/ or val/")):
         if not os.path.isdir(folder):
-            _entries(root)  # says so where root may not be looked into
+            _entries(root)  # raises if root cannot be listed
             raise InputError(
                 f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
                 f"and test/<class>/<image>"
@@ -50,11 +51,14 @@ def split_folders(root: Path) -> tuple[Path, Path]:
 def list_classes(folder: Path) -> dict[str, list[Path]]:
     """List the image files of every class folder, sorted by name, without opening any.
 
-    Class folders may have folders inside them and may be links; a folder that is reached twice is
-    listed once, and one that holds the class, which a loop of links leads back to, is not: other
-    classes are in there. Hidden files and names without an image's extension are left out. A folder
-    is a folder even if it is called `x.png`. An image's link that leads nowhere is listed, so that
-    reading it reports it.
+    Class folders may contain folders and may be links. A folder that is reached twice is listed
+    once. A folder that contains the class folder is not listed, even if a link leads back to it,
+    because it contains other classes. Hidden files and names without an image's extension are left
+    out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
+    that reading it reports the error.
+
+    Returns:
+        The paths of the images by the name of their class.
 
     Raises:
         InputError: there are no class folders, one holds no image, or one cannot be listed.
@@ -85,7 +89,7 @@ def list_images(root: Path) -> list[Path]:
     """List all images of the folder: those of train, then those of test, each in label order.
 
     Raises:
-        InputError: as split_folders and list_classes.
+        InputError: in the cases of `split_folders` and `list_classes`.
     """
     return [
         path
@@ -98,14 +102,14 @@ def list_images(root: Path) -> list[Path]:
 def read_image(path: Path) -> np.ndarray:
     """Decode one image file, the first frame of an animation, to (H, W, 3) uint8 RGB.
 
-    Transparent pixels show white behind them; CMYK becomes RGB without a colour profile. Of 16 bits
-    a channel the upper 8 are kept: Pillow itself does so for colours, but hands 16-bit greys on as
-    they are (mode I;16; I from PGM) and would turn all above 255 white; also 12-bit greys, which
-    lose their lower 4 here. An orientation noted in EXIF is not applied, as in torchvision and
-    timm.
+    Transparent pixels are put on white. CMYK is converted to RGB without a colour profile. Of 16
+    bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
+    greys unchanged (mode I;16, or I from PGM), and converting those would turn all values above 255
+    white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
+    in torchvision and timm.
 
     Raises:
-        InputError: the file cannot be read or decoded; with path, reason and what to do.
+        InputError: the file cannot be read or decoded; the message gives path, reason and advice.
     """
     try:
         return np.asarray(_to_rgb(_open(path)))
@@ -117,7 +121,7 @@ def image_size(path: Path) -> tuple[int, int]:
     """Read (H, W) in pixels from the file's header.
 
     Raises:
-        InputError: as read_image, as far as the header tells.
+        InputError: the file or its header cannot be read.
     """
     try:
         image = _open(path)
@@ -127,10 +131,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def find_bad_images(paths: Iterable[Path]) -> dict[Path, str]:
-    """Decode every image once, in threads, and return those that cannot be, with the reason.
+    """Decode every image once, in threads, and return the paths of those that fail, with reasons.
 
-    The order is that of the paths, so ranks may share the work (`paths[rank::world_size]`) and
-    put the results together.
+    The result is in the order of the paths, so ranks may share the work (`paths[rank::world_size]`)
+    and merge their results.
     """
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         paths = list(paths)
@@ -148,7 +152,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell without asking the file system, which takes minutes for a million files; links apart."""
+    """Tell whether an entry is a folder; only links need a system call, since files may be many."""
     return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
 
 
@@ -161,16 +165,24 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _above(folder: Path) -> set[tuple[int, int]]:
-    """The folders that hold this one, and, if it is a link, its target."""
+    """Return the identities of the folders that contain this folder and, if a link, its target."""
     target, here = os.path.realpath(folder), os.path.realpath(folder.parent)
     return {_identity(path) for path in (*Path(target).parents, *Path(here, folder.name).parents)}
 
 
 def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
-    """List the images in folder and, each once, in the folders below it, but those above."""
+    """List the images in a folder and in all folders below it.
+
+    Args:
+        folder: where to start.
+        above: identities of folders not to enter, from `_identity`.
+
+    Returns:
+        Paths sorted by name, with each folder entered once.
+    """
     paths: list[Path] = []
     seen = set(above)
-    pending = [(folder, True)]  # recursion would end at a depth of 1000
+    pending = [(folder, True)]  # recursion would fail at a depth of 1000
     while pending:
         path, is_folder = pending.pop()
         if not is_folder:
@@ -187,11 +199,11 @@ def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[
 
 def _open(path: Path) -> Image.Image:
     """Open without decoding. The whole file is read, so that no file stays open."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # opening a FIFO would wait for ever
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for ever
         raise OSError("not a regular file")
-    if found.st_size > LARGEST_BYTES:
-        raise OSError(f"its {found.st_size} bytes are more than {LARGEST_BYTES}")
+    if status.st_size > LARGEST_BYTES:
+        raise OSError(f"its {status.st_size} bytes are more than {LARGEST_BYTES}")
     data = path.read_bytes()
     if not data:
         raise OSError("the file is empty")
@@ -206,11 +218,11 @@ def _open(path: Path) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-    clear = image.info.get("transparency")  # a colour of the file: Pillow compares 8-bit ones
+    clear = image.info.get("transparency")  # a colour in the file's bits; Pillow compares 8 bits
     if clear is not None and (is_16_bit or (isinstance(clear, tuple) and max(clear) > 255)):
         raise ValueError("a transparent colour of 16 bits")
-    if is_16_bit:  # convert() would clip: all above 255 turns white
-        tags = getattr(image, "tag_v2", {})  # of a TIFF, whose darkest value may be white
+    if is_16_bit:  # convert() would turn all values above 255 white
+        tags = getattr(image, "tag_v2", {})  # in a TIFF, 0 may stand for white
         grey = np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)
         grey = 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -232,7 +244,7 @@ def _reason_if_bad(path: Path) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, Image.UnidentifiedImageError):  # its own words show a BytesIO
+    if isinstance(error, Image.UnidentifiedImageError):  # its message would mention a BytesIO
         return "not an image, or of an unknown format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -240,7 +252,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _bad_image(path: Path, error: Exception) -> Exception:
-    """Turn what Pillow raises (many types: a decoder meets any bytes) into an InputError."""
+    """Turn an exception of Pillow, of whatever type, into an InputError that names the file."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
         return error
     return InputError(

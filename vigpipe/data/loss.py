@@ -1,4 +1,4 @@
-"""The loss of a step, taken one micro-batch at a time."""
+"""The loss of a step, computed one micro-batch at a time."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,25 +7,25 @@ NO_LABEL = -100  # the label of a row without a sample; torch's cross-entropy ig
 
 
 class Loss:
-    """Cross-entropy of one micro-batch as its share of the mean over the step's global batch.
+    """Cross-entropy of a micro-batch, divided by the number of samples of the global batch.
 
-    The shares of all D x M micro-batches add up to the loss of the step, and their gradients to its
-    gradient: every sample weighs the same however the batch was cut.
+    Summed over all D x M micro-batches, this is the mean loss of the step, and the same holds for
+    the gradients: every sample has the same weight, however the batch is cut.
 
     Attributes:
-        num_samples: samples of the step over all replicas; set before each step.
+        num_samples: number of samples of the step over all replicas; set before each step.
     """
 
     def __init__(self) -> None:
         self.num_samples = 1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Take one micro-batch.
+        """Compute the share of one micro-batch in the loss of the step.
 
         Args:
             logits: (rows, num_classes).
-            labels: (rows,) int64, NO_LABEL on padding, or (rows, num_classes) probabilities, zeros
-                on padding.
+            labels: (rows,) int64 with NO_LABEL on padding, or probabilities, (rows, num_classes),
+                with zeros on padding.
 
         Returns:
             A scalar.

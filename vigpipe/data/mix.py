@@ -1,8 +1,8 @@
 """Mixup and CutMix of a micro-batch with itself, and the labels that go with them.
 
-What is drawn depends on (seed, step, number of the micro-batch among all D x M) only. So the ranks
-of the first stage mix the images, and those of the last make the labels of the same mixture,
-without a word between them.
+The random choices depend only on the seed, the step and the index of the micro-batch among all D x
+M. So the ranks of the first stage mix the images and those of the last stage make the labels of the
+same mixture, without communication.
 """
 
 import math
@@ -13,17 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_STREAM = 0x6D6978  # keeps the draws apart from others that are seeded by run and step
-SWITCH_PROBABILITY = 0.5  # of CutMix where both are on
+_STREAM = 0x6D6978  # separates these draws from others that are seeded by run and step
+SWITCH_PROBABILITY = 0.5  # probability of CutMix if both are on
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How a micro-batch is mixed; sample i meets sample b - 1 - i.
+    """How a micro-batch of b samples is mixed; sample i is mixed with sample b - 1 - i.
 
     Attributes:
-        share: what a sample keeps of its own label, 0 ... 1.
-        box: (top, bottom, left, right) that comes from the other image; None blends whole images.
+        share: weight of a sample's own label in the mixture, 0 ... 1.
+        box: pixels that come from the other image, (top, bottom, left, right); None blends whole
+            images.
     """
 
     share: float
@@ -32,17 +33,17 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Mix:
-    """What happens to the samples of a micro-batch between reading and the model.
+    """Mixup, CutMix and label smoothing for the micro-batches of a run.
 
     Mixup: Zhang et al. 2018 (arXiv:1710.09412). CutMix: Yun et al. 2019 (arXiv:1905.04899).
 
     Attributes:
         mixup: alpha of mixup's Beta distribution; 0 turns it off.
-        cutmix: alpha of CutMix's; 0 turns it off.
-        smoothing: probability that a label spreads evenly over all classes.
-        num_classes: width of the labels.
-        image_size: (H, W).
-        seed: of the run.
+        cutmix: alpha of CutMix's Beta distribution; 0 turns it off.
+        smoothing: probability that is taken from the label and spread evenly over all classes.
+        num_classes: number of classes.
+        image_size: (H, W) of the images in pixels.
+        seed: seed of the run.
     """
 
     mixup: float
@@ -53,11 +54,11 @@ class Mix:
     seed: int
 
     def draw(self, step: int, microbatch: int) -> Mixture:
-        """Decide one micro-batch.
+        """Decide how one micro-batch is mixed.
 
         Args:
-            step: number of the optimizer step.
-            microbatch: number of the micro-batch among all D x M of the step.
+            step: index of the optimizer step.
+            microbatch: index of the micro-batch among all D x M of the step.
         """
         if self.mixup == self.cutmix == 0:
             return Mixture(1.0)
@@ -71,12 +72,17 @@ class Mix:
         side = math.sqrt(1 - share)
         top, bottom = _span(int(generator.integers(height)), int(height * side), height)
         left, right = _span(int(generator.integers(width)), int(width * side), width)
-        # The box may reach over the border; what counts is what is seen of it.
+        # The box may extend beyond the border; only the part inside the image counts.
         share = 1 - (bottom - top) * (right - left) / (height * width)
         return Mixture(share, (top, bottom, left, right))
 
     def images(self, images: Tensor, mixture: Mixture) -> None:
-        """Mix (b, C, H, W) in place; all b are samples."""
+        """Mix the images of one micro-batch in place.
+
+        Args:
+            images: (b, C, H, W), without padding.
+            mixture: from `draw`.
+        """
         if mixture.box is not None:
             top, bottom, left, right = mixture.box
             box = images[..., top:bottom, left:right]
@@ -86,12 +92,21 @@ class Mix:
             images.mul_(mixture.share).add_(other)
 
     def labels(self, labels: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
-        """(b,) int64 -> (b, num_classes) probabilities."""
-        own = F.one_hot(labels, self.num_classes).to(dtype)
-        own = own * (1 - self.smoothing) + self.smoothing / self.num_classes
-        return own * mixture.share + own.flip(0) * (1 - mixture.share)
+        """Turn the labels of one micro-batch into probabilities, smoothed and mixed.
+
+        Args:
+            labels: (b,) int64, without padding.
+            mixture: from `draw`.
+            dtype: type of the probabilities.
+
+        Returns:
+            (b, num_classes).
+        """
+        smoothed = F.one_hot(labels, self.num_classes).to(dtype)
+        smoothed = smoothed * (1 - self.smoothing) + self.smoothing / self.num_classes
+        return smoothed * mixture.share + smoothed.flip(0) * (1 - mixture.share)
 
 
 def _span(centre: int, length: int, limit: int) -> tuple[int, int]:
-    """Where a line of that length around the centre begins and ends within 0 ... limit."""
+    """Clip a line of some length around a centre to 0 ... limit; return both ends."""
     return max(centre - length // 2, 0), min(centre + (length + 1) // 2, limit)

@@ -1,10 +1,11 @@
-"""Read batches in this process when they are due, or ahead of time in others.
+"""Read batches in this process when they are due, or ahead of time in worker processes.
 
-An image depends on what is asked for only (`Split.read`), so both give the same bits.
+An image depends only on what is requested (`Split.read`), so both ways give the same bits.
 
-The processes are torch's DataLoader in small: its queues are made of semaphores that outlive a rank
-that is killed, and Python then complains at the end of the run. Pipes close with the rank, and the
-processes end with them. Worker i of N reads batches i, i + N, ... and waits until each is taken:
+The workers replace torch's DataLoader, whose queues use semaphores that remain when a rank is
+killed, so that Python complains at the end of the run. Pipes are closed with the rank, and the
+workers then end by themselves. Worker i of N reads batches i, i + N, ... and waits until each of
+them is taken:
 
     worker 0   read 0 | read 2 | read 4 | ...
     worker 1   read 1 | read 3 | ...
@@ -26,8 +27,8 @@ from vigpipe.data.split import Split
 from vigpipe.errors import InputError
 from vigpipe.launch import fork_server
 
-# Imported once by the process that workers are forked from; this one has threads by now. A worker
-# runs the main module again, `vigpipe.train`, so what that imports is here too.
+# Imported once by the fork server, from which workers are forked, because this process has threads
+# by now. A worker imports the main module `vigpipe.train` again, so its imports are listed too.
 PRELOAD = ["vigpipe.run.evaluation", "rich.progress", "timm.data", "vigpipe.data.augment"]
 
 
@@ -35,10 +36,10 @@ class Request(NamedTuple):
     """Images to read as one batch.
 
     Attributes:
-        split: number of the split.
-        indices: positions in it.
-        epoch: of the visit.
-        copies: see `Split.read`.
+        split: index of the split among the reader's splits.
+        indices: indices of the images in the split.
+        epoch: index of the epoch.
+        copies: numbers that distinguish the visits of an image; None for all 0.
     """
 
     split: int
@@ -48,12 +49,12 @@ class Request(NamedTuple):
 
 
 class Reader:
-    """Reads one sequence of batches after the other.
+    """Reads sequences of batches, one sequence after the other.
 
     Args:
-        splits: what may be read from.
-        num_workers: processes that read ahead; 0 reads in this one. They start with the first
-            sequence.
+        splits: the splits that may be read.
+        num_workers: number of processes that read ahead, which start with the first sequence; with
+            0 this process reads.
     """
 
     def __init__(self, splits: Sequence[Split], num_workers: int = 0) -> None:
@@ -63,14 +64,22 @@ class Reader:
     def read(
         self, split: Split, batches: Iterable[tuple[list[int], list[int] | None]], epoch: int
     ) -> Iterator[Tensor]:
-        """Read (indices, copies) after (indices, copies); with workers, several at a time.
+        """Read a sequence of batches; with workers, several at the same time.
+
+        Args:
+            split: one of the reader's splits.
+            batches: indices and copies of each batch, as `Split.read` takes them.
+            epoch: index of the epoch.
+
+        Returns:
+            An iterator over the batches in order, each (b, C, H, W) float32.
 
         Raises:
-            InputError: as `Split.read`.
-            RuntimeError: a worker failed otherwise, or is gone.
+            InputError: while iterating, an image cannot be read, as in `Split.read`.
+            RuntimeError: while iterating, a worker failed for another reason, or has ended.
         """
-        number = next(i for i, known in enumerate(self._splits) if known is split)
-        requests = (Request(number, indices, epoch, copies) for indices, copies in batches)
+        split_index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
+        requests = (Request(split_index, indices, epoch, copies) for indices, copies in batches)
         if self._num_workers == 0:
             return (_read(self._splits, request) for request in requests)
         return self._ahead(requests)
@@ -102,16 +111,16 @@ class Reader:
                     break
                 yield batch
         finally:
-            if num_waiting:  # nobody will take what is on its way
+            if num_waiting:  # batches that are on their way will not be received
                 self.close()
 
     def _start(self) -> tuple[Connection, BaseProcess]:
         context = fork_server.start_fork_server(PRELOAD)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._splits), daemon=True)
+        pipe, worker_pipe = context.Pipe()
+        process = context.Process(target=_work, args=(worker_pipe, self._splits), daemon=True)
         process.start()
-        theirs.close()
-        return ours, process
+        worker_pipe.close()
+        return pipe, process
 
 
 def _receive(pipe: Connection, process: BaseProcess) -> Tensor:
@@ -135,7 +144,7 @@ def _work(pipe: Connection, splits: tuple[Split, ...]) -> None:
     """Answer requests until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides
     torch.set_num_threads(1)
-    images.NUM_THREADS = 1  # the workers themselves run side by side
+    images.NUM_THREADS = 1  # there are several workers instead
     try:
         while True:
             request: Request = pipe.recv()

@@ -1,4 +1,4 @@
-"""Where images and labels come from: digits, CIFAR-10, a folder of images, or none at all."""
+"""Sources of images and labels: digits, CIFAR-10, a folder of images, or generated noise."""
 
 import contextlib
 import gzip
@@ -26,8 +26,13 @@ class Source:
     """Labelled images in two splits.
 
     Attributes:
+        name: name of the source, or the path of its folder.
+        class_names: name of each class, by label.
+        channels: C, 1 for grey and 3 for colour.
         image_size: (H, W) of every image that `read` returns, in pixels.
-        num_bad_images: unreadable ones that were left out of both splits together.
+        train: the train images.
+        test: the test images.
+        num_bad_images: number of unreadable images that were left out of both splits together.
     """
 
     name: str
@@ -71,30 +76,35 @@ def open_source(
     num_fake_images: int = 1280,
     num_fake_classes: int = 10,
 ) -> Source:
-    """Open a source of labelled images; no image is decoded unless skip_bad_images asks for it.
+    """Open a source of labelled images; images are decoded only if skip_bad_images is set.
 
     Args:
         name: `digits` (scikit-learn: 1,797 real 8×8 greys), `cifar10`, `fake` (noise), or a folder
             with train/<class>/<image> and test/<class>/<image>.
         data_dir: folder of the CIFAR-10 files; by default `data`.
-        download: fetch CIFAR-10 if it is not there. Let one rank do it, then the others open.
-        image_size: resize to this square, or (H, W): the relatively shorter side, then the centre.
-            By default images keep their size, and those of a folder must all have that of its
-            first.
-        mean: subtracted from the pixels, which lie in 0 … 1.
-        std: what they are divided by after that.
-        crop_pct: share of the side that is kept of a resized test image.
-        augment: train images are cut and mirrored at random (digits: only cut; a mirrored 2 is
-            none), or go through timm's augmentation. Test images never.
-        seed: of the augmentation and of the fake images; no split depends on it.
-        skip_bad_images: decode every image of a folder once and leave out those that fail.
-        bad_images: leave out these instead of looking for them: what `images.find_bad_images`
-            found in `images.list_images`, when the ranks share that work.
-        num_fake_images: train images of `fake`; test gets a fifth of that, at least one.
-        num_fake_classes: classes of `fake`.
+        download: fetch CIFAR-10 if it is not there. In a run, one rank downloads before the others
+            open the source.
+        image_size: side of a square, or (H, W), in pixels: images are resized to cover it, and
+            their centre is cropped. By default images keep their size, and all images of a folder
+            must have the size of its first.
+        mean: mean that is subtracted from the pixels, which lie in 0 … 1.
+        std: standard deviation that the pixels are divided by afterwards.
+        crop_pct: fraction of the side of a resized test image that is kept.
+        augment: True crops and mirrors train images at random (digits are not mirrored, as a
+            mirrored 2 is not a 2); an Augmentation applies timm's. Test images are never augmented.
+        seed: seed of the augmentation and of the fake images; no split depends on it.
+        skip_bad_images: decode every image of a folder once, and leave out those that fail.
+        bad_images: images to leave out, if known already: those that `images.find_bad_images` found
+            in `images.list_images` when the ranks share that work.
+        num_fake_images: number of train images of `fake`; it has a fifth of that, but at least one,
+            as test images.
+        num_fake_classes: number of classes of `fake`.
+
+    Returns:
+        The train and test images with their labels.
 
     Raises:
-        InputError: no such source, or it does not hold what it should; the message says where.
+        InputError: there is no such source, or its content is not as expected.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     preparation = Preparation(size, mean, std, crop_pct, augment, seed)
@@ -104,8 +114,10 @@ def open_source(
         return _cifar10(data_dir or CIFAR10_FOLDER, download, preparation)
     if name == "fake":
         return _fake(num_fake_images, num_fake_classes, preparation)
-    root = Path(os.path.expanduser(name))  # of Path's own, an unknown ~user is a RuntimeError
-    if not os.path.isdir(root):  # and here a name of 300 letters an OSError
+    root = Path(
+        os.path.expanduser(name)
+    )  # Path.expanduser raises RuntimeError for an unknown ~user
+    if not os.path.isdir(root):  # Path.is_dir raises OSError for a name of 300 letters
         raise InputError(
             f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
         )
@@ -115,8 +127,7 @@ def open_source(
 def _digits(preparation: Preparation) -> Source:
     values = _read_digits()  # (1797, 65): the 64 greys of an image, 0 … 16, and its label
     labels = values[:, -1]
-    # With white at 240 they resize without rounding to sixteenths, and 15 v / 240 is v / 16
-    # exactly.
+    # With white at 240, resizing does not round to sixteenths, and 15 v / 240 is exactly v / 16.
     pixels = (values[:, :-1] * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
     # Every fifth digit of each class, in an order that no random generator can change.
     order = sorted(range(len(labels)), key=lambda i: (labels[i], _hash(f"digits {i}")))
@@ -204,7 +215,7 @@ def _in_memory(
 
 
 def _fake(num_images: int, num_classes: int, preparation: Preparation) -> Source:
-    """Noise, made when it is read; label = index modulo the number of classes."""
+    """Make a source of noise, which is generated on reading; the label is index modulo classes."""
     if num_images < 1 or num_classes < 1:
         raise InputError(
             f"fake data has at least one image and one class (got {num_images} and {num_classes})"
@@ -227,7 +238,7 @@ def _fake(num_images: int, num_classes: int, preparation: Preparation) -> Source
 
 @dataclass(frozen=True)
 class _Noise:
-    """Makes images out of their index."""
+    """Generates the noise image of an index."""
 
     name: str
     size: tuple[int, int]
@@ -292,7 +303,7 @@ def _folder(
 
 @dataclass(frozen=True)
 class _Files:
-    """Reads image files; where `size_of` is given, all of the (H, W) of that one."""
+    """Reads image files; with `size_of`, requires that all have the (H, W) of that file."""
 
     paths: list[Path]
     size: tuple[int, int]

@@ -16,8 +16,9 @@ from vigpipe.data import images, transforms
 from vigpipe.data.augment import Augmentation, TimmAugment
 from vigpipe.errors import InputError
 
-CACHE_BYTES = 256 * 2**20  # per split; CIFAR-10 fits as a folder of files, ImageNet does not
-# Threads pay for images above this; of 32×32 files, two threads read 4,500 a second, one 6,800.
+CACHE_BYTES = 256 * 2**20  # per split: enough for CIFAR-10 as a folder of files, not for ImageNet
+# Reading with threads pays off for images above this size. Of 32×32 files, one thread reads 6,800
+# per second, two threads 4,500.
 THREADS_PAY_BYTES = 64 * 64 * 3
 
 
@@ -37,13 +38,14 @@ class Split(Protocol):
     ) -> Tensor:
         """Read images, ready for the model.
 
-        An image depends on its index and, where it is augmented, on (seed, epoch, copy): never on
-        its neighbours, the order, the rank or a process-wide random generator.
+        The result for an image depends on its index and, if it is augmented, on seed, epoch and
+        copy. It never depends on the other images, the order, the rank or a process-wide random
+        generator.
 
         Args:
-            indices: b positions in 0 … n−1.
-            epoch: counts from 0.
-            copies: b numbers that tell an image's visits of one epoch apart; by default all 0.
+            indices: b indices in 0 … n−1.
+            epoch: index of the epoch, from 0.
+            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
 
         Returns:
             (b, channels, H, W) float32.
@@ -57,16 +59,16 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What happens to the pixels of an image between its source and the model.
+    """How the pixels of an image are prepared for the model.
 
     Attributes:
-        image_size: (H, W) wanted; None keeps images as they are.
-        mean: subtracted from the pixels, which lie in 0 … 1.
-        std: what they are divided by after that.
-        crop_pct: share of the side that is kept of a resized test image.
-        augment: what training images go through instead: timm's augmentation, or, as True, a random
-            box and mirroring alone.
-        seed: of the augmentation.
+        image_size: (H, W) of the result in pixels; None keeps the size of the images.
+        mean: mean that is subtracted from the pixels, which lie in 0 … 1.
+        std: standard deviation that the pixels are divided by afterwards.
+        crop_pct: fraction of the side of a resized test image that is kept.
+        augment: how training images are augmented: True takes a random box and mirrors, an
+            Augmentation applies timm's, False means not at all.
+        seed: seed of the augmentation.
     """
 
     image_size: tuple[int, int] | None
@@ -87,17 +89,18 @@ class Preparation:
 
 
 class ImageSplit:
-    """A Split whose images come, one by one, as uint8 pixels of any size.
+    """A Split that loads its images one by one, as uint8 pixels of any size.
 
     Args:
-        labels: (n,) integers.
-        load: index -> (h, w, C) uint8; may raise InputError; can be pickled.
+        labels: label of each image, (n,) integers.
+        load: returns the pixels of the image at an index, (h, w, C) uint8; may raise InputError,
+            and can be pickled.
         channels: C.
-        size: (H, W) after resizing.
-        preparation: its `augment` holds for this split.
+        size: (H, W) after resizing, in pixels.
+        preparation: how images are prepared; its `augment` applies to this split.
         white: the pixel value that becomes 1.0.
-        flip: whether augmentation mirrors.
-        cache: keep images that were loaded once, if all of that size are below CACHE_BYTES.
+        flip: whether augmentation mirrors images.
+        cache: keep loaded images in memory, if n images of that size take less than CACHE_BYTES.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class ImageSplit:
         self._flip = flip
         self._cache: dict[int, np.ndarray] = {}
         self._cache_bytes = CACHE_BYTES if cache else 0
-        self._largest_bytes = math.prod(size) * channels  # image so far, at any size it had
+        self._largest_bytes = math.prod(size) * channels  # largest loaded image so far
         augment = preparation.augment
         self._timm = (
             TimmAugment(augment, size, preparation.mean, channels, flip)
@@ -136,14 +139,27 @@ class ImageSplit:
         return ThreadPoolExecutor(images.NUM_THREADS)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the threads, and what another process can load again."""
+        """Pickle everything but the threads and the cached images."""
         state = {name: value for name, value in vars(self).items() if name != "_threads"}
         return {**state, "_cache": {}}
 
     def read(
         self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
     ) -> Tensor:
-        """See Split.read."""
+        """Read images, ready for the model, as `Split.read` describes.
+
+        Args:
+            indices: b indices in 0 … n−1.
+            epoch: index of the epoch, from 0.
+            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
+
+        Returns:
+            (b, channels, H, W) float32.
+
+        Raises:
+            InputError: an image cannot be read or has another size; the message gives its path.
+            IndexError: an index is out of range.
+        """
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):
@@ -155,9 +171,11 @@ class ImageSplit:
             transforms.image_seed(self._preparation.seed, epoch, i, copy)
             for i, copy in zip(indices, copies, strict=True)
         ]
-        work = self._preparation.augment or any(index not in self._cache for index in indices)
-        if work and self._largest_bytes > THREADS_PAY_BYTES:
-            pixels = list(self._threads.map(self._pixels, indices, seeds))  # the first error first
+        has_work = self._preparation.augment or any(index not in self._cache for index in indices)
+        if has_work and self._largest_bytes > THREADS_PAY_BYTES:
+            pixels = list(
+                self._threads.map(self._pixels, indices, seeds)
+            )  # raises the first image's error first
         else:
             pixels = [self._pixels(*pair) for pair in zip(indices, seeds, strict=True)]
         if self._timm is not None:
@@ -165,14 +183,14 @@ class ImageSplit:
         return self._normalised(np.stack(pixels))
 
     def _pixels(self, index: int, seed: int) -> np.ndarray:
-        """Return (H, W, C) uint8 as the model wants it, but for timm's augmentation."""
+        """Return an image resized and cropped, (H, W, C) uint8, without timm's augmentation."""
         pixels = self._cache.get(index)
         if pixels is None:
             pixels = self._load(index)
             self._largest_bytes = max(self._largest_bytes, pixels.nbytes)
             if not self._preparation.augment:
                 pixels = transforms.centre_crop(pixels, self._size, self._preparation.crop_pct)
-            # Whatever the sizes are, what is kept by this rule stays below CACHE_BYTES.
+            # Whatever the sizes of the images, this rule keeps the cache below CACHE_BYTES.
             if pixels.nbytes * len(self) <= self._cache_bytes:
                 self._cache[index] = pixels
         if self._preparation.augment is True:
@@ -181,7 +199,7 @@ class ImageSplit:
         return pixels
 
     def _normalised(self, pixels: np.ndarray) -> Tensor:
-        """(..., H, W, C) uint8 -> (..., C, H, W) float32."""
+        """Normalise pixels: (..., H, W, C) uint8 -> (..., C, H, W) float32."""
         x = torch.from_numpy(pixels).movedim(-1, -3).contiguous()
         x = x.float().div_(self._white).clamp_(max=1)  # bicubic resizing overshoots a white of 240
         return x.sub_(self._preparation.mean).div_(self._preparation.std)

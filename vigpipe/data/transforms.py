@@ -1,9 +1,9 @@
-"""One image to the size of the model: centred for evaluation, cropped at random for training.
+"""Bring an image to the model's size: centred for evaluation, cropped at random for training.
 
-The random choices come from a generator of their own, made from (seed, epoch, index, copy). timm's
-and torchvision's transforms draw from the process-wide generators of random and torch instead:
-there, an image would depend on who read before it (augment.py lends those out where timm's own
-augmentation is wanted). The arithmetic is theirs; the tests compare pixel by pixel.
+The random choices of each image come from its own generator, seeded by seed, epoch, index and copy.
+The transforms of timm and torchvision draw from the process-wide generators of random and torch
+instead, so that an image would depend on what was read before it (`augment.py` seeds those where
+timm's augmentation is wanted). The arithmetic is theirs; the tests compare pixel by pixel.
 """
 
 import hashlib
@@ -13,36 +13,39 @@ import random
 import numpy as np
 from PIL import Image
 
-SMALL_IMAGE = 64  # pixels; up to here a crop keeps at least 35 % of the area, above timm's 8 %
+SMALL_IMAGE = 64  # pixels; up to this side a crop keeps at least 35 % of the area, else timm's 8 %
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
 
 
 def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
-    """A number of 64 bits for one image in one epoch; neighbouring numbers share nothing.
+    """Hash the arguments to the seed of one image in one epoch.
 
     Args:
-        seed: of the run.
-        epoch: of the visit.
-        index: of the image.
-        copy: tells an image's visits in one batch apart.
+        seed: seed of the run.
+        epoch: index of the epoch.
+        index: index of the image.
+        copy: distinguishes the visits of an image in one batch.
+
+    Returns:
+        An integer of 64 bits; seeds of neighbouring indices or epochs are unrelated.
     """
     text = f"{seed} {epoch} {index}" + (f" {copy}" if copy else "")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def crop_scale(size: tuple[int, int]) -> tuple[float, float]:
-    """The least and the largest share of an image's area in a random box."""
+    """Return the smallest and the largest fraction of an image's area that a random box has."""
     return (0.35 if max(size) <= SMALL_IMAGE else 0.08, 1.0)
 
 
 def centre_crop(pixels: np.ndarray, size: tuple[int, int], crop_pct: float = 1.0) -> np.ndarray:
-    """Resize (bicubic, antialiased) so that the wanted size is covered, then cut out the centre.
+    """Resize (bicubic, antialiased) so that the image covers a size, then crop the centre.
 
     Args:
         pixels: (h, w, C) uint8.
-        size: (H, W) wanted.
-        crop_pct: share of the resized image's relatively shorter side that is kept.
+        size: (H, W) of the result in pixels.
+        crop_pct: fraction that is kept of the side that is shorter relative to `size`.
 
     Returns:
         (H, W, C) uint8.
@@ -65,15 +68,15 @@ def centre_crop(pixels: np.ndarray, size: tuple[int, int], crop_pct: float = 1.0
 def random_crop(
     pixels: np.ndarray, size: tuple[int, int], generator: random.Random, flip: bool
 ) -> np.ndarray:
-    """Cut a random box, resize it (bicubic, antialiased), mirror every other image.
+    """Crop a random box, resize it (bicubic, antialiased), and mirror every second image.
 
     Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
 
     Args:
         pixels: (h, w, C) uint8.
-        size: (H, W) wanted.
-        generator: seeded by image_seed.
-        flip: whether a mirrored image still belongs to its class.
+        size: (H, W) of the result in pixels.
+        generator: random generator seeded by `image_seed`.
+        flip: mirror every second image at random; set if that keeps its class.
 
     Returns:
         (H, W, C) uint8.
@@ -88,10 +91,19 @@ def random_crop(
 def random_box(
     height: int, width: int, scale: tuple[float, float], generator: random.Random
 ) -> tuple[int, int, int, int]:
-    """Draw (top, left, height, width) of a box with a share of the area within scale.
+    """Draw a box of random area and ratio.
 
-    Where CROP_TRIES boxes in a row do not fit into the image, it is the largest centred box whose
-    ratio is within CROP_RATIO.
+    If CROP_TRIES boxes in a row do not fit into the image, the result is the largest centred box
+    whose ratio of width to height is within CROP_RATIO.
+
+    Args:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        scale: smallest and largest fraction of the image's area.
+        generator: random generator of the image.
+
+    Returns:
+        (top, left, height, width) of the box in pixels.
     """
     log_ratio = (math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]))
     for _ in range(CROP_TRIES):
@@ -112,10 +124,10 @@ def random_box(
 
 
 def to_pil(pixels: np.ndarray) -> Image.Image:
-    """(H, W, C) uint8 -> a grey or a colour image."""
+    """Convert pixels, (H, W, C) uint8, to a grey (C = 1) or a colour image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def to_array(image: Image.Image, channels: int) -> np.ndarray:
-    """A grey or a colour image -> (H, W, C) uint8."""
+    """Convert a grey or a colour image to pixels, (H, W, C) uint8."""
     return np.asarray(image).reshape(image.height, image.width, channels)
