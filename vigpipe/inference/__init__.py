@@ -1,1 +1,1 @@
-"""Use a trained model: what its weights file says, its predictions, pictures of its graphs."""
+"""Use a trained model: read its weights file, predict classes, draw its graphs."""

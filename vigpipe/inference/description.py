@@ -1,4 +1,4 @@
-"""What a weights file says about its model and its images; the rest is left to the defaults."""
+"""Read from a weights file which model it holds and how its images are prepared."""
 
 import json
 import warnings
@@ -27,26 +27,27 @@ from vigpipe.model.weights import read_weights, to_reference_names
 
 OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")
 NUM_IMAGENET_CLASSES = 1000
+# vig_study is not in timm's registry, so it has no pretrained_cfg.
 STUDY: dict[str, Any] = {
     "num_classes": 10,
     "input_size": (3, 32, 32),
-}  # vig_study is none of timm's
+}
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What it takes to build a model and to prepare its images.
+    """Everything that is needed to build a model and to prepare its images.
 
     Attributes:
-        model: one of MODELS.
-        num_classes: width of the logits.
+        model: name of the model, such as `vig_ti_224`.
+        num_classes: number of logits.
         in_chans: channels of the images, 1 or 3.
-        image_size: (H, W).
-        mean: subtracted from pixels in 0 ... 1.
-        std: what they are divided by after that.
-        crop_pct: share of the side that is kept of a resized image.
-        class_names: by label; empty where the file has none.
-        options: those of OPTIONS that the file gives, as `create_model` takes them.
+        image_size: (H, W) of the images in pixels.
+        mean: mean that is subtracted from the pixels, which lie in 0 ... 1.
+        std: standard deviation that the pixels are divided by afterwards.
+        crop_pct: fraction of the side of a resized image that is kept.
+        class_names: name of each class, by label; empty if the file has no names.
+        options: the options in OPTIONS that the file gives, as arguments of `create_model`.
     """
 
     model: str
@@ -60,9 +61,9 @@ class ModelDescription:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> StagedModel:
-        """The model with random weights, drawn from torch's global generator."""
+        """Build the model, with random weights from torch's global generator."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewNodesWarning)  # whoever runs it says so
+            warnings.simplefilter("ignore", FewNodesWarning)  # running the model warns again
             return create_model(
                 self.model,
                 num_classes=self.num_classes,
@@ -72,7 +73,7 @@ class ModelDescription:
             )
 
     def names(self) -> tuple[str, ...]:
-        """A name for every label: the file's own, ImageNet's for 1,000 classes, else numbers."""
+        """Name every label: by the file, by ImageNet for 1,000 classes, else by its number."""
         if self.class_names:
             return self.class_names
         if self.num_classes == NUM_IMAGENET_CLASSES:
@@ -83,21 +84,21 @@ class ModelDescription:
         return tuple(str(i) for i in range(self.num_classes))
 
     def split(self, paths: Sequence[Path]) -> ImageSplit:
-        """Image files, read and prepared as in evaluation; the labels mean nothing."""
+        """Make a split of image files, prepared as in evaluation; all labels are 0."""
         preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
         load = _Files(tuple(paths), self.in_chans)
         labels = np.zeros(len(paths), dtype=np.int64)
         return ImageSplit(labels, load, self.in_chans, self.image_size, preparation)
 
     def pixels(self, images: Tensor) -> np.ndarray:
-        """Images as the model sees them, to be drawn: (B, C, H, W) -> (B, H, W, 3) uint8."""
-        shown = (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
-        return shown.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
+        """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""
+        pixels = (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return pixels.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Reads image files, as grey ones for a model of one channel."""
+    """Reads image files, and turns them grey for a model of one channel."""
 
     paths: tuple[Path, ...]
     channels: int
@@ -114,30 +115,36 @@ def read_description(
 ) -> ModelDescription:
     """Find out which model a weights file holds, and how its images are prepared.
 
+    The file's metadata come first, then the shapes of its tensors, then the model's defaults.
+
     Args:
         weights: safetensors or torch file; None for random weights.
-        model: one of MODELS; needed without weights, and for shapes that are nobody's own.
-        image_size: SIDE or HEIGHTxWIDTH in place of what the file says.
+        model: name of the model; needed without weights, and if the file does not tell the model.
+        image_size: SIDE or HEIGHTxWIDTH in pixels, which overrides the file's.
+
+    Returns:
+        The description.
 
     Raises:
-        InputError: the file cannot be read, or is of no known or of another model.
+        InputError: the file cannot be read, holds an unknown or another model, or has metadata that
+            cannot be used.
     """
     if weights is None:
         if model is None:
             raise InputError(
                 f"--model: say which model, or give --weights; the models are {', '.join(MODELS)}"
             )
-        return _card({}, model, image_size)
+        return _describe({}, model, image_size)
     try:
-        said = read_metadata(weights)
-    except InputError:  # a torch file, or one that read_weights below has better words for
-        said = {}
-    if "model" in said:
-        if model not in (None, said["model"]):
+        metadata = read_metadata(weights)
+    except InputError:  # a torch file, or a file for which read_weights below has a better message
+        metadata = {}
+    if "model" in metadata:
+        if model not in (None, metadata["model"]):
             raise InputError(
-                f"--model {model}: {weights} holds a {said['model']}; leave --model out"
+                f"--model {model}: {weights} holds a {metadata['model']}; leave --model out"
             )
-        model = said["model"]
+        model = metadata["model"]
         if model not in MODELS:
             raise InputError(
                 f"{weights}: is of a model {model!r}, which this version does not have; its "
@@ -145,10 +152,10 @@ def read_description(
             )
     else:
         state = to_reference_names(read_weights(weights))
-        model = model or _recognised(state, weights)
-        said = {**_shown(state, model), **said}
+        model = model or _recognise(state, weights)
+        metadata = {**_facts_from_shapes(state, model), **metadata}
     try:
-        description = _card(said, model, image_size)
+        description = _describe(metadata, model, image_size)
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -164,28 +171,28 @@ def read_description(
     return description
 
 
-def _card(said: Mapping[str, str], model: str, image_size: str | None) -> ModelDescription:
-    """Put together what is said and what is usual for the model."""
-    usual = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
+def _describe(metadata: Mapping[str, str], model: str, image_size: str | None) -> ModelDescription:
+    """Complete a file's metadata with the defaults of the model."""
+    published = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
     defaults = MODEL_DEFAULTS[model]
-    size = parse_image_size(image_size or said.get("img_size")) or usual["input_size"][1:]
+    size = parse_image_size(image_size or metadata.get("img_size")) or published["input_size"][1:]
     text = f"{size[0]}x{size[1]}"
     config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyright: ignore[reportArgumentType]
-    options: dict[str, Any] = {k: said[k] for k in OPTIONS if said.get(k)}
+    options: dict[str, Any] = {k: metadata[k] for k in OPTIONS if metadata.get(k)}
     if "stem_stride" in options:
         options["stem_stride"] = int(options["stem_stride"])
-    for name, known in (("norm", NORMS), ("compat", get_args(Compat))):
-        if options.get(name, known[0]) not in known:
-            raise ValueError(f"{name} is {options[name]!r}, not one of {', '.join(known)}")
+    for name, choices in (("norm", NORMS), ("compat", get_args(Compat))):
+        if options.get(name, choices[0]) not in choices:
+            raise ValueError(f"{name} is {options[name]!r}, not one of {', '.join(choices)}")
     description = ModelDescription(
         model=model,
-        num_classes=int(said.get("num_classes", usual["num_classes"])),
-        in_chans=int(said.get("in_chans", usual["input_size"][0])),
+        num_classes=int(metadata.get("num_classes", published["num_classes"])),
+        in_chans=int(metadata.get("in_chans", published["input_size"][0])),
         image_size=size,
-        mean=float(said.get("mean", defaults.image_mean)),
-        std=float(said.get("std", defaults.image_std)),
-        crop_pct=float(said.get("crop_pct", config.crop_pct or 1.0)),
-        class_names=tuple(str(name) for name in json.loads(said.get("class_names", "[]"))),
+        mean=float(metadata.get("mean", defaults.image_mean)),
+        std=float(metadata.get("std", defaults.image_std)),
+        crop_pct=float(metadata.get("crop_pct", config.crop_pct or 1.0)),
+        class_names=tuple(str(name) for name in json.loads(metadata.get("class_names", "[]"))),
         options=options,
     )
     if description.class_names and len(description.class_names) != description.num_classes:
@@ -195,24 +202,24 @@ def _card(said: Mapping[str, str], model: str, image_size: str | None) -> ModelD
     return description
 
 
-def _recognised(state: Mapping[str, Tensor], weights: Path) -> str:
+def _recognise(state: Mapping[str, Tensor], weights: Path) -> str:
     if "blocks.0.grapher.graph_conv.lin_rel.weight" in state:
         return "vig_study"
     return identify(state, str(weights))
 
 
-def _shown(state: Mapping[str, Tensor], model: str) -> dict[str, str]:
-    """What the shapes of the tensors say, where they are this model's."""
-    shown = {}
+def _facts_from_shapes(state: Mapping[str, Tensor], model: str) -> dict[str, str]:
+    """Read classes, channels and image size off the shapes of the tensors, as metadata."""
+    facts = {}
     for key, dimension, names in (
         ("num_classes", 0, ("prediction.4.weight", "fc2.weight")),
         ("in_chans", 1, ("stem.convs.0.weight", "blocks.0.grapher.fc1.0.weight")),
     ):
         for name in names:
             if name in state and state[name].dim() > dimension:
-                shown[key] = str(state[name].shape[dimension])
+                facts[key] = str(state[name].shape[dimension])
     table = state.get("pos_embed")
     if model in VIG_SHAPES and table is not None and table.dim() == 4:
         height, width = (side * VIG_SHAPES[model].stem_stride for side in table.shape[2:])
-        shown["img_size"] = f"{height}x{width}"
-    return shown
+        facts["img_size"] = f"{height}x{width}"
+    return facts

@@ -1,7 +1,7 @@
-"""Draw one node's edges on the image, a panel for each block.
+"""Draw one node's edges on the image, with one panel per block.
 
-The image is faded but for the patches the node is connected to; where neighbours are pooled
-(pyramids), their boxes are larger than the node's own.
+The image is faded except for the patches that the node is connected to. Where neighbours are pooled
+(pyramids), their boxes are larger than the node's box.
 """
 
 import math
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 NODE_COLOUR = "#e6004c"
 NEIGHBOUR_COLOUR = "#ffb000"
-CASING_COLOUR = "black"  # around both, so that they show on an image of their own colour
+CASING_COLOUR = "black"  # around both, so that they are visible on an image of the same colour
 FORMATS = (".png", ".pdf", ".svg")
 MAX_COLUMNS = 4
 PANEL_INCHES = 3.6
 DOTS_PER_INCH, POINTS_PER_INCH = 150, 72
-FADED = 0.30  # how much of the image is left where the node has no neighbour
+FADED = 0.30  # how much of the image remains outside of the node and its neighbours
 NODE_LINE = 2.0  # points
-MOST_LINE, LINE_OF_SIDE = 1.8, 0.15  # of a neighbour, in points and as a share of its side
+MAX_LINE, LINE_PER_SIDE = 1.8, 0.15  # of a neighbour: in points, and as a fraction of its side
 CASING = 0.8  # points, both sides together
-FINEST_GRID_INCHES = 0.04  # closer lines of a patch grid would hide the image
+FINEST_GRID_INCHES = 0.04  # lines of the patch grid that are closer would hide the image
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Panel:
     """One node's edges in one block.
 
     Attributes:
-        block: number of the entry in the model's `backbone`.
-        node: the node's place in the grid, (row, column).
-        grid: (H, W) of the nodes.
-        neighbours: (row, column) of every neighbour in the candidates' grid, nearest first where
-            the graph is one of nearest neighbours.
-        candidates: (H, W) of what the neighbours index.
+        block: index of the block in the model's `backbone`.
+        node: (row, column) of the node in the grid.
+        grid: (H, W) of the grid of nodes.
+        neighbours: (row, column) of every neighbour in the grid of candidates; nearest first if it
+            is a kNN graph.
+        candidates: (H, W) of the grid of candidates.
         reduction: nodes along a side of a candidate.
-        note: what is said of the graph in the title.
+        note: description of the graph for the title.
     """
 
     block: int
@@ -59,12 +59,12 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
     """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
 
     Args:
-        pixels: (H, W, 3) uint8, as the model sees the image.
-        panels: at least one.
-        path: ends in one of FORMATS.
+        pixels: the image as the model sees it, (H, W, 3) uint8.
+        panels: the panels to draw, at least one.
+        path: picture file to write; it ends in one of FORMATS.
 
     Raises:
-        InputError: another ending, or the file cannot be written.
+        InputError: the path has another ending, or the file cannot be written.
     """
     from matplotlib.figure import Figure  # half a second to import
 
@@ -74,13 +74,13 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
     rows = math.ceil(len(panels) / columns)
     panel_height = PANEL_INCHES * height / width
     title = 0.45  # inches above every panel
-    # A Figure by itself draws through Agg and leaves pyplot's state and the display alone.
+    # A Figure without pyplot draws through Agg, and needs neither pyplot's state nor a display.
     figure = Figure(
         figsize=(columns * PANEL_INCHES + (columns + 1) * 0.1, rows * (panel_height + title) + 0.1),
         dpi=DOTS_PER_INCH,
     )
     inches_wide, inches_high = figure.get_size_inches()
-    for i, each in enumerate(panels):
+    for i, panel in enumerate(panels):
         row, column = divmod(i, columns)
         left = 0.1 + column * (PANEL_INCHES + 0.1)
         bottom = inches_high - (row + 1) * (panel_height + title)
@@ -92,7 +92,7 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
                 panel_height / inches_high,
             )
         )
-        _draw_panel(axes, pixels, each)
+        _draw_panel(axes, pixels, panel)
     try:
         figure.savefig(path)
     except OSError as error:
@@ -102,7 +102,7 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raise InputError for an ending that no picture has."""
+    """Raise InputError if a path does not end in one of FORMATS."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"--out {path}: must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
@@ -111,15 +111,15 @@ def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
     from matplotlib.collections import LineCollection
 
     height, width = pixels.shape[:2]
-    own = _box(panel.node, panel.grid, (height, width))
+    node_box = _box(panel.node, panel.grid, (height, width))
     boxes = [_box(p, panel.grid, (height, width), panel.reduction) for p in panel.neighbours]
     lit = np.zeros((height, width), dtype=bool)
-    for left, top, right, bottom in [own, *boxes]:
+    for left, top, right, bottom in [node_box, *boxes]:
         lit[round(top) : max(round(bottom), round(top) + 1), :][
             :, round(left) : max(round(right), round(left) + 1)
         ] = True
-    shown = np.where(lit[..., None], pixels, _faded(pixels))
-    axes.imshow(shown, extent=(0, width, height, 0), interpolation="nearest")
+    image = np.where(lit[..., None], pixels, _faded(pixels))
+    axes.imshow(image, extent=(0, width, height, 0), interpolation="nearest")
     axes.set_axis_off()
 
     if PANEL_INCHES / panel.grid[1] > FINEST_GRID_INCHES:
@@ -127,12 +127,12 @@ def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
         ys = np.linspace(0, height, panel.grid[0] + 1)
         lines = [[(x, 0), (x, height)] for x in xs] + [[(0, y), (width, y)] for y in ys]
         axes.add_collection(LineCollection(lines, colors="0.35", linewidths=0.3, alpha=0.6))
-    points = PANEL_INCHES * POINTS_PER_INCH / width  # of a pixel of the image
+    points = PANEL_INCHES * POINTS_PER_INCH / width  # per pixel of the image
     side = points * min(right - left for left, _, right, _ in boxes)
-    line = min(MOST_LINE, LINE_OF_SIDE * side)
+    line = min(MAX_LINE, LINE_PER_SIDE * side)
     for box in boxes:
         _outline(axes, box, NEIGHBOUR_COLOUR, line, -(line + CASING) / 2 / points)
-    _outline(axes, own, NODE_COLOUR, NODE_LINE, NODE_LINE / 2 / points)
+    _outline(axes, node_box, NODE_COLOUR, NODE_LINE, NODE_LINE / 2 / points)
     axes.set_xlim(-0.01 * width, 1.01 * width)
     axes.set_ylim(1.01 * height, -0.01 * height)
     places = f"{panel.grid[0]}×{panel.grid[1]} nodes"
@@ -148,9 +148,10 @@ def _outline(
     line: float,
     outwards: float,
 ) -> None:
-    """Outline a box: neighbours inside their patch, so that two side by side stay apart.
+    """Outline a box with a coloured line and a black casing.
 
-    The node's own line runs outside its patch; where it is its own neighbour, both show.
+    Neighbours are outlined inside their patch, so that adjacent ones stay apart. The node is
+    outlined outside its patch, so that both lines are visible if it is its own neighbour.
     """
     from matplotlib.patches import Rectangle
 
@@ -174,7 +175,7 @@ def _outline(
 def _box(
     place: tuple[int, int], grid: tuple[int, int], size: tuple[int, int], reduction: int = 1
 ) -> tuple[float, float, float, float]:
-    """The pixels of reduction x reduction nodes: (left, top, right, bottom)."""
+    """Return the pixels that reduction x reduction nodes cover: (left, top, right, bottom)."""
     (top, bottom), (left, right) = (
         (
             i * reduction * pixels / nodes,
@@ -186,6 +187,6 @@ def _box(
 
 
 def _faded(pixels: np.ndarray) -> np.ndarray:
-    """Towards light grey, with little of the colour left."""
+    """Fade pixels towards light grey, with little colour left."""
     grey = pixels.mean(axis=2, keepdims=True)
     return (FADED * (0.3 * pixels + 0.7 * grey) + (1 - FADED) * 225).astype(np.uint8)

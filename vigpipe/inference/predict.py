@@ -1,4 +1,4 @@
-"""The most likely classes of image files, through the same forward-only pipeline as evaluation."""
+"""Predict the most likely classes of image files, with the same pipeline as evaluation."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from vigpipe.model.weights import match_state, read_weights, to_reference_names
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
 
-NUM_SHOWN = 5
+NUM_SHOWN = 5  # classes per image
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Prediction:
     """The most likely classes of one image, most likely first.
 
     Attributes:
-        image: its file.
-        labels: at most NUM_SHOWN.
-        probabilities: of the labels.
+        image: path of the image file.
+        labels: labels of the classes, at most NUM_SHOWN.
+        probabilities: probability of each label.
     """
 
     image: Path
@@ -39,24 +39,32 @@ class Prediction:
     probabilities: tuple[float, ...]
 
     def as_text(self, names: Sequence[str]) -> str:
-        """A line for the file and one for every class."""
+        """Format as text: one line for the file, one for every class, and an empty one."""
         pairs = zip(self.probabilities, self.labels, strict=True)
         lines = [f"{probability:8.2%}  {names[label]}" for probability, label in pairs]
         file = str(self.image).encode("utf-8", "backslashreplace").decode()
         return "\n".join([file, *lines, ""])
 
     def as_json(self, names: Sequence[str]) -> str:
-        """One line."""
+        """Format as one line of JSON."""
         pairs = zip(self.probabilities, self.labels, strict=True)
         top = [{"class": names[i], "label": i, "probability": p} for p, i in pairs]
         return json.dumps({"image": str(self.image), "top": top})
 
 
 def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
-    """Decide a run over these image files, which stand where evaluation has its test images.
+    """Prepare a run whose test images are the given image files.
+
+    Args:
+        config: options of `vigpipe predict`.
+        paths: the image files.
+
+    Returns:
+        The run, for the ranks that `predict` runs on.
 
     Raises:
-        InputError: as `read_description` and `prepare`.
+        InputError: there are no paths, or `read_description`, `prepare` or `match_state` raises
+            it.
     """
     if not paths:
         raise InputError("predict: none of the images can be read; name others")
@@ -68,7 +76,7 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     options = TrainConfig(
         model=description.model,  # pyright: ignore[reportArgumentType]
         **description.options,
-        data="fake",  # for the checks of the options, which need some images
+        data="fake",  # a placeholder, because the checks of the options need images
         image_size=f"{description.image_size[0]}x{description.image_size[1]}",
         batch_size=config.batch_size,
         stages=config.stages,
@@ -91,17 +99,18 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
 
 
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
-    """Run image files through the pipeline; every rank goes through the whole iterator.
+    """Predict the classes of image files; every rank must exhaust the iterator.
 
     Args:
-        rank_state: of a job by `prepare_prediction`.
-        paths: the files of that job.
+        rank_state: state of this rank in a run from `prepare_prediction`.
+        paths: the image files of that run.
 
     Yields:
-        One prediction an image, in order, on ranks of the last stage; nothing on the others.
+        One prediction per image, in order, on ranks of the last stage; nothing on other ranks.
 
     Raises:
-        FloatingPointError: an image's logits are NaN or infinite; on every rank of a last stage.
+        FloatingPointError: an image's logits are NaN or infinite; raised on every rank of the last
+            stage.
         InputError: an image cannot be read.
     """
     run, pipeline = rank_state.run, rank_state.pipeline
@@ -114,30 +123,35 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         with_labels=pipeline.has_last,
         dtype=run.dtype,
     )
-    done = 0
+    num_done = 0
     for batch in batches:
         logits = pipeline.logits(batch)
         if logits is None:
             continue
         probabilities, labels = most_likely(logits)  # (M * rows, 5)
-        own = torch.stack((probabilities, labels.double())).flatten()
-        by_replica = rank_state.replicas.gather(own).unflatten(1, (2, *labels.shape)).cpu()
+        flat = torch.stack((probabilities, labels.double())).flatten()
+        by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):
             real = run.cut(replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
                 if not math.isfinite(p[0]):
                     raise FloatingPointError(
-                        f"{paths[done]}: the model's logits are NaN or infinite; check the "
+                        f"{paths[num_done]}: the model's logits are NaN or infinite; check the "
                         f"weights, or choose a wider --dtype than {run.config.dtype}"
                     )
-                yield Prediction(paths[done], tuple(i), tuple(p))
-                done += 1
+                yield Prediction(paths[num_done], tuple(i), tuple(p))
+                num_done += 1
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and labels of the likeliest classes; of equal ones the lower label first.
+    """Return the most likely classes of each image; equally likely ones by label.
 
-    (b, classes) -> (b, 5) float64, NaN where a row has logits that are not finite; (b, 5) int64.
+    Args:
+        logits: (b, classes).
+
+    Returns:
+        Probabilities, (b, 5) float64, which are NaN in rows with NaN or infinite logits, and
+        labels, (b, 5) int64. With fewer than 5 classes there are as many columns as classes.
     """
     logits = logits.double()
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
