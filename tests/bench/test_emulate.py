@@ -69,7 +69,7 @@ def test_a_sleep_ends_after_its_deadline_and_says_how_late():
 
 
 def test_the_whole_model_sleeps_as_profiled_and_keeps_the_shapes():
-    model = SleepingModel(PROFILE, rows=4)
+    model = SleepingModel(PROFILE, microbatch_size=4)
     images = torch.zeros(4, 3, 8, 8, requires_grad=True)
     start = time.perf_counter()
     logits = model(images, KEYS)
@@ -86,14 +86,14 @@ def test_the_whole_model_sleeps_as_profiled_and_keeps_the_shapes():
 
 
 def test_images_that_want_no_gradient_still_have_a_backward():
-    model = SleepingModel(PROFILE, rows=4)
+    model = SleepingModel(PROFILE, microbatch_size=4)
     start = time.perf_counter()
     model(torch.zeros(4, 1), KEYS).sum().backward()
     assert time.perf_counter() - start >= (10 + 15) * ms
 
 
 def test_half_the_rows_and_a_scale_take_less():
-    model = SleepingModel(PROFILE, rows=4, scale=0.5)
+    model = SleepingModel(PROFILE, microbatch_size=4, scale=0.5)
     assert model.forward_seconds(4) == pytest.approx(5 * ms)
     assert model.forward_seconds(2) == pytest.approx(2.5 * ms)
     assert model.backward_seconds(4) == pytest.approx(7.5 * ms)
@@ -121,7 +121,7 @@ def test_parts_hand_on_what_the_next_one_takes_and_share_the_bytes(num_stages):
 
 
 def test_a_boundary_is_as_large_as_profiled():
-    model = SleepingModel(PROFILE, rows=4)
+    model = SleepingModel(PROFILE, microbatch_size=4)
     assert [model.boundary_shape(block) for block in range(5)] == [(4,), (8,), (12,), (16,), (20,)]
 
 
@@ -288,9 +288,9 @@ def test_wrong_options_are_one_sentence(tmp_path, changed, expected):
 
 def test_a_batch_is_cut_over_replicas_and_microbatches(tmp_path):
     cases = list_cases(options(tmp_path, batch_size=16), PROFILE)
-    found = {(c.layout.num_microbatches, c.layout.num_replicas): c.rows for c in cases}
+    found = {(c.layout.num_microbatches, c.layout.num_replicas): c.microbatch_size for c in cases}
     assert found == {(2, 1): 8, (4, 1): 4, (2, 2): 4, (4, 2): 2}
-    assert {c.rows for c in list_cases(options(tmp_path), PROFILE)} == {4}
+    assert {c.microbatch_size for c in list_cases(options(tmp_path), PROFILE)} == {4}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def micro_batches(num_samples, batch_size, num_microbatches, num_replicas):
     rows = []
     for r in range(num_replicas):
         cut = Cut(batch_size, num_microbatches, num_replicas, r)
-        rows += cut.positions(num_samples).view(num_microbatches, cut.rows).tolist()
+        rows += cut.positions(num_samples).view(num_microbatches, cut.microbatch_size).tolist()
     return rows
 
 

@@ -57,8 +57,8 @@ def num_blocks(name):
         return len(builder(name)().numbered_blocks)
 
 
-def wrapped(model, name, dtype=torch.float64, rows=ROWS, autocast=False) -> Any:
-    return StageModule(model, rows, SIZES[name], dtype, autocast)
+def wrapped(model, name, dtype=torch.float64, microbatch_size=ROWS, autocast=False) -> Any:
+    return StageModule(model, microbatch_size, SIZES[name], dtype, autocast)
 
 
 def parts_of(name, num_stages, **options):
@@ -67,13 +67,13 @@ def parts_of(name, num_stages, **options):
     return [wrapped(model, name) for model in models]
 
 
-def images_of(name, rows=ROWS):
+def images_of(name, microbatch_size=ROWS):
     generator = torch.Generator().manual_seed(1)
-    return torch.rand(rows, *SIZES[name], generator=generator, dtype=torch.float64)
+    return torch.rand(microbatch_size, *SIZES[name], generator=generator, dtype=torch.float64)
 
 
-def keys_of(num_samples, rows=ROWS):
-    keys = torch.full((rows,), PADDING)
+def keys_of(num_samples, microbatch_size=ROWS):
+    keys = torch.full((microbatch_size,), PADDING)
     keys[:num_samples] = sample_keys(0, 0, torch.arange(num_samples))
     return keys
 
@@ -259,7 +259,7 @@ def test_padding_rows_change_nothing(name, norm):
     images = images_of(name)
     images[2:] = torch.nan  # whatever a buffer holds
     output = wrapped(padded, name)(images, keys_of(2))
-    expected = wrapped(alone, name, rows=2)(images[:2], keys_of(2, rows=2))
+    expected = wrapped(alone, name, microbatch_size=2)(images[:2], keys_of(2, microbatch_size=2))
     assert torch.equal(output, torch.cat((expected, torch.zeros(2, 10, dtype=torch.float64))))
     output[:2].square().sum().backward()
     expected.square().sum().backward()

@@ -32,7 +32,7 @@ def test_bytes_of_a_rank():
     large = make_piece("block 1", weights=50, activation=40, boundary=2)
     profile = make_profile([small, large], optimizer_bytes=2.5, base_bytes=10**6)
     weights = 150 * 3.5
-    kept = 4 * 2 * (10 + 40)  # micro-batches of two rows
+    kept = 4 * 2 * (10 + 40)  # micro-batches of two samples
     working = 2 * (40 + 2)  # of the larger block
     found = rank_bytes(profile, orders("gpipe", 2, 1, 4)[0], {0: [small, large]}, 2)
     assert found == weights + kept + working

@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.data.batches import Cut
-from vigpipe.planning.step import Request, microbatch_rows, predict, stage_costs
+from vigpipe.planning.step import Request, microbatch_sizes, predict, stage_costs
 
 REQUEST = Request(2, 2, 16, (4,), (("gpipe", 1),))
 BLOCKS = [
@@ -27,7 +27,7 @@ STAGES = ((0,), (1, 2, 3))
 
 
 def test_costs_of_stages():
-    costs = stage_costs(PROFILE, REQUEST, STAGES, 4)  # two rows a micro-batch
+    costs = stage_costs(PROFILE, REQUEST, STAGES, 4)  # two samples a micro-batch
     assert costs.forward == [[2 * (1 + 0.5)] * 4, [2 * (3 + 0.25)] * 4]
     assert costs.backward == [[4 * (1 + 0.5)] * 4, [4 * (3 + 0.25)] * 4]
     assert costs.features == costs.gradients == [pytest.approx(0.01 + 20 / 1000)]
@@ -56,14 +56,14 @@ def test_a_rank_adds_up_all_its_stages_at_once_and_ddp_each_on_its_own():
 def test_micro_batches_are_those_of_the_data(batch_size, num_microbatches):
     request = replace(REQUEST, batch_size=batch_size)
     cut = Cut(batch_size, num_microbatches, 2, 0)
-    rows = cut.positions(batch_size).view(num_microbatches, -1)
-    found = microbatch_rows(request, num_microbatches)
-    assert list(found) == (rows >= 0).sum(1).tolist()
-    assert max(found) == cut.rows
+    positions = cut.positions(batch_size).view(num_microbatches, -1)
+    found = microbatch_sizes(request, num_microbatches)
+    assert list(found) == (positions >= 0).sum(1).tolist()
+    assert max(found) == cut.microbatch_size
 
 
 def test_uneven_micro_batches_cost_their_rows_and_move_the_largest():
-    costs = stage_costs(PROFILE, replace(REQUEST, batch_size=10), STAGES, 4)  # 2, 2, 1, 1 rows
+    costs = stage_costs(PROFILE, replace(REQUEST, batch_size=10), STAGES, 4)  # 2, 2, 1, 1 samples
     assert costs.forward[0] == [3.0, 3.0, 1.5, 1.5]
     assert costs.features == [pytest.approx(0.01 + 20 / 1000)]
 

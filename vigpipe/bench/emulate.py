@@ -122,8 +122,8 @@ def list_cases(options: EmulateBench, profile: Profile) -> list[Case]:
                         f"it evenly; choose a multiple of every M x D, such as {m * d}"
                     )
                 plan = even_plan(len(profile.blocks), s)
-                rows = batch_size // (m * d)
-                cases.append(make_case(layout, plan, profile, rows, options.scale))
+                microbatch_size = batch_size // (m * d)
+                cases.append(make_case(layout, plan, profile, microbatch_size, options.scale))
                 if not 0 < cases[-1].ideal_seconds <= LONGEST_SECONDS:
                     raise InputError(
                         f"--profile {options.profile}: a step of {layout} would sleep "
@@ -212,21 +212,24 @@ class _Share:
         )
         stage_indices = layout.stages_of(rank)
         self.models = cut_stages(
-            lambda: SleepingModel(profile, case.rows, options.scale), case.plan, stage_indices
+            lambda: SleepingModel(profile, case.microbatch_size, options.scale),
+            case.plan,
+            stage_indices,
         )
         stage_modules = [
-            StageModule(m, case.rows, IMAGE_SHAPE, torch.float32, False) for m in self.models
+            StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32, False)
+            for m in self.models
         ]
         self.replicas = Replicas(stage_modules, replica_group, options.sync)
         self.pipeline = Pipeline(
             stage_modules, self.replicas.modules, stage_indices, layout, DEVICE, stage_group, Loss()
         )
-        num_rows = layout.num_microbatches * case.rows
+        num_samples = layout.num_microbatches * case.microbatch_size
         self.batch = ReplicaBatch(
-            num_samples=num_rows * layout.num_replicas,
-            keys=torch.zeros(num_rows, dtype=torch.int64),  # no padding
-            images=torch.zeros(num_rows, *IMAGE_SHAPE) if self.pipeline.has_first else None,
-            labels=torch.zeros(num_rows, dtype=torch.int64) if self.pipeline.has_last else None,
+            num_samples=num_samples * layout.num_replicas,
+            keys=torch.zeros(num_samples, dtype=torch.int64),  # no padding
+            images=torch.zeros(num_samples, *IMAGE_SHAPE) if self.pipeline.has_first else None,
+            labels=torch.zeros(num_samples, dtype=torch.int64) if self.pipeline.has_last else None,
         )
         numbers = sum(
             p.numel() for stage_module in stage_modules for p in stage_module.parameters()

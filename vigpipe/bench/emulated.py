@@ -41,10 +41,10 @@ def write_page(
         alone: seconds that sleeps of a lone rank ended late.
     """
     measured = by_case(steps)
-    rows = sorted({m.case.rows for m in measured})
+    sizes = sorted({m.case.microbatch_size for m in measured})
     question = (
         f"{profile.model}, {len(profile.blocks)} blocks, cut evenly, micro-batches of "
-        f"{' or '.join(map(str, rows))} samples, {options.schedule}, --sync {options.sync}. Ranks "
+        f"{' or '.join(map(str, sizes))} samples, {options.schedule}, --sync {options.sync}. Ranks "
         f"sleep {options.scale:g} × the profiled time instead of computing; schedule, tensors, "
         "gloo transfers and all-reduce are real. Ideal: (M − 1)(max f + max b) + Σf + Σb over the "
         "stages, exact for gpipe and, where stages are equal, for 1f1b."
@@ -212,7 +212,7 @@ def _write_rows(path: Path, steps: Sequence[Step]) -> None:
         for step in steps:
             case, layout = step.case, step.case.layout
             degrees = (layout.pipeline_size, layout.num_microbatches, layout.num_replicas)
-            sizes = (case.rows, case.transfer_bytes, step.sync_bytes)
+            sizes = (case.microbatch_size, case.transfer_bytes, step.sync_bytes)
             values = [getattr(step, name) for name in COLUMNS]
             rows.writerow([*degrees, *sizes, step.repeat, case.ideal_seconds, *values])
 

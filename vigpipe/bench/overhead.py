@@ -22,7 +22,7 @@ class Case:
     Attributes:
         layout: the degrees.
         plan: the cut.
-        rows: samples of a micro-batch.
+        microbatch_size: samples of a micro-batch.
         forward: seconds of every stage on a micro-batch.
         backward: likewise.
         transfer_bytes: the largest boundary between two stages, for a micro-batch; 0 for one stage.
@@ -30,7 +30,7 @@ class Case:
 
     layout: Layout
     plan: Plan
-    rows: int
+    microbatch_size: int
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     transfer_bytes: int
@@ -67,19 +67,26 @@ class Case:
         return min(*self.forward, *self.backward)
 
 
-def make_case(layout: Layout, plan: Plan, profile: Profile, rows: int, scale: float) -> Case:
+def make_case(
+    layout: Layout, plan: Plan, profile: Profile, microbatch_size: int, scale: float
+) -> Case:
     """Add up what the stages of a plan cost, as `SleepingModel` does."""
 
     def cost(values: Callable[..., Sequence[float]]) -> tuple[float, ...]:
         return tuple(
-            scale * sum(profile.at(values(piece), rows) for piece in pieces_of(profile, blocks))
+            scale
+            * sum(
+                profile.at(values(piece), microbatch_size) for piece in pieces_of(profile, blocks)
+            )
             for blocks in plan.stages
         )
 
     givers = [profile.blocks[blocks[-1]] for blocks in plan.stages[:-1]]
-    boundary = max((profile.at(giver.boundary_bytes, rows) for giver in givers), default=0)
+    boundary = max(
+        (profile.at(giver.boundary_bytes, microbatch_size) for giver in givers), default=0
+    )
     forward, backward = cost(lambda piece: piece.forward), cost(lambda piece: piece.backward)
-    return Case(layout, plan, rows, forward, backward, round(boundary))
+    return Case(layout, plan, microbatch_size, forward, backward, round(boundary))
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def bench_predict(
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     every = cases(num_blocks, run.batch_size)
-    rows = sorted({job_of(run, case).cut(0).rows for case in every})
-    profile = measure(run, rank, device, rows)
+    microbatch_sizes = sorted({job_of(run, case).cut(0).microbatch_size for case in every})
+    profile = measure(run, rank, device, microbatch_sizes)
     timings = measured(run, rank, device, every, num_repeats)
     if profile is None:
         return

@@ -38,16 +38,17 @@ class SleepingModel(nn.Module):
 
     Args:
         profile: what the pieces cost.
-        rows: of a micro-batch, at which the profile is read for the sizes of boundaries.
+        microbatch_size: samples of a micro-batch, at which the profile is read for the sizes of
+            boundaries.
         scale: what the profiled seconds are multiplied by.
 
     Attributes:
         late_seconds: of every sleep since it was last emptied, how late it ended.
     """
 
-    def __init__(self, profile: Profile, rows: int, scale: float = 1.0) -> None:
+    def __init__(self, profile: Profile, microbatch_size: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.profile, self.rows, self.scale = profile, rows, scale
+        self.profile, self.microbatch_size, self.scale = profile, microbatch_size, scale
         self.num_classes = NUM_CLASSES
         self.span = (0, len(profile.blocks))
         self.has_stem, self.has_readout = True, True
@@ -69,7 +70,11 @@ class SleepingModel(nn.Module):
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Shape of what one sample hands to a block, or to the readout."""
         giver = self.profile.blocks[block - 1] if block else self.profile.stem
-        size = self.profile.at(giver.boundary_bytes, self.rows) / self.rows / NUMBER_BYTES
+        size = (
+            self.profile.at(giver.boundary_bytes, self.microbatch_size)
+            / self.microbatch_size
+            / NUMBER_BYTES
+        )
         return (max(1, round(size)),)
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
@@ -91,23 +96,23 @@ class SleepingModel(nn.Module):
             *[self.profile.readout] * self.has_readout,
         ]
 
-    def forward_seconds(self, rows: int) -> float:
-        """What a forward of so many rows sleeps."""
-        return self.scale * sum(self.profile.at(p.forward, rows) for p in self.pieces)
+    def forward_seconds(self, num_samples: int) -> float:
+        """What a forward of so many samples sleeps."""
+        return self.scale * sum(self.profile.at(p.forward, num_samples) for p in self.pieces)
 
-    def backward_seconds(self, rows: int) -> float:
-        """What a backward of so many rows sleeps."""
-        return self.scale * sum(self.profile.at(p.backward, rows) for p in self.pieces)
+    def backward_seconds(self, num_samples: int) -> float:
+        """What a backward of so many samples sleeps."""
+        return self.scale * sum(self.profile.at(p.backward, num_samples) for p in self.pieces)
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         """(b, ...) -> (b, n): zeros, after the profiled seconds."""
         return _Sleep.apply(x, self.root, self)  # pyright: ignore[reportReturnType]
 
-    def output_shape(self, rows: int) -> tuple[int, ...]:
+    def output_shape(self, num_samples: int) -> tuple[int, ...]:
         """Shape of what `forward` gives."""
         if self.has_readout:
-            return (rows, self.num_classes)
-        return (rows, *self.boundary_shape(self.span[1]))
+            return (num_samples, self.num_classes)
+        return (num_samples, *self.boundary_shape(self.span[1]))
 
     def zeros_after(self, start: float, seconds: float, shape: tuple[int, ...]) -> Tensor:
         """Zeros of a shape, `seconds` after `start` on time.perf_counter()."""
@@ -127,6 +132,6 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:  # noqa: ANN401
         start = time.perf_counter()
-        rows = ctx.shape[0]
-        gradient = ctx.model.zeros_after(start, ctx.model.backward_seconds(rows), ctx.shape)
+        num_samples = ctx.shape[0]
+        gradient = ctx.model.zeros_after(start, ctx.model.backward_seconds(num_samples), ctx.shape)
         return (gradient if ctx.needs_input_grad[0] else None), None, None

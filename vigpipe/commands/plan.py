@@ -80,8 +80,10 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     """
     request = make_request(config, run)
     if config.profile is None:
-        rows = sizes(request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES)
-        profile = measure(run, rank, device, rows)
+        microbatch_sizes = sizes(
+            request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES
+        )
+        profile = measure(run, rank, device, microbatch_sizes)
     else:
         profile = read_profile(config.profile)
         check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
@@ -119,7 +121,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     """
     layout = run.layout
     path = folder / "plan.toml"
-    profile = measure(run, rank, device, [run.cut(0).rows])
+    profile = measure(run, rank, device, [run.cut(0).microbatch_size])
     found: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(

@@ -5,8 +5,8 @@ replica r takes micro-batches r*M ... r*M + M - 1. Ten samples on 2 replicas x 2
 
     replica 0: [0 1 2] [3 4 5]      replica 1: [6 7 -] [8 9 -]
 
-Shapes in a pipeline are fixed, so every micro-batch has as many rows as the largest one. Rows
-without a sample (-) are padding: they have no label, and the stages drop them before computing.
+Shapes in a pipeline are fixed, so every micro-batch is padded to the size of the largest one.
+Padding (-) carries no label, and the stages drop it before they compute.
 """
 
 from collections.abc import Iterator
@@ -40,14 +40,21 @@ class Cut:
     replica_index: int = 0
 
     @property
-    def rows(self) -> int:
-        """Rows of a micro-batch, padding included."""
+    def microbatch_size(self) -> int:
+        """Samples of a micro-batch, padding included."""
         return -(-self.batch_size // (self.num_microbatches * self.num_replicas))
 
     def positions(self, num_samples: int) -> Tensor:
-        """This replica's rows as positions in the global batch: (M * rows,) int64, or PADDING."""
+        """Positions of this replica's samples in the global batch, PADDING where there is none.
+
+        Args:
+            num_samples: samples of the step over all replicas, at most B.
+
+        Returns:
+            (M * microbatch_size,) int64.
+        """
         smallest, larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
-        positions = torch.full((self.num_microbatches, self.rows), PADDING)
+        positions = torch.full((self.num_microbatches, self.microbatch_size), PADDING)
         for i in range(self.num_microbatches):
             j = self.replica_index * self.num_microbatches + i
             start, size = j * smallest + min(j, larger), smallest + (j < larger)
@@ -61,10 +68,12 @@ class ReplicaBatch:
 
     Attributes:
         num_samples: samples of the whole step, over all replicas.
-        keys: sample keys of the random masks, (M * rows,) int64; PADDING in rows without a sample.
-        images: (M * rows, C, H, W) if this rank has the first stage, else None.
-        labels: (M * rows,) int64 with NO_LABEL on padding, or probabilities, (M * rows,
-            num_classes), with zeros on padding; None unless this rank has the last stage.
+        keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is
+            no sample.
+        images: (M * microbatch_size, C, H, W) where this rank has the first stage, else None.
+        labels: where this rank has the last stage, else None: (M * microbatch_size,) int64,
+            NO_LABEL on padding, or (M * microbatch_size, num_classes) probabilities, zeros on
+            padding.
     """
 
     num_samples: int
@@ -195,13 +204,14 @@ def _mixed(
 ) -> Tensor | None:
     """Mix the images of every micro-batch in place, and return the labels of the mixture."""
     soft = None if labels is None else torch.zeros(len(labels), mix.num_classes, dtype=dtype)
-    for i, count in enumerate(real.view(-1, cut.rows).sum(1).tolist()):
+    for i, count in enumerate(real.view(-1, cut.microbatch_size).sum(1).tolist()):
         mixture = mix.draw(step, cut.replica_index * cut.num_microbatches + i)
-        rows = slice(i * cut.rows, i * cut.rows + count)
+        start = i * cut.microbatch_size
+        samples = slice(start, start + count)
         if images is not None:
-            mix.images(images[rows], mixture)
+            mix.images(images[samples], mixture)
         if soft is not None and labels is not None:
-            soft[rows] = mix.labels(labels[rows], mixture, dtype)
+            soft[samples] = mix.labels(labels[samples], mixture, dtype)
     return soft
 
 

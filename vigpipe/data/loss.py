@@ -23,9 +23,9 @@ class Loss:
         """Compute the share of one micro-batch in the loss of the step.
 
         Args:
-            logits: (rows, num_classes).
-            labels: (rows,) int64 with NO_LABEL on padding, or probabilities, (rows, num_classes),
-                with zeros on padding.
+            logits: (microbatch_size, num_classes).
+            labels: (microbatch_size,) int64, NO_LABEL on padding, or (microbatch_size, num_classes)
+                probabilities, zeros on padding.
 
         Returns:
             A scalar.

@@ -128,7 +128,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         logits = pipeline.logits(batch)
         if logits is None:
             continue
-        probabilities, labels = most_likely(logits)  # (M * rows, 5)
+        probabilities, labels = most_likely(logits)  # (M * microbatch_size, 5)
         flat = torch.stack((probabilities, labels.double())).flatten()
         by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):

@@ -48,7 +48,7 @@ class Loss(Protocol):
     num_samples: int
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(rows, classes) logits and the rows' labels -> a scalar."""
+        """Return a scalar for logits (microbatch_size, num_classes) and their labels."""
         ...
 
 
@@ -166,7 +166,14 @@ class Pipeline:
 
     @torch.no_grad()
     def logits(self, batch: "ReplicaBatch") -> Tensor | None:
-        """Forward only, in evaluation mode: (M * rows, classes) on the last stage, else None."""
+        """Run all micro-batches forward only, in evaluation mode.
+
+        Args:
+            batch: this replica's share of a batch.
+
+        Returns:
+            (M * microbatch_size, num_classes) logits on the rank of the last stage; else None.
+        """
         for stage_module in self.stage_modules:
             stage_module.eval()
         return self._run(self._schedule.eval, batch, [])
@@ -280,8 +287,8 @@ class _OneRank:
         losses: list[Tensor],
         return_outputs: bool,
     ) -> None:
-        rows = self._cut(images), self._cut(keys), self._cut(target)
-        for i, (x, key, label) in enumerate(zip(*rows, strict=True)):
+        microbatches = self._cut(images), self._cut(keys), self._cut(target)
+        for i, (x, key, label) in enumerate(zip(*microbatches, strict=True)):
             with ExitStack() as stack:
                 stack.enter_context(self.work)
                 if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
@@ -297,8 +304,8 @@ class _OneRank:
             losses.append(loss)
 
     def eval(self, images: Tensor, *, keys: Tensor, target: Tensor, losses: list[Tensor]) -> Tensor:
-        rows = zip(self._cut(images), self._cut(keys), strict=True)
-        return torch.cat([self._forward(x, key, i) for i, (x, key) in enumerate(rows)])
+        microbatches = zip(self._cut(images), self._cut(keys), strict=True)
+        return torch.cat([self._forward(x, key, i) for i, (x, key) in enumerate(microbatches)])
 
     def _cut(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(values, self.num_microbatches)

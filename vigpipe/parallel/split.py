@@ -45,14 +45,14 @@ Model = TypeVar("Model", bound=Cuttable)
 
 
 class StageModule(nn.Module):
-    """One stage's part of a model, run on micro-batches of a fixed number of rows.
+    """One stage's part of a model, run on micro-batches of a fixed size.
 
-    Rows without a sample are dropped before the model sees them and come back as zeros, so padding
-    enters no statistic, no graph and no gradient.
+    Padding is dropped before the model sees it and comes back as zeros, so it enters no statistic,
+    no graph and no gradient.
 
     Args:
         model: what `Cuttable.keep` left.
-        rows: rows of a micro-batch, padding included.
+        microbatch_size: samples of a micro-batch, padding included.
         image_shape: (C, H, W) of the images.
         dtype: of the weights.
         autocast: run the matrix products in bfloat16.
@@ -64,7 +64,7 @@ class StageModule(nn.Module):
     def __init__(
         self,
         model: Cuttable,
-        rows: int,
+        microbatch_size: int,
         image_shape: tuple[int, ...],
         dtype: torch.dtype,
         autocast: bool,
@@ -78,15 +78,23 @@ class StageModule(nn.Module):
         self.output_dtype = dtype if model.has_readout else boundary
         self.num_recomputed, self.num_forwards = num_recomputed, 0
         start, end = (model.boundary_shape(block) for block in model.span)
-        self.input_shape = (rows, *(image_shape if model.has_stem else start))
-        self.output_shape = (rows, *((model.num_classes,) if model.has_readout else end))
+        self.input_shape = (microbatch_size, *(image_shape if model.has_stem else start))
+        self.output_shape = (microbatch_size, *((model.num_classes,) if model.has_readout else end))
 
     def begin_step(self) -> None:
         """Before the first micro-batch of a training step; a stage takes them in order."""
         self.num_forwards = 0
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """(rows, ...) -> (rows, ...); keys (rows,) int64 on the CPU, negative on padding."""
+        """Run the stage on one micro-batch of b samples, padding included.
+
+        Args:
+            x: images or node features, (b, ...).
+            keys: (b,) int64 on the CPU, negative on padding, which comes last.
+
+        Returns:
+            Node features or logits, (b, ...), zeros on padding.
+        """
         self.model.recompute = self.num_forwards < self.num_recomputed
         self.num_forwards += 1
         num_samples = int((keys >= 0).sum())

@@ -17,7 +17,7 @@ from vigpipe.planning.step import (
     Stages,
     boundary_seconds,
     memory_bytes,
-    microbatch_rows,
+    microbatch_sizes,
     pieces_of,
     reduce_seconds,
     update_seconds,
@@ -43,7 +43,7 @@ class Candidate:
         self.virtual_stages, self.num_microbatches = virtual_stages, num_microbatches
         self.num_stages = request.num_ranks * virtual_stages
         self.order = orders(schedule, request.num_ranks, virtual_stages, num_microbatches)
-        self.rows = microbatch_rows(request, num_microbatches)[0]
+        self.microbatch_size = microbatch_sizes(request, num_microbatches)[0]
         self.cuts: list[Bounds] = []
 
     def stages(self, bounds: Bounds) -> Stages:
@@ -121,14 +121,14 @@ class Candidate:
     @cached_property
     def terms(self) -> Terms:
         """Seconds of every possible stage."""
-        profile, rows, request = self.profile, self.rows, self.request
+        profile, samples, request = self.profile, self.microbatch_size, self.request
         repeats = self.num_microbatches - 1
-        f = self._sums(lambda piece: profile.at(piece.forward, rows)) + profile.dispatch_seconds
-        b = self._sums(lambda piece: profile.at(piece.backward, rows)) + profile.dispatch_seconds
+        f = self._sums(lambda piece: profile.at(piece.forward, samples)) + profile.dispatch_seconds
+        b = self._sums(lambda piece: profile.at(piece.backward, samples)) + profile.dispatch_seconds
         if request.num_ranks > 1:
             # A rank asks for its input when it gets to it, so the transfer adds to its stage.
             blocks = range(len(profile.blocks) - 1)
-            over = np.array([boundary_seconds(profile, i, rows) for i in blocks])
+            over = np.array([boundary_seconds(profile, i, samples) for i in blocks])
             f[1:-1] += over[:, None]
             b[:, 1:-1] += over
         once = np.stack([f + b] * self.num_stages)
@@ -149,11 +149,11 @@ class Candidate:
     @cached_property
     def needs(self) -> Array:
         """Memory of a rank with only that stage, of every possible stage, in bytes."""
-        profile, rows, num_ranks = self.profile, self.rows, self.request.num_ranks
+        profile, samples, num_ranks = self.profile, self.microbatch_size, self.request.num_ranks
         weights = self._sums(lambda piece: memory.weight_bytes(profile, piece))
-        kept = self._sums(lambda piece: memory.kept_bytes(profile, piece, rows))
+        kept = self._sums(lambda piece: memory.kept_bytes(profile, piece, samples))
         working = np.zeros_like(kept)
-        most = [max(memory.working_bytes(profile, p, rows) for p in own) for own in self._blocks]
+        most = [max(memory.working_bytes(profile, p, samples) for p in own) for own in self._blocks]
         for i in range(len(most)):
             working[i, i + 1 :] = np.maximum.accumulate(most[i:])
         in_flight = [
@@ -188,9 +188,9 @@ class Candidate:
     @cached_property
     def _work(self) -> Array:
         """Forward and backward of one micro-batch, of every possible stage."""
-        profile, rows = self.profile, self.rows
+        profile, samples = self.profile, self.microbatch_size
         return 2 * profile.dispatch_seconds + self._sums(
-            lambda piece: profile.at(piece.forward, rows) + profile.at(piece.backward, rows)
+            lambda piece: profile.at(piece.forward, samples) + profile.at(piece.backward, samples)
         )
 
     def _sums(self, cost: Callable[[Piece], float]) -> Array:

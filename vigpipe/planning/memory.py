@@ -20,14 +20,16 @@ def weight_bytes(profile: Profile, piece: Piece) -> int:
     return math.ceil(piece.parameter_bytes * (1 + profile.optimizer_bytes))
 
 
-def kept_bytes(profile: Profile, piece: Piece, rows: int) -> int:
+def kept_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
     """Of a piece's activations between forward and backward of one micro-batch."""
-    return math.ceil(profile.at(piece.activation_bytes, rows))
+    return math.ceil(profile.at(piece.activation_bytes, microbatch_size))
 
 
-def working_bytes(profile: Profile, piece: Piece, rows: int) -> int:
+def working_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
     """Of what a piece's backward needs beside that."""
-    return kept_bytes(profile, piece, rows) + math.ceil(profile.at(piece.boundary_bytes, rows))
+    return kept_bytes(profile, piece, microbatch_size) + math.ceil(
+        profile.at(piece.boundary_bytes, microbatch_size)
+    )
 
 
 def peak(own: Sequence[Action], kept: Mapping[int, int]) -> int:
@@ -48,7 +50,10 @@ def peak(own: Sequence[Action], kept: Mapping[int, int]) -> int:
 
 
 def rank_bytes(
-    profile: Profile, own: Sequence[Action], pieces: Mapping[int, Sequence[Piece]], rows: int
+    profile: Profile,
+    own: Sequence[Action],
+    pieces: Mapping[int, Sequence[Piece]],
+    microbatch_size: int,
 ) -> int:
     """Bytes of one rank in a training step, without Profile.base_bytes.
 
@@ -56,15 +61,15 @@ def rank_bytes(
         profile: costs of the pieces.
         own: the rank's actions in their order.
         pieces: of each of its stages, by number of the stage.
-        rows: of the largest micro-batch.
+        microbatch_size: samples of the largest micro-batch.
     """
     every = [piece for stage in pieces.values() for piece in stage]
     kept = {
-        number: sum(kept_bytes(profile, piece, rows) for piece in stage)
+        number: sum(kept_bytes(profile, piece, microbatch_size) for piece in stage)
         for number, stage in pieces.items()
     }
     return (
         sum(weight_bytes(profile, piece) for piece in every)
         + peak(own, kept)
-        + max(working_bytes(profile, piece, rows) for piece in every)
+        + max(working_bytes(profile, piece, microbatch_size) for piece in every)
     )

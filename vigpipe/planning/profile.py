@@ -73,18 +73,18 @@ class Profile:
     base_bytes: int
     facts: Mapping[str, Any]
 
-    def at(self, values: Sequence[float], rows: float) -> float:
+    def at(self, values: Sequence[float], microbatch_size: float) -> float:
         """A piece's cost at a size between two measured ones, on the line through them.
 
         Beyond the largest, in proportion to it; below the smallest, that of the smallest in
         proportion.
         """
-        if rows <= self.rows[0]:
-            return values[0] * rows / self.rows[0]
-        if rows >= self.rows[-1]:
-            return values[-1] * rows / self.rows[-1]
-        i = bisect_left(self.rows, rows)
-        share = (rows - self.rows[i - 1]) / (self.rows[i] - self.rows[i - 1])
+        if microbatch_size <= self.rows[0]:
+            return values[0] * microbatch_size / self.rows[0]
+        if microbatch_size >= self.rows[-1]:
+            return values[-1] * microbatch_size / self.rows[-1]
+        i = bisect_left(self.rows, microbatch_size)
+        share = (microbatch_size - self.rows[i - 1]) / (self.rows[i] - self.rows[i - 1])
         return values[i - 1] * (1 - share) + values[i] * share
 
     @property

@@ -124,7 +124,7 @@ def simulated(
     )
 
 
-def microbatch_rows(request: Request, num_microbatches: int) -> tuple[int, ...]:
+def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[int, ...]:
     """Samples of each micro-batch of replica 0, the largest first.
 
     B samples are cut into D * M micro-batches whose sizes differ by at most one. The first replica
@@ -149,19 +149,19 @@ def stage_costs(
 ) -> StageCosts:
     """The seconds of every stage of a cut.
 
-    A transfer takes latency + bytes / bandwidth, of the rows of the largest micro-batch: the
-    others are padded to it, and the padding is dropped before a stage computes. Adding up over D
-    replicas goes around a ring: 2(D - 1) latencies, and 2(D - 1) / D of the bytes. The optimizer's
-    share goes by bytes of weights.
+    A transfer takes latency + bytes / bandwidth, for the largest micro-batch: the others are padded
+    to it, and the padding is dropped before a stage computes. Adding up over D replicas goes around
+    a ring: 2(D - 1) latencies, and 2(D - 1) / D of the bytes. The optimizer's share goes by bytes
+    of weights.
     """
-    rows = microbatch_rows(request, num_microbatches)
+    sizes = microbatch_sizes(request, num_microbatches)
     pieces = [pieces_of(profile, blocks) for blocks in stages]
-    forward = [[sum(profile.at(p.forward, n) for p in s) for n in sorted({*rows})] for s in pieces]
+    forward = [[sum(profile.at(p.forward, n) for p in s) for n in sorted({*sizes})] for s in pieces]
     backward = [
-        [sum(profile.at(p.backward, n) for p in s) for n in sorted({*rows})] for s in pieces
+        [sum(profile.at(p.backward, n) for p in s) for n in sorted({*sizes})] for s in pieces
     ]
-    which = [sorted({*rows}).index(n) for n in rows]
-    transfers = [boundary_seconds(profile, blocks[-1], rows[0]) for blocks in stages[:-1]]
+    which = [sorted({*sizes}).index(n) for n in sizes]
+    transfers = [boundary_seconds(profile, blocks[-1], sizes[0]) for blocks in stages[:-1]]
     weights = [sum(piece.parameter_bytes for piece in s) for s in pieces]
     num_ranks = request.num_ranks
     return StageCosts(
@@ -195,9 +195,9 @@ def update_seconds(profile: Profile, weight_bytes: float) -> float:
     return profile.fixed_seconds + shared * weight_bytes / max(1, profile.parameter_bytes)
 
 
-def boundary_seconds(profile: Profile, block: int, rows: int) -> float:
+def boundary_seconds(profile: Profile, block: int, microbatch_size: int) -> float:
     """Transfer of what a block hands on, or of its gradient."""
-    size = profile.at(profile.blocks[block].boundary_bytes, rows)
+    size = profile.at(profile.blocks[block].boundary_bytes, microbatch_size)
     return profile.latency_seconds + size / profile.bandwidth
 
 
@@ -205,14 +205,14 @@ def memory_bytes(
     profile: Profile, request: Request, order: Orders, stages: Stages, num_microbatches: int
 ) -> tuple[int, ...]:
     """Of every rank of one pipeline, Profile.base_bytes included."""
-    rows = microbatch_rows(request, num_microbatches)[0]
+    microbatch_size = microbatch_sizes(request, num_microbatches)[0]
     return tuple(
         profile.base_bytes
         + rank_bytes(
             profile,
             own,
             {i: pieces_of(profile, stages[i]) for i in range(rank, len(stages), request.num_ranks)},
-            rows,
+            microbatch_size,
         )
         for rank, own in enumerate(order)
     )

@@ -58,7 +58,9 @@ def cost_options(run: Run) -> dict[str, str]:
     }
 
 
-def measure(run: Run, rank: int, device: torch.device, rows: Sequence[int]) -> Profile | None:
+def measure(
+    run: Run, rank: int, device: torch.device, microbatch_sizes: Sequence[int]
+) -> Profile | None:
     """Profile the unsplit model in one process: rank 0's; others only stand beside it.
 
     All ranks call this together. The pieces are timed on rank 0 while the others wait; then the
@@ -69,18 +71,20 @@ def measure(run: Run, rank: int, device: torch.device, rows: Sequence[int]) -> P
         run: whose model, data and options are meant; its layout is not.
         rank: position in the world.
         device: of this rank.
-        rows: samples of a micro-batch, ascending.
+        microbatch_sizes: samples of a micro-batch, ascending.
 
     Returns:
         The profile on rank 0, else None.
     """
     base_bytes = peak_bytes(device)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    trials = [_trial(run, n, device) for n in rows] if rank == 0 else []
+    trials = [_trial(run, n, device) for n in microbatch_sizes] if rank == 0 else []
     tables = [_timed(*trial, device) for trial in trials]
     if world_size > 1:
         dist.barrier()
-    slowdown = _slowdown(trials[0] if trials else _trial(run, rows[0], device), rank, world_size)
+    slowdown = _slowdown(
+        trials[0] if trials else _trial(run, microbatch_sizes[0], device), rank, world_size
+    )
     latency, bandwidth = _transfer(rank, world_size, device)
 
     if rank != 0:
@@ -98,7 +102,7 @@ def measure(run: Run, rank: int, device: torch.device, rows: Sequence[int]) -> P
             backward=tuple(_of(table, name, "backward") for table in tables),
             activation_bytes=tuple(float(own.get(name, 0)) for own in kept),
             boundary_bytes=tuple(
-                float(width * n * boundaries[min(i, len(boundaries) - 1)]) for n in rows
+                float(width * n * boundaries[min(i, len(boundaries) - 1)]) for n in microbatch_sizes
             ),
             parameter_bytes=_parameter_bytes(rank_state, name),
         )
@@ -109,7 +113,7 @@ def measure(run: Run, rank: int, device: torch.device, rows: Sequence[int]) -> P
     return Profile(
         model=run.config.model,
         options=cost_options(run),
-        rows=tuple(rows),
+        rows=tuple(microbatch_sizes),
         stem=pieces[0],
         blocks=tuple(pieces[1:-1]),
         readout=pieces[-1],
@@ -135,13 +139,13 @@ def measure(run: Run, rank: int, device: torch.device, rows: Sequence[int]) -> P
 Trial = tuple[RankState, ReplicaBatch]
 
 
-def _trial(run: Run, rows: int, device: torch.device) -> Trial:
-    """The unsplit model, and a step of micro-batches of so many rows."""
-    pieces = max(1, min(_NUM_PIECES, len(run.source.train) // rows))
+def _trial(run: Run, microbatch_size: int, device: torch.device) -> Trial:
+    """The unsplit model, and a step of micro-batches of so many samples."""
+    num_microbatches = max(1, min(_NUM_PIECES, len(run.source.train) // microbatch_size))
     unsplit = replace(
         run.unsplit(),
-        config=replace(run.config, batch_size=rows * pieces),
-        layout=Layout(num_microbatches=pieces),
+        config=replace(run.config, batch_size=microbatch_size * num_microbatches),
+        layout=Layout(num_microbatches=num_microbatches),
     )
     recorder = Recorder(make_clock(device), 0, 0, num_warmup=NUM_WARMUP, num_steps=_MOST_STEPS)
     rank_state = make_rank_state(unsplit, 0, device, recorder)
@@ -151,7 +155,7 @@ def _trial(run: Run, rows: int, device: torch.device) -> Trial:
 
 
 def _timed(rank_state: RankState, batch: ReplicaBatch, device: torch.device) -> list[Row]:
-    """The rows of several steps."""
+    """The rows of timing.csv of several steps."""
     assert rank_state.recorder is not None
     began = time.perf_counter()
     for number in range(NUM_WARMUP + _MOST_STEPS):
@@ -343,9 +347,11 @@ def _optimizer_bytes(rank_state: RankState) -> float:
 
 
 def sizes(batch_size: int, num_replicas: int, microbatches: Sequence[int], most: int) -> list[int]:
-    """Rows to profile for these numbers of micro-batches: at most `most`, between the extremes."""
-    rows = sorted({ceil(batch_size / (num_replicas * m)) for m in microbatches})
-    if len(rows) <= most:
-        return rows
-    wanted = [rows[0] * (rows[-1] / rows[0]) ** (i / (most - 1)) for i in range(most)]
-    return sorted({min(rows, key=lambda n: abs(n - w)) for w in wanted})
+    """Choose at most `most` micro-batch sizes to profile for these numbers of micro-batches."""
+    candidates = sorted({ceil(batch_size / (num_replicas * m)) for m in microbatches})
+    if len(candidates) <= most:
+        return candidates
+    wanted = [
+        candidates[0] * (candidates[-1] / candidates[0]) ** (i / (most - 1)) for i in range(most)
+    ]
+    return sorted({min(candidates, key=lambda n: abs(n - w)) for w in wanted})

@@ -155,11 +155,12 @@ def make_rank_state(
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
-    rows = run.cut(0).rows
+    microbatch_size = run.cut(0).microbatch_size
     autocast = config.dtype == "bfloat16"
     options = (run.dtype, autocast, run.boundary_dtype, run.num_recomputed)
     stage_modules = [
-        StageModule(model, rows, run.image_shape, *options).to(device) for model in models
+        StageModule(model, microbatch_size, run.image_shape, *options).to(device)
+        for model in models
     ]
 
     holder = nn.ModuleList(models)
