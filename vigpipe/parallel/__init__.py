@@ -1,1 +1,1 @@
-"""Ranks, mesh, plan, split, schedule, replication: what knows of more than one process."""
+"""Train one model on several ranks: layout, plan, split, schedule, gradient sums, agreement."""

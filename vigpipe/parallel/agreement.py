@@ -1,4 +1,4 @@
-"""What ranks tell each other: a few numbers once a step, and who they are before the first."""
+"""Exchange small values between ranks: a status once a step, and a comparison before the first."""
 
 import json
 import threading
@@ -13,17 +13,18 @@ import torch.distributed as dist
 from vigpipe.errors import InputError
 
 T = TypeVar("T")
-SIGN_SECONDS = 1.0  # between two signs of life
+HEARTBEAT_SECONDS = 1.0  # between two messages that say a rank is alive
 
 
 class Status(NamedTuple):
     """What a rank tells all others before they step their optimizers.
 
     Attributes:
-        finite: its gradients, and the loss if it has the last stage, are finite numbers.
-        stop: it was asked to save and stop.
-        save: it finds that a checkpoint is due.
-        busy_seconds: what its forwards and backwards of the step before took, without waiting.
+        finite: whether this rank's gradients, and the loss if it has the last stage, are finite.
+        stop: whether this rank was asked to save and stop.
+        save: whether this rank considers a checkpoint to be due.
+        busy_seconds: seconds this rank spent in the forwards and backwards of the previous step,
+            without waiting.
     """
 
     finite: bool = True
@@ -37,52 +38,61 @@ NOTHING_WANTED = Status()
 
 @dataclass
 class Agreement:
-    """What all ranks said in a step; the same on every rank.
+    """The statuses of all ranks in one step; the same on every rank.
 
     Attributes:
-        statuses: by rank.
+        statuses: one status for each rank, in rank order.
     """
 
     statuses: Sequence[Status]
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are finite."""
+        """Whether the numbers of all ranks are finite."""
         return all(status.finite for status in self.statuses)
 
     @property
     def stop(self) -> bool:
-        """Whether a rank was asked to stop."""
+        """Whether at least one rank was asked to stop."""
         return any(status.stop for status in self.statuses)
 
     @property
     def save(self) -> bool:
-        """Whether a rank wants a checkpoint."""
+        """Whether at least one rank considers a checkpoint to be due."""
         return any(status.save for status in self.statuses)
 
     @property
     def busy_seconds(self) -> list[float]:
-        """By rank."""
+        """Seconds each rank spent in forwards and backwards, in rank order."""
         return [status.busy_seconds for status in self.statuses]
 
 
 def agree(status: Status, world_size: int, device: torch.device) -> Agreement:
-    """Exchange the status of all ranks; one small all-gather, none for a rank alone."""
+    """Exchange the statuses of all ranks in one small all-gather; every rank calls this.
+
+    Args:
+        status: what this rank tells the others.
+        world_size: number of ranks; with 1, nothing is exchanged.
+        device: where the backend needs the tensors it exchanges.
+
+    Returns:
+        The statuses of all ranks.
+    """
     if world_size == 1:
         return Agreement([status])
-    mine = torch.tensor([float(value) for value in status], dtype=torch.float64, device=device)
-    rows = mine.new_empty(world_size * len(mine))
-    dist.all_gather_into_tensor(rows, mine)
+    values = torch.tensor([float(value) for value in status], dtype=torch.float64, device=device)
+    gathered = values.new_empty(world_size * len(values))
+    dist.all_gather_into_tensor(gathered, values)
     return Agreement(
         [
             Status(bool(finite), bool(stop), bool(save), seconds)
-            for finite, stop, save, seconds in rows.view(world_size, -1).tolist()
+            for finite, stop, save, seconds in gathered.view(world_size, -1).tolist()
         ]
     )
 
 
 def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
-    """Rank 0's value on every rank."""
+    """Return rank 0's value on every rank; every rank calls this."""
     if world_size == 1:
         return value
     box = [value]
@@ -91,7 +101,7 @@ def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
 
 
 def all_gather_values(value: Any, world_size: int) -> list[Any]:  # noqa: ANN401
-    """Every rank's value, by rank."""
+    """Return the values of all ranks, in rank order, on every rank; every rank calls this."""
     if world_size == 1:
         return [value]
     values: list[Any] = [None] * world_size
@@ -100,16 +110,20 @@ def all_gather_values(value: Any, world_size: int) -> list[Any]:  # noqa: ANN401
 
 
 def run_with_heartbeats(work: Callable[[], T], world_size: int) -> T:
-    """Do work that takes one rank longer than a collective waits; every rank calls this.
+    """Run work that may take one rank longer than a collective's timeout; every rank calls this.
 
-    The ranks tell each other once a second that they are alive, until all are done.
+    The ranks exchange a heartbeat every second until all of them are done, so that ranks with less
+    work do not give up on the others.
 
     Args:
-        work: of this rank, away from the main thread; may be nothing.
+        work: the work of this rank; it runs in a thread and may do nothing.
         world_size: number of ranks.
 
     Returns:
-        What this rank's work has returned.
+        The value that this rank's work returned.
+
+    Raises:
+        BaseException: whatever this rank's work raised; the other ranks then lose a peer.
     """
     if world_size == 1:
         return work()
@@ -123,33 +137,34 @@ def run_with_heartbeats(work: Callable[[], T], world_size: int) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     while True:
-        wait([future], SIGN_SECONDS)
+        wait([future], HEARTBEAT_SECONDS)
         if future.done():
-            future.result()  # raises what it has raised: the others lose a peer
+            future.result()  # raises what the work raised; the other ranks then lose a peer
         if all(all_gather_values(future.done(), world_size)):
             return future.result()
 
 
 def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
-    """Compare what all ranks are about to do; every rank calls it.
+    """Check that all ranks are about to do the same; every rank calls this.
 
     Args:
-        facts: by subject ("options", "versions", ...), by name.
+        facts: what this rank is about to do, as a table of names and values for each subject
+            ("options", "data", "software").
         world_size: number of ranks.
 
     Raises:
-        InputError: on every rank, if one differs from rank 0; it names the first difference.
+        InputError: a rank differs from rank 0; raised on every rank, naming the first difference.
     """
     texts = all_gather_values(json.dumps(facts, default=str), world_size)
-    wanted: dict[str, dict[str, Any]] = json.loads(texts[0])
+    first_facts: dict[str, dict[str, Any]] = json.loads(texts[0])
     for rank, text in enumerate(texts):
-        found: dict[str, dict[str, Any]] = json.loads(text)
-        for subject in wanted:
-            theirs, ours = found.get(subject, {}), wanted[subject]
-            for name in {**ours, **theirs}:
-                if theirs.get(name) != ours.get(name):
+        rank_facts: dict[str, dict[str, Any]] = json.loads(text)
+        for subject, expected in first_facts.items():
+            actual = rank_facts.get(subject, {})
+            for name in {**expected, **actual}:
+                if actual.get(name) != expected.get(name):
                     raise InputError(
-                        f"ranks differ in their {subject}: {name} is {theirs.get(name)!r} on rank "
-                        f"{rank}, but {ours.get(name)!r} on rank 0; start all of them with the "
+                        f"ranks differ in their {subject}: {name} is {actual.get(name)!r} on rank "
+                        f"{rank}, but {expected.get(name)!r} on rank 0; start all of them with the "
                         "same command line, software and data"
                     )

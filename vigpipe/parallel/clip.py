@@ -16,17 +16,17 @@ def clip_gradients(
 ) -> float:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`.
 
-    The squared norm of every parameter is summed in the unsplit model's order and in float64,
-    whichever stage holds it, so the result does not depend on the cut.
+    The squared norms of all parameters are summed in float64 in the order of the unsplit model,
+    whichever stage holds them, so the result does not depend on the cut.
 
     Args:
         parameters: this rank's parameters by their names in the unsplit model.
-        order: place of each name among all parameters of the unsplit model.
-        max_norm: the bound.
-        stage_group: the ranks of this pipeline; None where there is one stage.
+        order: index of each name among all parameters of the unsplit model.
+        max_norm: the largest norm allowed.
+        stage_group: the ranks of this pipeline; None if it has a single rank.
 
     Returns:
-        The norm before clipping.
+        The norm before clipping, over all stages.
     """
     squares = torch.zeros(len(order), dtype=torch.float64)
     for name, parameter in parameters.items():
@@ -36,7 +36,9 @@ def clip_gradients(
     if stage_group is not None and stage_group.size() > 1:
         device = next(iter(parameters.values())).device
         shared = squares.to(device)
-        dist.all_reduce(shared, group=stage_group)  # one term of a slot is not zero: exact
+        dist.all_reduce(
+            shared, group=stage_group
+        )  # exact: only one rank has a term that is not zero
         squares = shared.cpu()
     total = math.sqrt(float(squares.sum()))
     if total > max_norm:

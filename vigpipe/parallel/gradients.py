@@ -1,6 +1,6 @@
-"""Keep the replicas of a stage equal: add their gradients up, once a step.
+"""Add up the gradients of all replicas once a step, so that the replicas stay equal.
 
-Three ways, chosen by `--sync`; `vigpipe bench sync` measures them side by side:
+`--sync` chooses one of three ways; `vigpipe bench sync` measures them side by side:
 
     double  one all-reduce after the schedule has drained, of sums kept in twice the precision
     drain   the same in the weights' own precision, half the traffic
@@ -10,9 +10,9 @@ Under a pipeline DDP's reduction of stage s must end before the gradient of its 
 stage s - 1, so the stages' reductions stand in series on the critical path; after the drain they
 run side by side.
 
-Sums in twice the precision come out the same in (nearly) every order, so the number of replicas
-does not show in the weights. In single precision the last bits differ, a near-tie in a kNN graph
-flips, and soon the runs part company.
+Sums in twice the precision are the same in (nearly) every order, so the weights do not depend on
+the number of replicas. In single precision the last bits differ, a near-tie in a kNN graph is
+resolved differently, and the runs soon diverge.
 """
 
 import warnings
@@ -28,20 +28,28 @@ from vigpipe.config.choices import Sync
 
 
 def gathered(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The group's vectors in rank order: (n,) -> (D, n)."""
+    """Gather one vector from each rank of a group; every rank of the group calls this.
+
+    Args:
+        values: this rank's vector, (n,).
+        group: the D ranks that call this; None for this rank alone.
+
+    Returns:
+        The vectors of all ranks, (D, n), in rank order.
+    """
     if group is None or values.numel() == 0:
         return values.unsqueeze(0)
-    rows = values.new_empty(group.size() * values.numel())
-    dist.all_gather_into_tensor(rows, values.contiguous(), group=group)
-    return rows.view(group.size(), -1)
+    all_values = values.new_empty(group.size() * values.numel())
+    dist.all_gather_into_tensor(all_values, values.contiguous(), group=group)
+    return all_values.view(group.size(), -1)
 
 
 class FlatGradients:
-    """Gradients that are views of one buffer, so that one all-reduce adds them all up.
+    """Gradients that are views of one buffer, so that a single all-reduce adds all of them up.
 
     Args:
-        parameters: in the order of the model.
-        group: ranks to add up over; None where there is one replica.
+        parameters: the parameters to serve, in the order of the model.
+        group: ranks to add up over; None if there is one replica.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -50,13 +58,13 @@ class FlatGradients:
         self.views = _views(self.buffer, self.parameters)
 
     def clear(self) -> None:
-        """Before a step's first backward: backward then adds into the buffer."""
+        """Prepare for the first backward of a step; backwards then add into the buffer."""
         self.buffer.zero_()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
     def reduce(self) -> None:
-        """After a step's last backward."""
+        """Add up the gradients of all replicas, after the last backward of a step."""
         if self.group is not None:
             dist.all_reduce(self.buffer, group=self.group)
 
@@ -65,14 +73,14 @@ class DoubleGradients:
     """Gradients summed in twice their precision over micro-batches and replicas, then rounded once.
 
     float32 gradients are added up in float64, which holds their sums exactly unless one term is
-    some 2^25 times smaller than another. What is lost then matters only if the sum lies just
-    between two float32 numbers: seen once in twenty steps of the study model, in a last bit.
-    float64 gradients, which serve the checks, are added up as pairs of float64: Knuth's TwoSum,
-    The Art of Computer Programming 2, section 4.2.2.
+    about 2^25 times smaller than another. That loss matters only if the sum lies halfway between
+    two float32 numbers: it changed one last bit in twenty steps of the study model.
+    float64 gradients, which the checks use, are added up as pairs of float64 with Knuth's TwoSum
+    (The Art of Computer Programming, volume 2, section 4.2.2).
 
     Args:
-        parameters: in the order of the model.
-        group: ranks to add up over; None where there is one replica.
+        parameters: the parameters to serve, in the order of the model.
+        group: ranks to add up over; None if there is one replica.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -88,7 +96,7 @@ class DoubleGradients:
 
     @staticmethod
     def _collect(parameter: nn.Parameter, high: Tensor, low: Tensor | None) -> None:
-        """Let every backward move its gradient of a parameter into the sum."""
+        """Make every backward move its gradient of this parameter into the sum."""
 
         def move(parameter: Tensor) -> None:
             assert parameter.grad is not None
@@ -98,7 +106,7 @@ class DoubleGradients:
         parameter.register_post_accumulate_grad_hook(move)
 
     def clear(self) -> None:
-        """Before a step's first backward."""
+        """Clear the sums before the first backward of a step."""
         self.high.zero_()
         if self.low is not None:
             self.low.zero_()
@@ -106,7 +114,10 @@ class DoubleGradients:
             parameter.grad = None
 
     def reduce(self) -> None:
-        """After a step's last backward: gradients are the rounded sums over all micro-batches."""
+        """Add up the replicas and round, after the last backward of a step.
+
+        Gradients are then the rounded sums over all micro-batches of all replicas.
+        """
         if self.low is None:
             if self.group is not None:
                 dist.all_reduce(self.high, group=self.group)
@@ -133,17 +144,17 @@ def _add(high: Tensor, low: Tensor | None, term: Tensor) -> None:
 
 
 def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    pieces = buffer.split([p.numel() for p in parameters])
-    return [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+    ranges = buffer.split([p.numel() for p in parameters])
+    return [values.view_as(p) for values, p in zip(ranges, parameters, strict=True)]
 
 
 class DDPGradients:
     """Gradients that DistributedDataParallel adds up during the last backward.
 
     Args:
-        stage_modules: modules to wrap; `modules` are the wrapped ones.
+        stage_modules: modules to wrap; the wrapped ones are in `modules`.
         group: ranks to add up over.
-        reducing: is called when only the sum of the last bucket is still to come.
+        reducing: called when only the sum of the last bucket is outstanding; None for nothing.
     """
 
     def __init__(
@@ -165,17 +176,17 @@ class DDPGradients:
                     init_sync=False,  # weights are equal: they depend on the seed only
                     gradient_as_bucket_view=True,
                 )
-            # The loss weighs the replicas already, so a sum and no mean.
+            # The loss already weights the replicas, so buckets are summed, not averaged.
             module.register_comm_hook(group, self._sum_bucket)
             self.modules.append(module)
 
     def clear(self) -> None:
-        """Before a step's first backward."""
+        """Clear the sums before the first backward of a step."""
         for module in self.modules:
             module.zero_grad(set_to_none=True)
 
     def reduce(self) -> None:
-        """Nothing is left to do when the last backward has ended."""
+        """Do nothing: the gradients have been added up when the last backward ends."""
 
     def _sum_bucket(
         self,
@@ -190,13 +201,13 @@ class DDPGradients:
 
 
 class Replicas:
-    """The replicas of this rank's stages.
+    """The replicas of this rank's stages, and how their gradients are added up.
 
     Args:
-        stage_modules: this rank's parts; `modules` are what the schedule is to run.
-        group: the ranks that hold the same parts.
-        sync: how gradients are added up.
-        reducing: under ddp, is called when a backward has nothing left to do but to add up.
+        stage_modules: this rank's stages; the modules that the schedule must run are in `modules`.
+        group: the ranks that hold the same stages; None if there is one replica.
+        sync: how gradients are added up, see the module's docstring.
+        reducing: under ddp, called when a backward has only the last all-reduce left to do.
     """
 
     def __init__(
@@ -219,5 +230,5 @@ class Replicas:
             self.gradients = FlatGradients(parameters, self.group)
 
     def gather(self, values: Tensor) -> Tensor:
-        """A vector of each replica, in order: (n,) -> (D, n)."""
+        """Gather a vector (n,) from each replica: (D, n), in the order of the replicas."""
         return gathered(values, self.group)

@@ -1,4 +1,4 @@
-"""Which rank is which stage of which replica.
+"""Map every rank to its stages and its replica.
 
 Two replicas of three stages; one pipeline sits on neighbouring ranks:
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of a run, checked together.
+    """The degrees of parallelism of a run, checked together.
 
     Attributes:
         pipeline_size: S, ranks of one pipeline.
         num_microbatches: M, micro-batches a replica cuts its share of a batch into.
-        num_replicas: D.
-        schedule: order of forwards and backwards.
-        virtual_stages: V, stages each rank holds; only for the interleaved and the looped schedule.
+        num_replicas: D, copies of the whole model.
+        schedule: order in which a rank takes its forwards and backwards.
+        virtual_stages: V, stages each rank holds; more than 1 only with a schedule in
+            `vigpipe.schedules.VIRTUAL`.
 
     Raises:
-        InputError: the degrees do not go together.
+        InputError: a degree is below 1, or the schedule cannot run with these degrees.
     """
 
     pipeline_size: int = 1
@@ -56,29 +57,29 @@ class Layout:
 
     @property
     def num_stages(self) -> int:
-        """Stages of one pipeline, virtual ones counted: S * V."""
+        """Number of stages of one pipeline, virtual ones counted: S * V."""
         return self.pipeline_size * self.virtual_stages
 
     @property
     def world_size(self) -> int:
-        """Ranks: S * D."""
+        """Number of ranks: S * D."""
         return self.pipeline_size * self.num_replicas
 
     def replica_index(self, rank: int) -> int:
-        """Replica of a rank."""
+        """Return the index of the replica that a rank belongs to."""
         return rank // self.pipeline_size
 
     def pipeline_rank(self, rank: int) -> int:
-        """Position of a rank in its pipeline."""
+        """Return the position of a rank in its pipeline."""
         return rank % self.pipeline_size
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Stages of the plan that a rank holds, in order: with V virtual stages, every S-th."""
+        """Return the indices of the stages that a rank holds: every S-th, in order."""
         first = self.pipeline_rank(rank)
         return tuple(range(first, self.num_stages, self.pipeline_size))
 
     def check_world(self, world_size: int) -> None:
-        """Raise InputError unless there are S * D ranks."""
+        """Raise InputError unless the number of ranks is S * D."""
         if world_size != self.world_size:
             raise InputError(
                 f"{world_size} ranks were started, but --stages {self.pipeline_size} x "
@@ -100,13 +101,16 @@ def _counted(number: int, noun: str) -> str:
 
 
 def make_groups(layout: Layout, timeout_seconds: float) -> "tuple[ProcessGroup, ProcessGroup]":
-    """This rank's pipeline, and the ranks that hold the same stages; all ranks call it together.
+    """Make the process groups of this rank; all ranks call this together.
 
-    torch's `init_device_mesh` would give groups that wait half an hour for a silent peer.
+    The groups of torch's `init_device_mesh` would wait half an hour for a silent peer.
 
     Args:
         layout: the degrees.
-        timeout_seconds: after which a collective or a message of theirs gives up.
+        timeout_seconds: time after which a collective or a message in these groups gives up.
+
+    Returns:
+        The ranks of this rank's pipeline, and the ranks that hold the same stages as this one.
     """
     import torch.distributed as dist
 

@@ -11,17 +11,17 @@ from vigpipe.files.untrusted import read_toml
 
 @dataclass(frozen=True)
 class Plan:
-    """Consecutive blocks for each stage; the stem goes with the first, the readout with the last.
+    """The blocks of each stage; the stem belongs to the first stage, the readout to the last.
 
     Attributes:
-        stages: block numbers of every stage.
+        stages: block numbers of every stage, consecutive and in the order of the model.
     """
 
     stages: tuple[tuple[int, ...], ...]
 
     @property
     def num_stages(self) -> int:
-        """Stages in all, virtual ones counted."""
+        """Number of stages, virtual ones counted."""
         return len(self.stages)
 
     def is_first(self, stage_index: int) -> bool:
@@ -34,10 +34,10 @@ class Plan:
 
 
 def even_plan(num_blocks: int, num_stages: int) -> Plan:
-    """Cut as evenly as the count allows; the first stages are the larger ones.
+    """Cut as evenly as the number of blocks allows; the first stages are the larger ones.
 
     Raises:
-        InputError: there are more stages than blocks.
+        InputError: there are more stages than blocks, or no stage at all.
     """
     if not 1 <= num_stages <= num_blocks:
         raise InputError(
@@ -54,6 +54,11 @@ def even_plan(num_blocks: int, num_stages: int) -> Plan:
 
 def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
     """Read a plan file and check it against the model.
+
+    Args:
+        path: the file, in the format of stages/README.md.
+        model: name of the model that the plan must be for.
+        num_blocks: number of blocks of that model.
 
     Raises:
         InputError: the file cannot be read, has an unknown or missing key, is for another model, or
@@ -82,7 +87,17 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
 
 
 def checked_plan(stages: object, num_blocks: int, where: str) -> Plan:
-    """Turn lists of block numbers into a Plan; `where` starts the message of an error."""
+    """Turn lists of block numbers into a Plan.
+
+    Args:
+        stages: a list of block numbers for each stage, as read from a file.
+        num_blocks: number of blocks of the model.
+        where: where the lists were found; an error message starts with it.
+
+    Raises:
+        InputError: this is not a list of such lists, or a block is in no stage, in two stages or
+            out of order.
+    """
     if not isinstance(stages, list) or not stages:
         raise InputError(
             f"{where}: stages must be a list of lists of block numbers, got {stages!r}"

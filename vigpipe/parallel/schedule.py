@@ -1,8 +1,8 @@
-"""Run micro-batches through the stages: torch's schedules, or a loop where there is one stage only.
+"""Run micro-batches through the stages: with torch's schedules, or in a loop on a single rank.
 
 GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 
-    stage 0   F0 F1 F2 .  .  B0 B1 B2       time of a step with equal stages:
+    stage 0   F0 F1 F2 .  .  B0 B1 B2       duration of a step with S equal stages:
     stage 1   .  F0 F1 F2 B0 B1 B2 .        (M + S - 1) * (f + b)
 """
 
@@ -39,10 +39,10 @@ _SCHEDULES: dict[str, Any] = {
 
 
 class Loss(Protocol):
-    """The loss of one micro-batch, as its share of the step's; `vigpipe.data.loss.Loss` is one.
+    """A micro-batch's share of the loss of the step; `vigpipe.data.loss.Loss` implements this.
 
     Attributes:
-        num_samples: samples of the step over all replicas; set before each step.
+        num_samples: number of samples of the step over all replicas; set before each step.
     """
 
     num_samples: int
@@ -53,24 +53,41 @@ class Loss(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told what a rank does; `vigpipe.timing.recorder.Recorder` is one."""
+    """Follows what a rank does; `vigpipe.timing.recorder.Recorder` implements this."""
 
     def enter(
         self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
     ) -> None:
-        """Something begins; `gap` says what the rank did since it left the last thing."""
+        """Begin an activity; what was going on until now ends.
+
+        Args:
+            kind: what the rank does from now on.
+            stage: index of the stage it works for; -1 for no single stage.
+            microbatch: index of the micro-batch in the replica; -1 for no single one.
+            gap: what the rank did since the last activity ended or since it began to send; None
+                for `other`.
+        """
         ...
 
     def leave(self) -> None:
-        """It ends."""
+        """End the activity that is going on."""
         ...
 
     def resume(self) -> None:
-        """What ended last goes on."""
+        """Continue the activity that ended last."""
         ...
 
     def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """`function(*inputs)`, under a name."""
+        """Call a function as a named region of the model.
+
+        Args:
+            name: name of the region.
+            function: what to call.
+            inputs: its positional arguments.
+
+        Returns:
+            The value of `function(*inputs)`.
+        """
         ...
 
 
@@ -78,15 +95,15 @@ class Pipeline:
     """The stages of one rank, with the schedule that runs them.
 
     Args:
-        stage_modules: this rank's parts in the order of the plan.
-        modules: the same, each perhaps wrapped in DistributedDataParallel.
-        stage_indices: their numbers in the plan.
+        stage_modules: this rank's stages in the order of the plan.
+        modules: the same stages, which may be wrapped in DistributedDataParallel.
+        stage_indices: indices of these stages in the plan.
         layout: the degrees.
-        device: where the parts are.
-        stage_group: the ranks of this pipeline; None where there is one stage.
-        loss: of a micro-batch, on the last stage.
-        watcher: is told what the rank does.
-        work: is entered for every forward and backward of a training step.
+        device: where the stages are.
+        stage_group: the ranks of this pipeline; None if it has a single rank.
+        loss: loss of a micro-batch, called on the rank of the last stage.
+        watcher: follows what the rank does; None for nobody.
+        stopwatch: a context that is entered for every forward and backward of a training step.
     """
 
     def __init__(
@@ -99,7 +116,7 @@ class Pipeline:
         stage_group: ProcessGroup | None,
         loss: Loss,
         watcher: Watcher | None = None,
-        work: AbstractContextManager[Any] | None = None,
+        stopwatch: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.stage_modules, self.device, self.loss, self.watcher = (
             stage_modules,
@@ -107,26 +124,26 @@ class Pipeline:
             loss,
             watcher,
         )
-        work = work or nullcontext()
+        stopwatch = stopwatch or nullcontext()
         self.has_first = stage_modules[0].model.has_stem
         self.has_last = stage_modules[-1].model.has_readout
         if layout.pipeline_size == 1:
             self._schedule = _OneRank(
-                modules, stage_indices[-1], layout.num_microbatches, self._loss, watcher, work
+                modules, stage_indices[-1], layout.num_microbatches, self._loss, watcher, stopwatch
             )
             return
         num_stages = layout.num_stages
         stages = [
             _Stage(
                 watcher,
-                work,
+                stopwatch,
                 module,
                 index,
                 num_stages,
                 device,
-                # Both, so that torch need not probe the model (which would move BatchNorm's
-                # statistics), and floating boundaries requiring grad, or torch 2.13+ makes no slot
-                # for their gradients.
+                # Input and output are given so that torch does not probe the model, which would
+                # change BatchNorm's statistics. Boundaries require grad, or torch 2.13+ makes no
+                # buffers for their gradients.
                 input_args=_example(
                     stage_module.input_shape,
                     stage_module.input_dtype,
@@ -141,21 +158,23 @@ class Pipeline:
                 stage_modules, modules, stage_indices, strict=True
             )
         ]
-        make = _SCHEDULES[layout.schedule]
-        several = layout.schedule in VIRTUAL
-        self._schedule = make(
-            stages if several else stages[0],
+        schedule_class = _SCHEDULES[layout.schedule]
+        self._schedule = schedule_class(
+            stages if layout.schedule in VIRTUAL else stages[0],
             n_microbatches=layout.num_microbatches,
             loss_fn=self._loss,
-            scale_grads=False,  # `Loss` already weighs the micro-batches
+            scale_grads=False,  # `Loss` already weights the micro-batches
         )
 
     def train_step(self, batch: "ReplicaBatch") -> Tensor | None:
-        """Forward and backward of every micro-batch; gradients add up in `.grad`.
+        """Run the forward and backward of every micro-batch; gradients add up in `.grad`.
+
+        Args:
+            batch: this replica's share of the batch.
 
         Returns:
-            (M,) float64, each micro-batch's share of the loss, on the rank of the last stage; else
-            None.
+            The share of each micro-batch in the loss, (M,) float64, on the rank of the last stage;
+            else None.
         """
         for stage_module in self.stage_modules:
             stage_module.train()
@@ -205,24 +224,24 @@ class Pipeline:
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which tells a watcher of what the schedule makes it do."""
+    """torch's stage, which tells a watcher what the schedule makes it do."""
 
     def __init__(
         self,
         watcher: Watcher | None,
-        work: AbstractContextManager[Any],
+        stopwatch: AbstractContextManager[Any],
         *args: Any,  # noqa: ANN401
         **options: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*args, **options)
-        self._watcher, self._work = watcher, work
+        self._watcher, self._stopwatch = watcher, stopwatch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if not self.has_backward:  # an evaluation calls it too
+        if not self.has_backward:  # evaluations call this too
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
         with self._watched("backward", bwd_chunk_id, None if self.is_last else "wait gradient"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
@@ -231,13 +250,13 @@ class _Stage(PipelineStage):
     def _watched(self, kind: Kind, microbatch: int, gap: Kind | None) -> Iterator[None]:
         if self._watcher is not None:
             self._watcher.enter(kind, self.stage_index, microbatch, gap)
-        with self._work if self.has_backward else nullcontext():
+        with self._stopwatch if self.has_backward else nullcontext():
             yield
         if self._watcher is not None:
             self._watcher.leave()
 
-    # A receive is posted before it is waited for, and a send is waited for at the end or before the
-    # next one: so "send" is what a rank does between handing on and its next receive.
+    # A rank posts a receive before it waits for it, and waits for a send at the end or before the
+    # next send. So "send" is what a rank does between a send and its next receive.
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         return self._received(super().get_fwd_recv_ops(fwd_chunk_id))
@@ -263,20 +282,19 @@ class _Stage(PipelineStage):
 
 
 class _OneRank:
-    """All parts on one rank, a micro-batch forward and backward at a time; torch's calls."""
+    """All stages on one rank, one micro-batch after the other; called like torch's schedules."""
 
     def __init__(
         self,
         modules: list[nn.Module],
-        stage: int,
+        stage_index: int,
         num_microbatches: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         watcher: Watcher | None,
-        work: AbstractContextManager[Any],
+        stopwatch: AbstractContextManager[Any],
     ) -> None:
-        self.work = work
         self.modules, self.num_microbatches, self.loss = modules, num_microbatches, loss
-        self.stage, self.watcher = stage, watcher
+        self.stage_index, self.watcher, self.stopwatch = stage_index, watcher, stopwatch
 
     def step(
         self,
@@ -290,14 +308,14 @@ class _OneRank:
         microbatches = self._cut(images), self._cut(keys), self._cut(target)
         for i, (x, key, label) in enumerate(zip(*microbatches, strict=True)):
             with ExitStack() as stack:
-                stack.enter_context(self.work)
+                stack.enter_context(self.stopwatch)
                 if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
                     for module in self.modules:
                         if isinstance(module, DistributedDataParallel):
                             stack.enter_context(module.no_sync())
                 loss = self.loss(self._forward(x, key, i), label)
                 if self.watcher is not None:
-                    self.watcher.enter("backward", self.stage, i)
+                    self.watcher.enter("backward", self.stage_index, i)
                 loss.backward()
                 if self.watcher is not None:
                     self.watcher.leave()
@@ -312,7 +330,7 @@ class _OneRank:
 
     def _forward(self, x: Tensor, keys: Tensor, microbatch: int) -> Tensor:
         if self.watcher is not None:
-            self.watcher.enter("forward", self.stage, microbatch)
+            self.watcher.enter("forward", self.stage_index, microbatch)
         for module in self.modules:
             x = module(x, keys)
         if self.watcher is not None:

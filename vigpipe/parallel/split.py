@@ -1,4 +1,4 @@
-"""Cut a model into the parts its stages run."""
+"""Cut a model into the modules that its stages run."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -15,11 +15,11 @@ class Cuttable(Protocol):
     """What a model must offer to be cut; `vigpipe.model.staged.StagedModel` does.
 
     Attributes:
-        has_stem: it takes images, not node features.
-        has_readout: it gives logits, not node features.
-        num_classes: width of the logits.
-        span: first of its blocks, and the one after the last.
-        recompute: compute activations again in the backward instead of keeping them.
+        has_stem: whether its input is images; without the stem it is node features.
+        has_readout: whether its output is logits; without the readout it is node features.
+        num_classes: number of logits of a sample.
+        span: number of its first block, and of the block after its last.
+        recompute: whether to compute activations again in the backward instead of keeping them.
     """
 
     has_stem: bool
@@ -29,15 +29,26 @@ class Cuttable(Protocol):
     recompute: bool
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Shape of what one sample hands to a block."""
+        """Return the shape of what one sample passes to a block, without the batch dimension."""
         ...
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
-        """Delete everything else."""
+        """Delete everything but the given blocks, the stem and the readout.
+
+        Args:
+            blocks: numbers of the blocks that stay.
+            stem: whether the stem stays.
+            readout: whether the readout stays.
+        """
         ...
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Run what is present."""
+        """Run what has been kept on b samples.
+
+        Args:
+            x: images or node features, (b, ...).
+            keys: (b,) int64, what random masks are keyed by.
+        """
         ...
 
 
@@ -45,20 +56,20 @@ Model = TypeVar("Model", bound=Cuttable)
 
 
 class StageModule(nn.Module):
-    """One stage's part of a model, run on micro-batches of a fixed size.
+    """One stage of a model, run on micro-batches of a fixed size.
 
     Padding is dropped before the model sees it and comes back as zeros, so it enters no statistic,
     no graph and no gradient.
 
     Args:
-        model: what `Cuttable.keep` left.
+        model: the stage, as `Cuttable.keep` left it.
         microbatch_size: samples of a micro-batch, padding included.
         image_shape: (C, H, W) of the images.
-        dtype: of the weights.
-        autocast: run the matrix products in bfloat16.
-        boundary: dtype of what crosses from stage to stage; by default that of the weights.
-        num_recomputed: micro-batches of a step, the first ones, whose activations are computed
-            again in the backward.
+        dtype: dtype of the weights.
+        autocast: whether to run the matrix products in bfloat16.
+        boundary: dtype of what passes from stage to stage; by default that of the weights.
+        num_recomputed: number of micro-batches, from the first of a step, whose activations are
+            computed again in the backward.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class StageModule(nn.Module):
         self.output_shape = (microbatch_size, *((model.num_classes,) if model.has_readout else end))
 
     def begin_step(self) -> None:
-        """Before the first micro-batch of a training step; a stage takes them in order."""
+        """Prepare for the first micro-batch of a training step; a stage takes them in order."""
         self.num_forwards = 0
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
@@ -103,14 +114,14 @@ class StageModule(nn.Module):
         lowered = torch.autocast(x.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with lowered:
             y = self.model(x[:num_samples].to(self.dtype), keys[:num_samples])
-        y = y.to(self.output_dtype).contiguous()  # what crosses a boundary has to be
+        y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
         if num_samples == len(keys):
             return y
         return torch.cat((y, y.new_zeros(len(keys) - num_samples, *y.shape[1:])))
 
     def _connected_zeros(self, x: Tensor) -> Tensor:
-        # Peers wait for the gradient of x, and DDP for one of every parameter: zeros that depend on
-        # both.
+        # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so
+        # these zeros depend on both.
         zero = 0 * x.sum()
         for parameter in self.parameters():
             zero = zero + 0 * parameter.sum()
@@ -120,7 +131,18 @@ class StageModule(nn.Module):
 def cut_stages(
     build: Callable[[], Model], plan: Plan, stage_indices: tuple[int, ...]
 ) -> list[Model]:
-    """Build the whole model, so that weights do not depend on the cut, and keep parts of it."""
+    """Build the stages of one rank.
+
+    The whole model is built first, so that the initial weights do not depend on the cut.
+
+    Args:
+        build: builds the unsplit model.
+        plan: which block goes to which stage.
+        stage_indices: indices of the stages that the rank holds.
+
+    Returns:
+        One model for each of these stages.
+    """
     model = build()
     stage_modules: list[Model] = []
     for index in stage_indices:
