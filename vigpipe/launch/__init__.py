@@ -1,1 +1,1 @@
-"""From a command to ranks: who they are, how they start and meet, how they end together."""
+"""From a command to ranks: how they start, identify themselves, meet, and end together."""

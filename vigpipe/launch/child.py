@@ -1,4 +1,4 @@
-"""Run a command in a process of its own, and leave nothing of it behind."""
+"""Run a command in a separate process, and leave none of its processes behind."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from vigpipe.launch.signals import deferred
 
-_GRACE_SECONDS = 20.0  # for a child to end its ranks
+_GRACE_SECONDS = 20.0  # the time a child has to end its ranks
 
 
 class Stopped(BaseException):
@@ -23,10 +23,10 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise Stopped meanwhile, as Ctrl-C raises KeyboardInterrupt."""
-    # Under nohup SIGHUP is ignored, and stays so.
-    wanted = (signal.SIGTERM, signal.SIGHUP)
-    handled = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
+    """Make SIGTERM and SIGHUP raise Stopped in this context, as Ctrl-C raises KeyboardInterrupt."""
+    # Under nohup SIGHUP is ignored, and it must stay ignored.
+    stopping = (signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in stopping if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         yield
@@ -42,20 +42,21 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 def run_child(command: Sequence[str]) -> int:
     """Run a command to its end.
 
-    It has a process group of its own, so that Ctrl-C reaches it through here, and what it leaves
-    behind can be ended. What it prints to stdout is dropped; stderr is that of this process.
+    The command gets its own process group: Ctrl-C reaches it only through this process, and the
+    processes it leaves behind can be ended. Its stdout is dropped; its stderr is that of this
+    process.
 
     Args:
-        command: words, for no shell.
+        command: the program and its arguments; no shell is involved.
 
     Returns:
-        Its exit code, 128 + n if signal n ended it.
+        The exit code of the command, or 128 + n if signal n ended it.
     """
     child = None
-    nothing = subprocess.DEVNULL
+    null = subprocess.DEVNULL
     try:
-        with deferred():  # or a signal could come when the child runs but has no name here
-            child = subprocess.Popen(command, stdin=nothing, stdout=nothing, process_group=0)
+        with deferred():  # a signal must not come between the start and the assignment
+            child = subprocess.Popen(command, stdin=null, stdout=null, process_group=0)
         code = child.wait()
     except BaseException:
         if child is not None:

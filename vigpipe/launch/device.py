@@ -1,4 +1,4 @@
-"""The one file that asks "cuda or cpu?"."""
+"""Choose between CPU and CUDA, and hide the difference: no other file asks for the device type."""
 
 import contextlib
 import ctypes
@@ -13,11 +13,16 @@ from vigpipe.errors import InputError
 
 
 def choose_device(requested: Device, local_rank: int, local_world_size: int) -> torch.device:
-    """This rank's device: on CUDA each rank of a host has a GPU of its own.
+    """Choose this rank's device; on CUDA, each rank of a host gets its own GPU.
+
+    Args:
+        requested: the option --device.
+        local_rank: position of this rank among the ranks of its host.
+        local_world_size: number of ranks on this host.
 
     Raises:
-        InputError: CUDA is asked for and absent, or a host has more ranks than GPUs (NCCL refuses
-            two on one).
+        InputError: CUDA is requested but absent, or a host has more ranks than GPUs (NCCL refuses
+            two ranks on one GPU).
     """
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -37,43 +42,43 @@ def choose_device(requested: Device, local_rank: int, local_world_size: int) -> 
 
 
 def backend(device: torch.device) -> str:
-    """The process group's back end."""
+    """Return the name of the process group's backend: nccl or gloo."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 
 def weight_dtype(dtype: Dtype) -> torch.dtype:
-    """What weights and boundaries are kept in; bfloat16 lowers only the matrix products."""
+    """Return the dtype of weights and boundaries; bfloat16 lowers only the matrix products."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory that tensors free, for the next ones (glibc only).
+    """Let the C library keep the memory of freed tensors for the next ones (glibc only).
 
-    By default it hands large pieces back to the kernel, which clears them again page by page a
-    moment later. That costs 4 to 7 % of a step of vig_study, and most of all the blocks whose
-    features are freed first, so that equal blocks take unequal times.
+    By default it returns large allocations to the kernel, which has to clear them page by page when
+    they are allocated again. That costs 4 to 7 % of a step of vig_study. It costs most in the
+    blocks whose features are freed first, so that equal blocks take unequal times.
     """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # names of mallopt(3)
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # the parameters of mallopt(3)
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(mmap_max, 0)  # large pieces from the heap, too
-        mallopt(trim_threshold, -1)  # whose end is never given back
-        mallopt(top_pad, 1 << 26)  # bytes by which it grows
+        mallopt(mmap_max, 0)  # take large allocations from the heap, too
+        mallopt(trim_threshold, -1)  # never return the end of the heap
+        mallopt(top_pad, 1 << 26)  # grow the heap by this many bytes
 
 
 def uses_pinned_memory(device: torch.device) -> bool:
-    """Whether images must be copied to it; from pinned pages it fetches them by itself."""
+    """Whether images are copied to this device, which is asynchronous only from pinned memory."""
     return device.type == "cuda"
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all work it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory this rank has used: on the GPU, or resident in RAM."""
+    """Return the most bytes this rank has used: on the GPU, or resident in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -81,7 +86,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def hardware(device: torch.device) -> str:
-    """The device in words."""
+    """Describe the device: the name of the GPU, or of the CPU with its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = ""

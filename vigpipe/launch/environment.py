@@ -1,8 +1,8 @@
-"""Who this process is among the ranks, and how many threads it gets.
+"""Find out which rank this process is, and how many threads it gets.
 
-Ranks come from four places, tried in this order:
+Ranks are started in four ways, tried in this order:
 
-    local     local.start_local: a laptop, ranks started by torchrun's own agent
+    local     local.start_local, which starts ranks on this host with torchrun's agent
     torchrun  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     srun      a Slurm step of more than one task: SLURM_STEP_*, SLURM_PROCID, SLURM_LOCALID
     alone     none of these: rank 0 of 1
@@ -19,22 +19,32 @@ from typing import Literal
 
 from vigpipe.errors import InputError
 
-FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: where its ranks meet
+FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: the folder where its ranks meet
 LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process id
-TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret of the ranks of one job
-# For ranks that start late, with imports from a file system that all share, and for those that wait
-# while one works alone.
+TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret shared by the ranks of a job
+# How long ranks wait for ranks that start late, because all import from one shared file system, and
+# for a rank that works alone.
 PATIENCE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One rank's place in the world; run_id tells this world apart from any other."""
+    """One rank's place in the world.
+
+    Attributes:
+        rank: position in the world.
+        world_size: number of ranks.
+        local_rank: position among the ranks of this host.
+        local_world_size: number of ranks on this host.
+        launcher: what started this rank.
+        init_method: URL where the ranks meet; None for a rank that is alone.
+        run_id: a name that no other world has; ranks of another world are recognised by it.
+    """
 
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int  # ranks on this host
+    local_world_size: int
     launcher: Literal["alone", "local", "torchrun", "srun"]
     init_method: str | None
     run_id: str
@@ -47,6 +57,9 @@ class Launch:
 
 def from_environment(env: Mapping[str, str]) -> Launch:
     """Read this rank's place from the environment variables of its launcher.
+
+    Args:
+        env: environment variables.
 
     Raises:
         InputError: a variable is missing, malformed, or contradicts another one.
@@ -88,7 +101,7 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
             f"{sum(tasks)} tasks; start the ranks with srun and leave its variables alone"
         )
     node_index = _count(env, "SLURM_NODEID", below=len(nodes))
-    # srun may place 3 + 1 tasks, so a local rank is read and never computed.
+    # srun may place 3 + 1 tasks on two nodes, so the local rank is read, never computed.
     local_world_size = tasks[node_index]
     local_rank = _count(env, "SLURM_LOCALID", below=local_world_size)
 
@@ -100,11 +113,11 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
 
     job_id, step = _count(env, "SLURM_JOB_ID"), _count(env, "SLURM_STEP_ID")
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if len(nodes) == 1 else nodes[0])
-    # Below 32768, where Linux begins to hand out ports by itself.
+    # Below 32768, from where on Linux assigns ports by itself.
     port = 20000 + (job_id * 101 + step) % 10000
     if env.get("MASTER_PORT"):
         port = _count(env, "MASTER_PORT", least=1, below=65536)
-    # Keys of the store begin with this name: who does not know the token cannot name one.
+    # Keys of the store begin with the run_id, so nobody without the token can name one.
     secret = f".{digest(env[TOKEN_VARIABLE])}" if env.get(TOKEN_VARIABLE) else ""
     return Launch(
         rank,
@@ -125,10 +138,10 @@ def expand_nodes(text: str) -> list[str]:
         raise _bad("SLURM_STEP_NODELIST", text, "node names such as node[1-3,07-09],gpu1")
     for item in re.findall(r"(?:[^][,]|\[[^][]+\])+", text):
         choices = [
-            _expand_ranges(part[1:-1], text) if part.startswith("[") else [part]
-            for part in re.findall(r"\[[^][]+\]|[^][]+", item)
+            _expand_ranges(section[1:-1], text) if section.startswith("[") else [section]
+            for section in re.findall(r"\[[^][]+\]|[^][]+", item)
         ]
-        names += ["".join(parts) for parts in itertools.product(*choices)]
+        names += ["".join(sections) for sections in itertools.product(*choices)]
     return names
 
 
@@ -177,18 +190,26 @@ def _bad(name: str, value: str, expected: str) -> InputError:
 
 
 def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
-    """Choose the CPU threads of one rank: as asked, as OMP_NUM_THREADS, or a fair share of cores.
+    """Choose the number of CPU threads of one rank.
+
+    It is what the user requested, else OMP_NUM_THREADS, else an equal share of the host's cores.
 
     Args:
-        requested: the user's own wish.
-        ranks: this rank's launch, or how many ranks will share this host.
-        env: environment variables; srun's SLURM_CPUS_PER_TASK counts as the fair share.
+        requested: the option --threads; None if it was not given.
+        ranks: this rank's launch, or the number of ranks that will share this host.
+        env: environment variables; under srun, SLURM_CPUS_PER_TASK is the equal share.
+
+    Returns:
+        A number of at least 1.
+
+    Raises:
+        InputError: the request or a variable is not a count.
     """
     if requested is not None:
         if requested < 1:
             raise InputError(f"threads per rank: expected at least 1, got {requested}")
         return requested
-    # OpenMP allows a list, one count per nesting level; the first is ours.
+    # OpenMP allows a list with a count for each nesting level; torch uses the first level.
     if env.get("OMP_NUM_THREADS"):
         first = env["OMP_NUM_THREADS"].split(",")[0].strip()
         return _count({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS", least=1)
@@ -202,5 +223,5 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
 
 
 def digest(text: str) -> str:
-    """Shorten a text to 32 characters from which it cannot be guessed (SHA-256)."""
+    """Shorten a text to the first 32 hexadecimal digits of its SHA-256, which do not reveal it."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""How ranks end together: the cause is told once, and nobody is left waiting.
+"""End all ranks when one fails: the user reads the cause once, and no rank is left waiting.
 
-A rank that fails writes failed-rank<R>.json and leaves at once, so its peers see closed sockets. A
-peer that only lost somebody looks for such a record before it speaks, so that the user reads the
-cause once and not once per rank.
+A rank that fails writes failed-rank<R>.json and exits at once, so its peers see closed sockets. A
+peer that only lost another rank looks for such a record before it prints anything, so that the user
+reads the cause once and not once for each rank.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPU
 from vigpipe.files.atomic import write_whole
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 
-SAVED_FILE = "saved"  # in start_local's folder: its ranks have stopped with a checkpoint
+SAVED_FILE = "saved"  # in start_local's folder, once its ranks have stopped with a checkpoint
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
-CAUSE_SECONDS = 2.0  # how long a rank waits for another one to tell the cause
+CAUSE_SECONDS = 2.0  # how long a rank waits for another rank to record the cause
 
 # What gloo, NCCL and the stores say when the other side is gone or silent (torch 2.11 to 2.15).
 LOST_PEER = re.compile(
@@ -46,15 +46,18 @@ OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) me
 def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
     """Do one rank's work and return its exit code; end every rank when one fails.
 
-    A rank that fails while a process group is up does not come back from here: it leaves through
-    os._exit, because half-open collectives and their threads can hold up Python's own exit, and
-    its peers wait for its sockets to close.
+    If a rank fails while a process group exists, this function does not return. The rank ends with
+    os._exit, because collectives that are still going on and their threads can block Python's own
+    exit, while the other ranks wait for its sockets to close.
 
     Args:
-        work: returns the exit code of a run that came to its end. It ends with a barrier if the
-            code is not 0, because launchers end the other ranks as soon as one returns that.
-        launch: this rank's place.
+        work: does the work and returns the exit code. If the code is not 0, work must end with a
+            barrier, because launchers end the other ranks as soon as one rank returns such a code.
+        launch: this rank's place in the world.
         failures: folders for failed-rank<R>.json, common to all ranks; `work` may add some.
+
+    Returns:
+        The exit code of `work`, or the one that fits its exception.
     """
     began = time.time()
     private = []
@@ -69,10 +72,10 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
         code = work()
         if code == SAVED:
             for folder in private:
-                (folder / SAVED_FILE).touch()  # the launcher may have been asked to stop, too
+                (folder / SAVED_FILE).touch()  # tells a launcher that was asked to stop, too
             if launch.world_size > 1:
-                # A launcher sends SIGTERM to the others once one rank has returned that. It would
-                # hide the code of a rank that takes longer to leave: srun tells the largest.
+                # A launcher sends SIGTERM to the other ranks once one rank has returned this code.
+                # That would hide the code of a rank that exits later: srun reports the largest.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -89,7 +92,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
 
 
 def record_file(folder: Path, rank: int) -> Path:
-    """Why a rank failed."""
+    """Return the path of the record in which a rank says why it failed."""
     return folder / f"failed-rank{rank}.json"
 
 
@@ -109,7 +112,7 @@ def remove_records(folder: Path, first_rank: int) -> None:
 
 
 def pid_file(folder: Path, rank: int) -> Path:
-    """In start_local's folder: the process of a rank."""
+    """Return the path of the file, in start_local's folder, that holds a rank's process id."""
     return folder / f"rank{rank}.pid"
 
 
@@ -121,14 +124,23 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had, on the host or on a GPU."""
+    """Whether an allocation failed, on the host or on a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
-    """Read the records of one run's failures, earliest first."""
+    """Read the records of the failures of one run, earliest first.
+
+    Args:
+        folder: where ranks write failed-rank<R>.json; other runs may have left theirs.
+        run_id: the `Launch.run_id` of the run.
+        since: time of the earliest record to return, in seconds since the epoch.
+
+    Returns:
+        The records as dictionaries; damaged ones are left out.
+    """
     records = []
     for path in folder.glob("failed-rank*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -139,16 +151,16 @@ def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[st
 
 
 def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: float) -> int:
-    """Record the failure, tell the user unless another rank does, and return the exit code."""
+    """Record the failure, print it unless another rank does, and return the exit code."""
     message = f"{type(error).__name__}: {error}"
     kind, code = "own", UNEXPECTED
     has_met = _has_process_group()
-    alike = not has_met  # every rank has read the same flags and files so far
+    is_common = not has_met  # every rank has read the same flags and files so far
     if isinstance(error, InputError):
-        message, alike = str(error), True
+        message, is_common = str(error), True
         code, text = WRONG_INPUT, f"{message}\n"
     elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
-        message, alike = str(error), True
+        message, is_common = str(error), True
         code, text = NOT_FINITE, f"{message}\n"
     elif is_out_of_memory(error):
         message = (
@@ -157,7 +169,7 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
         )
         text = f"{message}\n"
     elif launch.world_size > 1 and is_lost_peer(error):
-        # Gloo adds its source file in front and advice behind.
+        # Gloo puts its source file in front of the message and advice behind it.
         message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]
         kind, code, text = "lost peer", PEER_LOST, f"rank {launch.rank} lost a peer: {message}\n"
     else:
@@ -166,24 +178,24 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     with _undisturbed():
         _record(launch, folders, code=code, kind=kind, message=message)
 
-    def told_by(other: dict[str, Any]) -> bool:
+    def is_explained_by(other: dict[str, Any]) -> bool:
         if kind == "lost peer":
             return other["kind"] == "own" and other["rank"] != launch.rank
-        # What ranks find wrong before they have met has one cause, whatever each of them sees.
+        # Errors of several ranks before they have met have one cause, whatever each of them says.
         same = other["message"] == message or (not has_met and other["code"] == code == WRONG_INPUT)
         return other["rank"] < launch.rank and same
 
-    wait = kind == "lost peer" or (alike and launch.rank > 0)
+    may_be_explained = kind == "lost peer" or (is_common and launch.rank > 0)
     if kind == "lost peer" and launch.launcher == "local":
-        return code  # start_local sees who was killed or has frozen, and tells
-    if not wait or not _appears(told_by, launch, folders, began):
+        return code  # start_local sees which rank was killed or is frozen, and prints that
+    if not may_be_explained or not _appears(is_explained_by, launch, folders, began):
         sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Hold off the SIGTERM by which launchers end the peers of a rank that is gone."""
+    """Ignore the SIGTERM with which launchers end the peers of a lost rank."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -204,21 +216,21 @@ def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # n
 
 
 def _appears(
-    wanted: Callable[[dict[str, Any]], bool],
+    matches: Callable[[dict[str, Any]], bool],
     launch: Launch,
     folders: Sequence[Path],
     began: float,
 ) -> bool:
-    """Wait for a record of this run.
+    """Wait until a matching record of this run appears; return whether it has.
 
-    Without a folder this waits all the same: under torchrun and srun --kill-on-bad-exit the other
-    rank's exit ends this one meanwhile, and only a rank that fails for itself gets to speak.
+    Without a folder this waits all the same: under torchrun and srun --kill-on-bad-exit, the exit
+    of the rank that failed by itself ends this rank meanwhile, before it prints anything.
     """
     deadline = time.monotonic() + CAUSE_SECONDS
     while time.monotonic() < deadline:
         for folder in folders:
-            # An earlier run may have left its records; clocks of two hosts may differ a little.
-            if any(map(wanted, read_failures(folder, launch.run_id, since=began - 5.0))):
+            # An earlier run may have left records; the clocks of two hosts may differ a little.
+            if any(map(matches, read_failures(folder, launch.run_id, since=began - 5.0))):
                 return True
         time.sleep(0.05)
     return False
@@ -240,8 +252,11 @@ def _leave(code: int) -> NoReturn:
 def die_with(launcher: int) -> None:
     """End this process when its launcher ends, however that happens (Linux only).
 
-    The launcher is not this process's parent, so a thread waits for it; threads run during gloo's
-    waits.
+    The launcher is not the parent of this process, so a thread waits for its end. Threads keep
+    running while gloo waits.
+
+    Args:
+        launcher: process id of the launcher.
     """
     if not hasattr(os, "pidfd_open"):
         return

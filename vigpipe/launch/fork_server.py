@@ -1,4 +1,4 @@
-"""The process that others are forked from, with its imports done: torch alone takes seconds."""
+"""Start the server from which processes are forked with torch imported, which takes seconds."""
 
 import multiprocessing
 import os
@@ -7,29 +7,35 @@ from collections.abc import Sequence
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext
 
-STARTER = "VIGPIPE_FORKSERVER_OF"  # in the server's environment: who started it
-LONGEST = 107  # bytes in the path of a Unix socket (unix(7)); bind refuses more
-_NAMES = len("/pymp-12345678/listener-12345678")  # what multiprocessing adds to the folder
+STARTER = "VIGPIPE_FORKSERVER_OF"  # in the server's environment: process id of its starter
+LONGEST = 107  # bytes in the path of a Unix socket (unix(7)); bind refuses longer paths
+_NAMES_LENGTH = len("/pymp-12345678/listener-12345678")  # added to the folder by multiprocessing
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
-    """Begin to import modules in the server, which runs once a process; returns at once.
+    """Start the server unless this process has one, and let it import modules; return at once.
 
-    To be called from the main thread: the server ends when the thread that started it does.
-    Its socket is in a private folder (mode 0700) under TMPDIR, or under /tmp where the path would
-    be too long for a socket, as Python does by itself from 3.14 on.
+    Call this from the main thread: the server ends when the thread that started it ends. Its socket
+    is in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long for
+    a socket, as Python itself does from 3.14 on.
+
+    Args:
+        modules: names of the modules that the server imports when it starts.
+
+    Returns:
+        The multiprocessing context that forks processes from the server.
     """
     server = multiprocessing.get_context("forkserver")
     if modules:
         server.set_forkserver_preload(["vigpipe.launch.parent_death", *modules])
-    own = tempfile.tempdir
+    tempdir_before = tempfile.tempdir
     os.environ[STARTER] = str(os.getpid())
     try:
-        if len(tempfile.gettempdir().encode()) + _NAMES > LONGEST:
+        if len(tempfile.gettempdir().encode()) + _NAMES_LENGTH > LONGEST:
             tempfile.tempdir = "/tmp"
-        util.get_temp_dir()  # made once a process, and kept
+        util.get_temp_dir()  # made once in a process; multiprocessing remembers it
         forkserver.ensure_running()
     finally:
-        tempfile.tempdir = own
+        tempfile.tempdir = tempdir_before
         del os.environ[STARTER]
     return server

@@ -1,7 +1,7 @@
-"""Start the ranks of one host: the same command on a laptop that srun runs on a cluster.
+"""Start all ranks on this host, so that the command that srun runs on a cluster runs on a laptop.
 
-torch and what comes with it take seconds to import. So ranks are forked from one server process
-that has imported them, at the same time as this process does for its own checks.
+It takes seconds to import torch. Ranks are therefore forked from one server process that imports it
+while this process imports what it needs for its own checks.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from vigpipe.launch.failures import SAVED_FILE, read_failures
 from vigpipe.launch.signals import STOPPING, deferred
 from vigpipe.launch.watchdog import LostRanks, watch
 
-COMMAND_LINE = "vigpipe.cli:main"  # what ranks of a command run
+COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
 
 
 class _Stopped(BaseException):
@@ -36,37 +36,37 @@ class _Stopped(BaseException):
 
 
 def preload(*modules: str) -> None:
-    """Begin to import modules in the process that ranks are forked from; returns at once."""
+    """Let the server that ranks are forked from import modules; return at once."""
     fork_server.start_fork_server(modules)
 
 
 def start_local(world_size: int, main: str, arguments: Sequence[str], threads: int) -> int:
     """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
-    torchrun's agent starts and ends the ranks. They meet through files in a private folder, so no
-    port is opened but gloo's own on loopback.
+    torchrun's agent starts and ends the ranks. They meet through files in a private folder, so the
+    only open ports are gloo's own on loopback.
 
     Args:
         world_size: number of ranks.
-        main: a function as "module:function", so that this package need not know the command
+        main: a function as "module:function", so that this package does not depend on the command
             line; it takes a list of arguments and returns the rank's exit code.
-        arguments: for main.
-        threads: OMP_NUM_THREADS of the ranks.
+        arguments: the arguments of main.
+        threads: value of OMP_NUM_THREADS for the ranks.
 
     Returns:
-        0 if every rank returned 0; SAVED if they stopped with a checkpoint because they, or this
-        launcher, were asked to; else the code of the rank that failed first by itself; 128 + n
-        for a rank, or this launcher, ended by signal n.
+        0 if every rank returned 0; SAVED if the ranks stopped with a checkpoint because they or
+        this launcher were asked to; else the code of the first rank that failed by itself, or
+        128 + n if signal n ended a rank or this launcher.
     """
     fork_server.start_fork_server()
-    # Under nohup, or as a shell's background job, some are ignored and stay so.
+    # Under nohup, or in a shell's background job, some signals are ignored and must stay ignored.
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         with contextlib.ExitStack() as stack:
             with deferred():
-                made = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
-                folder = Path(stack.enter_context(made))
+                temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
+                folder = Path(stack.enter_context(temporary))
             try:
                 return _start_agent(world_size, main, arguments, threads, folder)
             except _Stopped as stopped:
@@ -97,7 +97,7 @@ def _start_agent(
 
     for name in ("distributed.elastic", "distributed.launcher", "multiprocessing"):
         logging.getLogger(f"torch.{name}").addHandler(logging.NullHandler())
-        logging.getLogger(f"torch.{name}").propagate = False  # the ranks speak for themselves
+        logging.getLogger(f"torch.{name}").propagate = False  # the ranks print their own errors
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -107,7 +107,7 @@ def _start_agent(
         rdzv_endpoint=str(folder / "agent"),
         rdzv_configs={"store_type": "file"},
         max_restarts=0,
-        local_addr="127.0.0.1",  # no look-up of this host's name
+        local_addr="127.0.0.1",  # avoids a look-up of this host's name
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
         signals_to_handle="",  # start_local has its own handlers
         start_method="forkserver",
@@ -116,27 +116,27 @@ def _start_agent(
         FOLDER_VARIABLE: str(folder),
         LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": str(threads),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or the agent opens a port for a store
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # otherwise the agent opens a port for a store
     }
-    over, lost_ranks = threading.Event(), LostRanks()
-    warden = threading.Thread(target=watch, args=(folder, world_size, over, lost_ranks))
-    warden.start()
+    has_ended, lost_ranks = threading.Event(), LostRanks()
+    watcher = threading.Thread(target=watch, args=(folder, world_size, has_ended, lost_ranks))
+    watcher.start()
     try:
         with _environment(variables):
             elastic_launch(config, _rank)(main, list(arguments), variables)
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        over.set()
-        warden.join()
+        has_ended.set()
+        watcher.join()
         return _root_cause(exit_codes, read_failures(folder, folder.name), lost_ranks)
     finally:
-        over.set()
-        warden.join()
+        has_ended.set()
+        watcher.join()
     return 0
 
 
 def _rank(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
-    os.environ.update(variables)  # the process this was forked from is older than they are
+    os.environ.update(variables)  # the fork server was started before they were set
     code = resolve_name(main)(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -147,21 +147,21 @@ def _rank(main: str, arguments: list[str], variables: Mapping[str, str]) -> None
 def _root_cause(
     exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]], lost_ranks: LostRanks
 ) -> int:
-    """Choose the exit code of a failed world, and tell what no rank could.
+    """Choose the exit code of a failed world, and print a cause that no rank could print.
 
     Args:
-        exit_codes: by rank, of those the agent has seen end first.
-        records: of the ranks that failed.
-        lost_ranks: of the others.
+        exit_codes: exit codes by rank, of the ranks that the agent saw end first.
+        records: records of the ranks that failed, earliest first.
+        lost_ranks: ranks that could not leave a record.
     """
-    own = [record for record in records if record["kind"] == "own"]
-    if own:
-        return own[0]["code"]
+    causes = [record for record in records if record["kind"] == "own"]
+    if causes:
+        return causes[0]["code"]
     for rank in sorted(lost_ranks.frozen):
         sys.stderr.write(f"rank {rank} answered no more, and was killed; was it stopped?\n")
         return PEER_LOST
     first, code = next(iter(exit_codes.items()))
-    # The agent ends the survivors with SIGTERM, so any other signal came first.
+    # The agent ends the remaining ranks with SIGTERM, so any other signal came first.
     killed = {r: -c for r, c in exit_codes.items() if c < 0 and -c != signal.SIGTERM}
     killed = killed or {r: -exit_codes.get(r, -signal.SIGKILL) for r in sorted(lost_ranks.gone)}
     if not killed and code < 0:
@@ -170,7 +170,7 @@ def _root_cause(
         hint = "; out of memory?" if number == signal.SIGKILL else ""
         sys.stderr.write(f"rank {rank} was ended by {signal.Signals(number).name}{hint}\n")
         return 128 + number
-    for record in records:  # who was lost cannot be seen from here
+    for record in records:  # the launcher cannot see which rank was lost
         sys.stderr.write(f"rank {record['rank']} lost a peer: {record['message']}\n")
         return record["code"]
     return code

@@ -1,7 +1,7 @@
-"""To be imported by the process that others are forked from: it ends when its starter ends.
+"""Make the fork server, which imports this module, end when the process that started it ends.
 
-multiprocessing's own fork server looks for that only after its imports, which take seconds: a
-command that is refused at once would leave it running for so long.
+multiprocessing's own check begins only after the server's imports, which take seconds; a command
+that is refused at once would leave the server running until then.
 """
 
 import ctypes
@@ -15,5 +15,5 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not in
 
 if sys.platform == "linux" and STARTER in os.environ:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != int(os.environ.pop(STARTER)):  # it had ended before
+    if os.getppid() != int(os.environ.pop(STARTER)):  # the starter ended before the call
         os._exit(1)

@@ -1,4 +1,4 @@
-"""How the ranks of a run meet, and how strangers are kept out."""
+"""Bring the ranks of a run together, and keep processes of other runs out."""
 
 import contextlib
 import os
@@ -9,15 +9,24 @@ from typing import Any
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import PATIENCE_SECONDS, Launch, digest
 
-OWNER_KEY = "vigpipe/owner"  # of the store: whose it is
+OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> None:
-    """Bring the ranks together; every collective afterwards gives up after timeout_seconds.
+    """Bring the ranks together and make the process group; every rank calls this.
 
-    Ranks that start late are waited for longer, for PATIENCE_SECONDS, whatever started them. With
-    NCCL the caller has chosen the rank's device (torch.cuda.set_device) before.
+    Ranks that start late are waited for longer: for PATIENCE_SECONDS, whatever started them. With
+    NCCL, choose the rank's device (torch.cuda.set_device) before.
+
+    Args:
+        launch: this rank's place in the world.
+        backend: name of the backend: gloo or nccl.
+        timeout_seconds: time after which every later collective gives up.
+
+    Raises:
+        InputError: the address where the ranks meet is wrong, in use or not reachable, or belongs
+            to another run.
     """
     from datetime import timedelta
 
@@ -42,7 +51,7 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
         store = _make_store(launch, patience)
     store.set_timeout(patience)
     if launch.world_size > 1:
-        # Python runs its signal handlers between bytecodes, hence never in a wait of store or gloo.
+        # Python runs signal handlers between bytecodes, so never while a store or gloo waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     store = _joined(store, launch)
@@ -74,36 +83,36 @@ def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is
 
 
 def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
-    """The part of the store that is this run's alone, once all its ranks are there.
+    """Return the section of the store that only this run can use, once all its ranks are there.
 
     Raises:
-        InputError: the store is another run's.
+        InputError: the store belongs to another run.
     """
     import torch.distributed as dist
 
     if launch.launcher != "torchrun":  # its store is its own, and the same one after a restart
-        own = digest(launch.run_id)
+        run_digest = digest(launch.run_id)
         if launch.rank == 0:
-            store.set(OWNER_KEY, own)
-        elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != own:
+            store.set(OWNER_KEY, run_digest)
+        elif (owner := store.get(OWNER_KEY).decode("utf-8", "replace")) != run_digest:
             raise InputError(
                 f"rank {launch.rank} of {launch.run_id} found another run ({owner[:16]}) at "
                 f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
             )
-    ours = dist.PrefixStore(launch.run_id, store)  # pyright: ignore[reportPrivateImportUsage]
-    ours.set(f"here/{launch.rank}", "")
-    ours.wait([f"here/{rank}" for rank in range(launch.world_size)])
-    return ours
+    run_store = dist.PrefixStore(launch.run_id, store)  # pyright: ignore[reportPrivateImportUsage]
+    run_store.set(f"here/{launch.rank}", "")
+    run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    return run_store
 
 
 def _listen(launch: Launch, host: str, port: int) -> int:
-    """Open rank 0's store socket; left to itself, TCPStore listens on every interface."""
-    near = launch.is_local or host in LOOPBACK
-    dual = not near and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+    """Open the socket of rank 0's store; TCPStore's own socket would listen on every interface."""
+    is_loopback = launch.is_local or host in LOOPBACK
+    is_dual = not is_loopback and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
     try:
         listener = socket.create_server(
-            (host if near else "", port), family=family, backlog=1024, dualstack_ipv6=dual
+            (host if is_loopback else "", port), family=family, backlog=1024, dualstack_ipv6=is_dual
         )
     except OSError as error:
         raise InputError(
@@ -114,9 +123,9 @@ def _listen(launch: Launch, host: str, port: int) -> int:
 
 
 def _refuse_loopback_name() -> None:
-    """Refuse a host name that means 127.x: gloo would offer that address to other hosts."""
+    """Refuse a host name that resolves to 127.x: gloo would offer that address to other hosts."""
     name = socket.gethostname()
-    with contextlib.suppress(OSError):  # a name without address: gloo has its own complaint
+    with contextlib.suppress(OSError):  # gloo itself reports a name without an address
         address = socket.gethostbyname(name)
         if address.startswith("127."):
             raise InputError(
@@ -127,14 +136,14 @@ def _refuse_loopback_name() -> None:
 
 def _use_loopback() -> None:
     """Keep gloo's sockets off the network, unless the user chose an interface."""
-    known = [name for _, name in socket.if_nameindex()]
+    interfaces = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     if chosen is None:
-        loopback = next((name for name in ("lo", "lo0") if name in known), None)
+        loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
         if loopback:
             os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    elif missing := [name for name in chosen.split(",") if name not in known]:
+    elif missing := [name for name in chosen.split(",") if name not in interfaces]:
         raise InputError(
             f"GLOO_SOCKET_IFNAME={chosen}: no interface {missing[0]!r} on {socket.gethostname()}, "
-            f"which has {', '.join(known)}"
+            f"which has {', '.join(interfaces)}"
         )

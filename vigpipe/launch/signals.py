@@ -1,4 +1,4 @@
-"""Signals that ask this process to stop."""
+"""Defer the signals that ask this process to stop."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Let them wait until the end: nothing is half made when their handler raises."""
+    """Hold back the signals in STOPPING until this context ends; nothing is left half done."""
     caught: list[int] = []
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in handled}

@@ -1,7 +1,7 @@
-"""See what has become of ranks that cannot tell it themselves: those that are gone, or frozen.
+"""Find ranks that cannot report their own failure because they are gone or frozen.
 
-SIGTERM does not reach a frozen rank, and torchrun's agent would wait half a minute before it kills.
-A rank that is saving what a lost peer had must be left that time.
+A frozen rank does not react to SIGTERM, and torchrun's agent would kill it only after half a
+minute. A rank that is saving the state it shares with a lost peer must be given time to finish.
 """
 
 import contextlib
@@ -15,73 +15,73 @@ from pathlib import Path
 
 from vigpipe.launch.failures import pid_file, record_file
 
-FROZEN_SECONDS = 3.0  # without any work, after which a rank is not expected to end by itself
+FROZEN_SECONDS = 3.0  # a rank that has not worked for so long is not expected to end by itself
 POLL_SECONDS = 0.02
-_EXITING = 0x4  # PF_EXITING of the kernel: its files, hence its sockets, may be closed already
+_EXITING = 0x4  # PF_EXITING of the kernel: files and sockets of the process may be closed already
 
 
 @dataclass
 class LostRanks:
-    """Ranks that could not tell themselves what has become of them.
+    """Ranks that could not report their own failure.
 
     Attributes:
-        gone: that were no more when the first of the others told that it had lost a peer.
-        frozen: that had to be killed, because they did not end after that.
+        gone: ranks that no longer existed when the first other rank recorded a failure.
+        frozen: ranks that had to be killed because they neither worked nor ended after that.
     """
 
     gone: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
 
 
-def watch(folder: Path, world_size: int, over: threading.Event, lost_ranks: LostRanks) -> None:
-    """When one rank has failed, see who is gone, and kill those that neither work nor end.
+def watch(folder: Path, world_size: int, has_ended: threading.Event, lost_ranks: LostRanks) -> None:
+    """Wait for a rank to fail, find ranks that are gone, and kill those that are frozen.
 
     Args:
-        folder: where ranks leave their process ids and why they failed.
+        folder: folder in which ranks leave their process ids and their records of failures.
         world_size: number of ranks.
-        over: all have ended.
-        lost_ranks: is told.
+        has_ended: set by the caller when all ranks have ended; this function then returns.
+        lost_ranks: is filled with the ranks that are gone and those that were killed.
     """
     while not any(folder.glob("failed-rank*.json")):
-        if over.wait(POLL_SECONDS):
+        if has_ended.wait(POLL_SECONDS):
             return
-    running = {rank: _open(folder, rank) for rank in range(world_size)}
-    for rank, process in running.items():
+    processes = {rank: _open(folder, rank) for rank in range(world_size)}
+    for rank, process in processes.items():
         if process is None and not record_file(folder, rank).exists():
             lost_ranks.gone.add(rank)
-    left = {rank: process for rank, process in running.items() if process is not None}
-    spent = dict.fromkeys(left, 0)
-    worked = dict.fromkeys(left, time.monotonic())  # when that last grew
-    while left and not over.wait(POLL_SECONDS):
-        for rank, process in list(left.items()):
+    running = {rank: process for rank, process in processes.items() if process is not None}
+    spent_ticks = dict.fromkeys(running, 0)
+    last_work = dict.fromkeys(running, time.monotonic())  # when spent_ticks last grew
+    while running and not has_ended.wait(POLL_SECONDS):
+        for rank, process in list(running.items()):
             if _has_ended(process):
-                os.close(left.pop(rank))
+                os.close(running.pop(rank))
                 continue
-            state, ticks = _at_work(folder, rank)
-            if ticks > spent[rank] or state == "D":  # waits for a disk
-                spent[rank], worked[rank] = ticks, time.monotonic()
-            # One that was stopped ("T") will not go on.
-            if state == "T" or time.monotonic() - worked[rank] > FROZEN_SECONDS:
+            state, ticks = _state_and_ticks(folder, rank)
+            if ticks > spent_ticks[rank] or state == "D":  # waits for a disk
+                spent_ticks[rank], last_work[rank] = ticks, time.monotonic()
+            # A process that was stopped ("T") will not continue.
+            if state == "T" or time.monotonic() - last_work[rank] > FROZEN_SECONDS:
                 lost_ranks.frozen.add(rank)
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
-                os.close(left.pop(rank))
-    for process in left.values():
+                os.close(running.pop(rank))
+    for process in running.values():
         os.close(process)
 
 
 def _open(folder: Path, rank: int) -> int | None:
-    """A file descriptor of a rank's process; None if that has ended, or is about to.
+    """Open a file descriptor of a rank's process; None if it has ended or is about to end.
 
-    A peer may see closed sockets while another thread of the rank, in a disk for instance, keeps
-    the process from its end.
+    A peer may see closed sockets while another thread of the rank, one that waits for a disk for
+    instance, still keeps the process from ending.
     """
     try:
         pid = int(pid_file(folder, rank).read_text())
         process = os.pidfd_open(pid)
     except (OSError, ValueError):
         return None
-    if _has_ended(process) or _is_exiting(pid):  # and nobody has asked for its exit code yet
+    if _has_ended(process) or _is_exiting(pid):  # its parent has not yet asked for its exit code
         os.close(process)
         return None
     return process
@@ -94,19 +94,19 @@ def _has_ended(process: int) -> bool:
 def _is_exiting(pid: int) -> bool:
     try:
         return bool(int(_stat(pid)[6]) & _EXITING)
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return True
 
 
-def _at_work(folder: Path, rank: int) -> tuple[str, int]:
-    """A rank's state as in ps(1), and the processor time it has had, in clock ticks."""
+def _state_and_ticks(folder: Path, rank: int) -> tuple[str, int]:
+    """Return a rank's state as in ps(1), and the processor time it has used, in clock ticks."""
     try:
         values = _stat(int(pid_file(folder, rank).read_text()))
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return "", 0
     return values[0], int(values[11]) + int(values[12])
 
 
 def _stat(pid: int) -> list[str]:
-    """What /proc/PID/stat tells behind the process's name: state, parent, ... (proc(5))."""
+    """Return the fields of /proc/PID/stat behind the process name: state, parent, ... (proc(5))."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
