@@ -1,1 +1,1 @@
-"""What a run is: its facts, a rank's state, its batches, evaluation, record, and when it stops."""
+"""Describe a run: its facts, a rank's state, its batches, evaluation, record, and when it stops."""

@@ -1,4 +1,4 @@
-"""Find where numbers cease to be finite in a step that no rank has taken part in."""
+"""Find the block in which numbers stop being finite, for a step that was not applied."""
 
 import re
 
@@ -9,28 +9,28 @@ from vigpipe.run.rank import RankState
 
 
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
-    """Run a step's forwards and backwards once more, and say where numbers cease to be finite.
+    """Repeat a step's forwards and backwards, and say where numbers stop being finite.
 
     Args:
         rank_state: this rank's state; every rank calls this, and only gradients change.
         batch: this replica's share of the step's batch.
 
     Returns:
-        The same sentence on every rank: the first block that made a number which is not finite.
+        A sentence about the first block whose output is not finite; the same on every rank.
     """
     for model in rank_state.models:
         model.set_detect_anomaly(True)
     rank_state.replicas.gradients.clear()
-    with collected_anomalies() as found:
+    with collected_anomalies() as own_messages:
         rank_state.pipeline.train_step(batch)
     rank_state.statistics.take(rank_state.run.layout.num_microbatches)
     for model in rank_state.models:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)
-    first = [
+    first_messages = [
         message
-        for messages in all_gather_values(found[:1], rank_state.run.layout.world_size)
+        for messages in all_gather_values(own_messages[:1], rank_state.run.layout.world_size)
         for message in messages
     ]
-    if not first:
+    if not first_messages:
         return "the features of all blocks are finite, so look at the readout and the gradients"
-    return min(first, key=lambda message: int(re.findall("[0-9]+", message)[0]))
+    return min(first_messages, key=lambda message: int(re.findall("[0-9]+", message)[0]))

@@ -1,4 +1,4 @@
-"""The batches of a run, as one rank sees them."""
+"""Read the batches of a run, as one rank needs them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from vigpipe.run.rank import RankState
 
 
 class NextBatch(NamedTuple):
-    """One step's batch.
+    """The batch of one step.
 
     Attributes:
-        epoch: from 1.
-        batch: this replica's share of it.
-        is_evaluation_due: whether the test images are to be scored after the step.
+        epoch: number of the epoch, counted from 1.
+        batch: this replica's share of the batch.
+        is_evaluation_due: whether the test images must be scored after the step.
     """
 
     epoch: int
@@ -25,10 +25,13 @@ class NextBatch(NamedTuple):
 def batches(rank_state: RankState) -> Iterator[NextBatch]:
     """Read this rank's share of every step that is left.
 
-    What a step reads depends on its number only, so a run goes on exactly where it ended.
+    What a step reads depends only on its number, so a resumed run continues exactly where it ended.
 
     Args:
-        rank_state: this rank's state; `rank_state.step` steps are done.
+        rank_state: this rank's state; the first step to read is `rank_state.step`, counted from 0.
+
+    Yields:
+        One batch for each step until the end of the run.
     """
     run = rank_state.run
     config = run.config
@@ -39,7 +42,9 @@ def batches(rank_state: RankState) -> Iterator[NextBatch]:
         if (config.repeated_augment or 1) > 1:
             order, copies = repeated(order, run.batch_size, config.repeated_augment or 1)
         order = order[: (run.num_steps - step + num_skipped) * run.batch_size]
-        num_read = num_skipped * run.batch_size  # images of this epoch
+        num_read = (
+            num_skipped * run.batch_size
+        )  # number of images of this epoch that earlier steps have read
         for batch in replica_batches(
             run.source.train,
             order[num_read:],

@@ -1,4 +1,4 @@
-"""The forward-only pipeline over held-out images, each counted once."""
+"""Score the model on the test images; every image counts exactly once."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -14,13 +14,13 @@ from vigpipe.run.rank import RankState
 
 @dataclass(frozen=True)
 class Score:
-    """Result over all test images, each counted once.
+    """The score of a model on the test images; every image counts exactly once.
 
     Attributes:
         loss: mean cross-entropy.
-        top1: fraction whose most likely class is right.
-        top5: fraction with the right class among the five most likely.
-        images: images counted.
+        top1: fraction of images whose most likely class is right.
+        top5: fraction of images whose class is among the five most likely.
+        images: number of images.
     """
 
     loss: float
@@ -33,20 +33,20 @@ class Scores(NamedTuple):
     """Scores of the weights and of their moving average.
 
     Attributes:
-        test: of the weights; None on ranks without the last stage.
-        average: of their moving average; None there too, and without one.
+        test: score of the weights; None on ranks without the last stage.
+        average: score of the moving average; None without one, and on ranks without the last stage.
     """
 
     test: Score | None
     average: Score | None
 
     def as_row(self) -> dict[str, Any]:
-        """Name the numbers for metrics.jsonl; on ranks of the last stage."""
+        """Return the numbers of a row of metrics.jsonl; only on ranks of the last stage."""
         assert self.test is not None
         return {**asdict(self.test), **self._average()}
 
     def as_summary(self) -> dict[str, Any]:
-        """Name the numbers for summary.json; on ranks of the last stage."""
+        """Return the numbers for summary.json; only on ranks of the last stage."""
         assert self.test is not None
         return {"test": asdict(self.test), **self._average()}
 
@@ -70,7 +70,7 @@ def evaluate_all(rank_state: RankState) -> Scores:
     """Score the weights, and their moving average if there is one; all ranks call this together.
 
     Args:
-        rank_state: this rank's state, which is as before afterwards.
+        rank_state: this rank's state; it is unchanged afterwards.
     """
     test, average = evaluate(rank_state), None
     if rank_state.ema is not None:
@@ -83,14 +83,14 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
     """Run the test images through the pipeline in evaluation mode.
 
     Args:
-        rank_state: this rank's share.
-        most_images: how many of them; None for all.
+        rank_state: this rank's state; all ranks call this together.
+        most_images: number of test images to score, from the first; None for all.
 
     Returns:
-        The score on ranks of the last stage, else None.
+        The score on ranks of the last stage; else None.
 
     Raises:
-        FloatingPointError: a logit is NaN or infinite; on every rank of a last stage.
+        FloatingPointError: a logit is NaN or infinite; raised on every rank of the last stage.
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
@@ -112,9 +112,9 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
         real = (batch.keys >= 0).to(rank_state.device)
         logits, labels = logits[real], batch.labels.to(rank_state.device)[real]
         sums[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
-        likely = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
-        sums[1] += likely[:, 0].sum()
-        sums[2] += likely.any(1).sum()
+        is_right = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
+        sums[1] += is_right[:, 0].sum()
+        sums[2] += is_right.any(1).sum()
         sums[3] += len(labels)
     if not pipeline.has_last:
         return None

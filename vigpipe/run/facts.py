@@ -1,4 +1,4 @@
-"""The facts of a run, checked together before any process group exists."""
+"""Decide the facts of a run, and check them together before any process group exists."""
 
 import hashlib
 import json
@@ -31,16 +31,16 @@ from vigpipe.parallel.plan import Plan, even_plan, read_plan
 
 @dataclass(frozen=True)
 class Run:
-    """A run, decided.
+    """The facts of a run, decided and checked.
 
     Attributes:
-        config: every option, the model's defaults filled in.
-        source: the images.
-        layout: the degrees.
+        config: all options, with the defaults of the model filled in.
+        source: the images and their labels.
+        layout: the degrees of parallelism.
         plan: which block goes to which stage.
-        parameter_order: place of every parameter of the unsplit model, by name.
-        dtype: of the weights.
-        notes: what the user should know before the run.
+        parameter_order: index of every parameter in the unsplit model, by name.
+        dtype: dtype of the weights.
+        notes: sentences that the user should read before the run.
     """
 
     config: TrainConfig
@@ -53,18 +53,18 @@ class Run:
 
     @property
     def batch_size(self) -> int:
-        """B, samples of one optimizer step over all replicas."""
+        """B, the number of samples of one optimizer step over all replicas."""
         assert self.config.batch_size is not None
         return self.config.batch_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps that visit every training image once."""
+        """Number of optimizer steps that visit every training image once."""
         return num_steps(len(self.source.train), self.batch_size)
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the run."""
+        """Number of optimizer steps of the whole run."""
         if self.config.steps is not None:
             return self.config.steps
         assert self.config.epochs is not None
@@ -72,30 +72,33 @@ class Run:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Shape of an image, (C, H, W)."""
         return (self.source.channels, *self.source.image_size)
 
     def cut(self, replica_index: int) -> Cut:
-        """The share of one replica."""
+        """Return how one replica's share of a batch is cut into micro-batches."""
         layout = self.layout
         return Cut(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
 
     @property
     def num_recomputed(self) -> int:
-        """Micro-batches of a step, the first ones, whose activations are computed twice."""
-        most = self.layout.num_microbatches
-        return {"never": 0, "except-last": most - 1, "always": most}[self.config.recompute]
+        """Number of micro-batches, from the first of a step, whose forward is computed twice."""
+        num_microbatches = self.layout.num_microbatches
+        by_option = {"never": 0, "except-last": num_microbatches - 1, "always": num_microbatches}
+        return by_option[self.config.recompute]
 
     @property
     def boundary_dtype(self) -> torch.dtype:
-        """What crosses from stage to stage."""
+        """Dtype of the features and gradients that pass from stage to stage."""
         return torch.bfloat16 if self.config.boundary == "bfloat16" else self.dtype
 
     def build(self) -> StagedModel:
-        """The unsplit model with the weights of the seed, or of the file."""
+        """Build the unsplit model, with weights from the seed or from the file of --weights."""
         torch.manual_seed(self.config.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
+            warnings.simplefilter(
+                "ignore", FewNodesWarning
+            )  # the warning is already among the notes
             model = _make(self.config, self.source)()
         if self.config.weights is not None:
             load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
@@ -103,10 +106,13 @@ class Run:
         return model.to(self.dtype)
 
     def rates(self) -> dict[str, tuple[float, float]]:
-        """Share of the learning rate, and weight decay, of every parameter of the unsplit model.
+        """Return the rate scale and the weight decay of every parameter of the unsplit model.
 
-        As timm groups parameters: biases, norms and `no_weight_decay` do not decay; --layer-decay
-        lowers the rate by that factor with every layer before the last.
+        timm groups the parameters: biases, norms and those in `no_weight_decay` do not decay, and
+        --layer-decay multiplies the learning rate by that factor for every layer before the last.
+
+        Returns:
+            The factor of the learning rate and the weight decay, by the parameter's name.
         """
         from timm.optim import (
             param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
@@ -122,18 +128,18 @@ class Run:
             no_weight_decay_list=model.no_weight_decay(),
             layer_decay=self.config.layer_decay,
         )
-        found = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
-        return {name: found[id(p)] for name, p in model.named_parameters()}
+        rates = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+        return {name: rates[id(p)] for name, p in model.named_parameters()}
 
     def tensor_names(self) -> frozenset[str]:
-        """The names in the unsplit model's state dict."""
+        """Return the names in the state dict of the unsplit model."""
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore", FewNodesWarning)
             return frozenset(_make(self.config, self.source)().state_dict())
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:
-        """What tells one set of labelled images from another, wherever it lies."""
+        """Numbers that identify the labelled images, whatever folder they are in."""
         source = self.source
         digest = hashlib.sha256("\0".join(source.class_names).encode())
         for split in (source.train, source.test):
@@ -145,7 +151,7 @@ class Run:
         }
 
     def weights_metadata(self) -> dict[str, str]:
-        """What a file of this run's weights says of them: the model, and how its images look."""
+        """Return the metadata of this run's weights file: the model, and the look of its images."""
         config, source, pixels = self.config, self.source, MODEL_DEFAULTS[self.config.model]
         height, width = source.image_size
         metadata = {
@@ -166,11 +172,11 @@ class Run:
         return {name: str(value) for name, value in metadata.items() if value is not None}
 
     def unsplit(self) -> "Run":
-        """The contract's reference: one process, the same D x M micro-batches in the same order."""
-        count = self.layout.num_replicas * self.layout.num_microbatches
-        layout = Layout(num_microbatches=count)
-        everything = tuple(block for stage in self.plan.stages for block in stage)
-        return replace(self, layout=layout, plan=Plan((everything,)))
+        """Return the reference run: one process, the same D x M micro-batches in the same order."""
+        total_microbatches = self.layout.num_replicas * self.layout.num_microbatches
+        layout = Layout(num_microbatches=total_microbatches)
+        all_blocks = tuple(block for stage in self.plan.stages for block in stage)
+        return replace(self, layout=layout, plan=Plan((all_blocks,)))
 
 
 def prepare(
@@ -178,15 +184,16 @@ def prepare(
     dtype: torch.dtype,
     bad_images: frozenset[Path] = frozenset(),
 ) -> Run:
-    """Decide a run.
+    """Decide the facts of a run from its options, and check them together.
 
     Args:
-        config: the options as given.
-        dtype: of the weights.
-        bad_images: files to leave out.
+        config: the options as the user gave them.
+        dtype: dtype of the weights.
+        bad_images: image files to leave out.
 
     Raises:
-        InputError: something is unknown, missing, out of range, or does not go together.
+        InputError: an option is unknown, missing or out of range, or options contradict one
+            another, the data or the model.
     """
     check_numbers(config)
     config = with_model_defaults(config)
@@ -214,20 +221,20 @@ def prepare(
         match_state(state, model, str(config.weights), new_classifier=config.new_classifier)
     num_blocks = len(model.numbered_blocks)
 
-    virtual = config.virtual_stages
+    virtual_stages = config.virtual_stages
     if isinstance(config.stages, Path):
         plan = read_plan(config.stages, config.model, num_blocks)
-        if virtual < 1 or plan.num_stages % virtual:
+        if virtual_stages < 1 or plan.num_stages % virtual_stages:
             raise InputError(
                 f"{config.stages}: {plan.num_stages} stages cannot be shared by ranks of "
-                f"--virtual-stages {virtual} each; change the plan or the option"
+                f"--virtual-stages {virtual_stages} each; change the plan or the option"
             )
-        num_ranks = plan.num_stages // virtual
+        pipeline_size = plan.num_stages // virtual_stages
     else:
-        assert config.stages != "auto", "start.run decides how many"
-        plan, num_ranks = None, config.stages
-    layout = Layout(num_ranks, config.microbatches, config.dp, config.schedule, virtual)
-    plan = plan or even_plan(num_blocks, num_ranks * virtual)
+        assert config.stages != "auto", "start.run_on_ranks decides how many"
+        plan, pipeline_size = None, config.stages
+    layout = Layout(pipeline_size, config.microbatches, config.dp, config.schedule, virtual_stages)
+    plan = plan or even_plan(num_blocks, pipeline_size * virtual_stages)
 
     if config.compile and config.recompute != "never":
         raise InputError(
@@ -236,15 +243,15 @@ def prepare(
         )
     if config.boundary == "bfloat16":
         _check_boundaries(model, plan)
-    pieces = layout.num_microbatches * layout.num_replicas
+    total_microbatches = layout.num_microbatches * layout.num_replicas
     assert config.batch_size is not None
     fewest = min(config.batch_size, len(source.train))
-    if pieces > fewest:
+    if total_microbatches > fewest:
         raise InputError(
             f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas} cuts a batch "
-            f"into {pieces} micro-batches, but a batch has {fewest} samples (--batch-size "
-            f"{config.batch_size}, {len(source.train)} training images); choose fewer "
-            "micro-batches or a larger batch"
+            f"into {total_microbatches} micro-batches, but a batch has {fewest} samples "
+            f"(--batch-size {config.batch_size}, {len(source.train)} training images); choose "
+            "fewer micro-batches or a larger batch"
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = tuple(str(warning.message) for warning in caught)
@@ -252,7 +259,7 @@ def prepare(
 
 
 def _check_boundaries(model: StagedModel, plan: Plan) -> None:
-    """Raise InputError if a graph's indices would cross a boundary in bfloat16, exact up to 256."""
+    """Raise InputError if a graph would cross a boundary: bfloat16 holds indices only up to 256."""
     if not isinstance(model, VisionGnn):
         return
     for stage in plan.stages[1:]:

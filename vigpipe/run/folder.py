@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked against a second run, and never another run's."""
+"""Make the folder of a run and lock it, so that no two runs share one."""
 
 import contextlib
 import fcntl
@@ -15,11 +15,14 @@ def make_output_folder(folder: Path | None, goes_on: bool = False) -> Path:
     """Make the folder of a run; by default runs/<time>.
 
     Args:
-        folder: the wish.
-        goes_on: it may hold a run, which this one continues.
+        folder: the option --out; None if it was not given.
+        goes_on: whether the folder may already hold a run, which this run continues.
+
+    Returns:
+        The folder, which exists and can be written to.
 
     Raises:
-        InputError: it cannot be made or written to, or already holds a run.
+        InputError: the folder cannot be made or written to, or already holds a run.
     """
     try:
         if folder is None:
@@ -44,7 +47,7 @@ def lock(folder: Path) -> None:
     """Keep other runs out of a folder until this process ends, however it ends.
 
     Raises:
-        InputError: another run is at work in it.
+        InputError: another run is writing to the folder.
     """
     path = folder / ".lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -68,7 +71,7 @@ _locks: list[int] = []  # open for as long as this process lives
 
 def _new_default_folder() -> Path:
     name = time.strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):  # another run may have begun in the same second
+    for number in itertools.count(1):  # another run may have started in the same second
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)

@@ -1,14 +1,14 @@
-"""The progress bar of a run, on a terminal only."""
+"""Show the progress of a run on a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 def make_progress(console: Console) -> Progress:
-    """Make a bar that counts optimizer steps and disappears at the end.
+    """Make a progress bar that counts optimizer steps and disappears at the end.
 
     Args:
-        console: where it is drawn; nothing is drawn where that is no terminal.
+        console: where the bar is drawn; nothing is drawn if this is not a terminal.
     """
     return Progress(
         TextColumn("{task.description}"),

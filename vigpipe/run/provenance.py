@@ -1,4 +1,4 @@
-"""Where numbers come from: versions, commit, host, and the lines that every page of results has."""
+"""Say where numbers come from: command, commit, hardware and versions."""
 
 import functools
 import platform
@@ -19,11 +19,11 @@ _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit
 
 
 def origin(device: torch.device, ranks: str | None = None) -> str:
-    """Command, commit, hardware and versions, as lines of Markdown.
+    """Describe the origin of a result as a Markdown list: command, commit, hardware, versions.
 
     Args:
-        device: where it was measured.
-        ranks: what the ranks had; by default this one's threads.
+        device: the device on which the result was measured.
+        ranks: what each rank used, in words; by default the number of threads of this rank.
     """
     facts = provenance()
     ranks = ranks or f"{torch.get_num_threads()} thread(s) a rank"
@@ -35,17 +35,17 @@ def origin(device: torch.device, ranks: str | None = None) -> str:
 
 
 def this_command() -> str:
-    """The command line of this process."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["vigpipe", *sys.argv[1:]])
 
 
 def format_versions(versions: Mapping[str, str]) -> str:
-    """Versions by package, in words."""
+    """List packages and their versions in one line."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit and host: what a number needs to be believed."""
+    """Return the versions, the commit and the host, which every result is published with."""
     versions = {"vigpipe": vigpipe.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -57,7 +57,7 @@ def provenance() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of this package's checkout, "+" behind it if files differ; None outside one."""
+    """Return the commit of this checkout, with a "+" if files differ; None outside a checkout."""
     root = Path(vigpipe.__file__).parent.parent
     if not (root / ".git").exists():
         return None

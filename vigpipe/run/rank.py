@@ -1,4 +1,4 @@
-"""One rank's state in a run: its stages of the model, its optimizer, and what serves them."""
+"""Hold one rank's state in a run: its stages of the model, its optimizer, and their helpers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,26 +32,26 @@ from vigpipe.timing.recorder import Phase, Recorder
 
 @dataclass
 class RankState:
-    """What a rank holds.
+    """The state of one rank.
 
     Attributes:
-        run: the run.
+        run: the facts of the run.
         device: where this rank computes.
-        replica_index: its replica.
-        pipeline_rank: its position in the pipeline.
-        stage_group: the ranks of its pipeline; None where there is one stage.
-        models: its parts of the model, by the names of the unsplit one.
+        replica_index: the replica that this rank belongs to.
+        pipeline_rank: position of this rank in its pipeline.
+        stage_group: the ranks of its pipeline; None if the pipeline has a single rank.
+        models: this rank's stages; their parameters have the names of the unsplit model.
         pipeline: runs micro-batches through the stages.
-        replicas: adds gradients up.
-        statistics: pools BatchNorm's running statistics.
-        optimizer: of this rank's parameters.
-        lr_schedule: timm's, in optimizer steps.
+        replicas: adds up the gradients of all replicas.
+        statistics: pools BatchNorm's running statistics over micro-batches and replicas.
+        optimizer: updates this rank's parameters.
+        lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
         reader: reads images, ahead of time if there are workers.
-        mix: mixes samples and smooths labels; None where neither is on.
-        ema: timm's moving average of `models`; None where it is off.
-        recorder: of this rank's time; None where nobody asks for it.
-        stopwatch: of its forwards and backwards.
-        step: optimizer steps done, skipped ones among them.
+        mix: mixes samples and smooths labels; None if the run does neither.
+        ema: timm's moving average of `models`; None if it is off.
+        recorder: records what this rank does in a step; None if the run is not timed.
+        stopwatch: measures the time of this rank's forwards and backwards.
+        step: number of optimizer steps done, including skipped ones.
     """
 
     run: Run
@@ -79,38 +79,38 @@ class RankState:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step, of the last layer."""
+        """Learning rate of the next step, for the last layer."""
         group = self.optimizer.param_groups[0]
         return group["lr"] / group["lr_scale"]
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters by their names in the unsplit model."""
+        """Return this rank's parameters by their names in the unsplit model."""
         return {name: p for model in self.models for name, p in model.named_parameters()}
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's part of the unsplit model's state dict."""
+        """Return this rank's entries of the unsplit model's state dict."""
         return {k: v for model in self.models for k, v in model.state_dict().items()}
 
     def average(self) -> dict[str, Tensor]:
-        """The moving average of `state`, by the same names; empty where it is off."""
+        """Return the moving average of `state` by the same names; empty if it is off."""
         if self.ema is None:
             return {}
         return {k: v for model in self.ema.module for k, v in model.state_dict().items()}
 
     def start_at(self, step: int) -> None:
-        """Go on after some steps of an earlier run, whose state this rank has been given."""
+        """Continue after some steps of an earlier run, whose tensors this rank already has."""
         self.step = step
         if step:
             self.lr_schedule.step_update(step)
 
     def enter(self, kind: Kind) -> None:
-        """Tell the recorder what begins."""
+        """Tell the recorder, if there is one, what this rank does from now on."""
         if self.recorder is not None:
             self.recorder.enter(kind)
 
     @contextmanager
     def timed(self, phase: Phase, number: int) -> Iterator[None]:
-        """Let the recorder see a step, or a batch of an evaluation, by its number."""
+        """Record what happens in this context as a numbered training step or evaluation batch."""
         if self.recorder is None:
             yield
             return
@@ -119,7 +119,7 @@ class RankState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the moving average in the place of the weights for a while."""
+        """Replace the weights by their moving average in this context."""
         assert self.ema is not None
         self._exchange(self.ema)
         try:
@@ -128,25 +128,27 @@ class RankState:
             self._exchange(self.ema)
 
     def _exchange(self, ema: ModelEmaV3) -> None:
-        # Value by value: DDP, gradient views and the optimizer hold on to the tensors themselves.
+        # Values are copied because DDP, gradient views and the optimizer refer to the tensors.
         averages = ema.module.state_dict()
         for name, tensor in nn.ModuleList(self.models).state_dict().items():
             average = averages[name]
-            kept = tensor.clone()
+            weights = tensor.clone()
             tensor.copy_(average)
-            average.copy_(kept)
+            average.copy_(weights)
 
 
 def make_rank_state(
     run: Run, rank: int, device: torch.device, recorder: Recorder | None = None
 ) -> RankState:
-    """Build a rank's share. With several ranks the process group must exist.
+    """Build the state of one rank at the start of a run.
+
+    With several ranks, the process group must exist, and all ranks call this together.
 
     Args:
-        run: the run.
+        run: the facts of the run.
         rank: position in the world.
-        device: where to compute.
-        recorder: is told what the rank does in the steps that it records.
+        device: where this rank computes.
+        recorder: records what the rank does in the steps it is asked to; None for no timing.
     """
     layout, config = run.layout, run.config
     stage_group = replica_group = None
@@ -164,10 +166,12 @@ def make_rank_state(
     ]
 
     holder = nn.ModuleList(models)
-    ema = ModelEmaV3(holder, decay=config.ema) if config.ema else None  # a copy without any hooks
+    ema = (
+        ModelEmaV3(holder, decay=config.ema) if config.ema else None
+    )  # copied before hooks are registered
     if config.compile:
         for block in (block for model in models for block in model.numbered_blocks.values()):
-            block.compile(dynamic=False)  # in place: names and shapes stay
+            block.compile(dynamic=False)  # in place, so that names and shapes stay
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
     replicas = Replicas(stage_modules, replica_group, config.sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
@@ -183,7 +187,7 @@ def make_rank_state(
         stopwatch,
     )
     assert config.opt is not None
-    # One pass over weights, gradients and moments, where torch has it.
+    # One pass over weights, gradients and moments, for the optimizers for which torch has that.
     fused: dict[str, Any] = {"fused": True} if config.opt in ("adam", "adamw", "sgd") else {}
     optimizer = create_optimizer_v2(
         _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
@@ -209,14 +213,18 @@ def make_rank_state(
 
 
 def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any]]:
-    """This rank's parameters, those of the same rate and weight decay together."""
+    """Group this rank's parameters by rate scale and weight decay."""
     rates = run.rates()
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for model in models:
         for name, parameter in model.named_parameters():
             groups.setdefault(rates[name], []).append(parameter)
     return [
-        {"params": parameters, "lr_scale": scale, "weight_decay": decay}  # timm's schedules scale
+        {
+            "params": parameters,
+            "lr_scale": scale,
+            "weight_decay": decay,
+        }  # timm's schedules read lr_scale
         for (scale, decay), parameters in groups.items()
     ]
 
@@ -238,7 +246,7 @@ def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: AN
         sched="cosine" if config.lr_schedule == "cosine" else "step",
         num_epochs=run.num_steps,
         decay_epochs=1,
-        decay_rate=1.0,  # a step schedule that does not decay is constant after the warm-up
+        decay_rate=1.0,  # without decay, a step schedule is constant after the warm-up
         min_lr=config.min_lr or 0.0,
         warmup_lr=config.warmup_lr,
         warmup_epochs=warmup,

@@ -1,4 +1,4 @@
-"""The files of a run: config.toml, metrics.jsonl, summary.json."""
+"""Write the files of a run: config.toml, metrics.jsonl, summary.json."""
 
 import contextlib
 import json
@@ -14,16 +14,19 @@ from vigpipe.files.atomic import write_whole
 
 
 class RunRecord:
-    """Writes a run's files as it goes; one rank of a run has one.
+    """Writes the files of a run while it goes on; only one rank of a run has a record.
 
-    Rows that a full disk refuses are kept, and written with a later one.
+    Rows that a full disk refuses are kept in memory and written together with a later row.
 
     Args:
-        folder: an existing folder.
+        folder: the folder of the run, which exists.
         config: the resolved options.
-        steps_done: optimizer steps of an earlier run that this one goes on from; rows of later
-            steps are dropped, and so is a line that a crash cut off.
-        log: is given a sentence when a row cannot be written.
+        steps_done: number of optimizer steps of an earlier run that this run continues. Rows of
+            later steps are dropped, and so is a line that a crash cut off.
+        log: called with a sentence for the user when a row cannot be written.
+
+    Raises:
+        InputError: the files cannot be written.
     """
 
     def __init__(
@@ -33,30 +36,30 @@ class RunRecord:
         steps_done: int = 0,
         log: Callable[[str], None] = print,
     ) -> None:
-        self.folder, self._tell = folder, log
+        self.folder, self._log = folder, log
         self._path = folder / "metrics.jsonl"
-        self._waiting = b""  # what is not on disk yet
+        self._unwritten = b""  # rows that the kernel has not taken yet
         self._is_full = False
         try:
             write_whole(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
-                kept = list(_rows_up_to(self._path.read_bytes(), steps_done))
-                write_whole(self._path, b"".join(kept).decode("utf-8"))
+                lines = list(_rows_up_to(self._path.read_bytes(), steps_done))
+                write_whole(self._path, b"".join(lines).decode("utf-8"))
             self._metrics = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise InputError(_unwritable(folder, error)) from error
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
-        """Append one row to metrics.jsonl; it is with the kernel when this returns."""
-        self._waiting += json.dumps(row).encode() + b"\n"
+        """Append one row to metrics.jsonl; the kernel has it when this returns."""
+        self._unwritten += json.dumps(row).encode() + b"\n"
         try:
-            while self._waiting:
-                written = os.write(self._metrics, self._waiting)
-                self._waiting = self._waiting[written:]
+            while self._unwritten:
+                num_bytes = os.write(self._metrics, self._unwritten)
+                self._unwritten = self._unwritten[num_bytes:]
             self._is_full = False
         except OSError as error:
             if not self._is_full:
-                self._tell(
+                self._log(
                     f"{self._path}: cannot be written ({error.strerror}); the run goes on, and "
                     "keeps the rows until there is room"
                 )
@@ -65,7 +68,16 @@ class RunRecord:
     def add_step(
         self, step: int, epoch: int, loss: float, lr: float, seconds: float, num_samples: int
     ) -> None:
-        """Append the row of an optimizer step; `num_samples` are those of all replicas."""
+        """Append the row of an optimizer step.
+
+        Args:
+            step: number of the step, counted from 1.
+            epoch: number of the epoch, counted from 1.
+            loss: loss over the global batch.
+            lr: learning rate of the step.
+            seconds: duration of the step.
+            num_samples: number of samples of the step over all replicas.
+        """
         self.add(
             step=step,
             epoch=epoch,
@@ -76,31 +88,37 @@ class RunRecord:
         )
 
     def add_event(self, event: str, step: int, message: str) -> None:
-        """Append what happened beside the steps: a skipped step, a straggler, a resumption."""
+        """Append an event: a skipped step, a straggler, a resumption.
+
+        Args:
+            event: kind of the event, one word.
+            step: number of optimizer steps done when it happened.
+            message: what happened, in a sentence.
+        """
         self.add(event=event, step=step, message=message)
 
     def sync(self) -> None:
-        """Put the rows on disk, before a checkpoint that counts on them."""
+        """Force the rows to disk, before a checkpoint that requires them is written."""
         with contextlib.suppress(OSError):
             os.fsync(self._metrics)
 
     def close(self) -> None:
-        """After the last row, or when the run fails."""
+        """Close metrics.jsonl, after the last row or when the run fails."""
         if self._metrics >= 0:
             os.close(self._metrics)
             self._metrics = -1
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json and close.
+        """Write the remaining rows and summary.json, and close.
 
         Raises:
-            InputError: there are rows that could not be written, or the summary cannot.
+            InputError: the rows or the summary cannot be written.
         """
         self.close()
         try:
-            if self._waiting:
+            if self._unwritten:
                 with self._path.open("ab") as file:
-                    file.write(self._waiting)
+                    file.write(self._unwritten)
             text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
             write_whole(self.folder / "summary.json", text)
         except OSError as error:
@@ -108,7 +126,7 @@ class RunRecord:
 
 
 def _rows_up_to(content: bytes, last_step: int) -> Iterator[bytes]:
-    """The whole lines of metrics.jsonl up to the one of a step, and its evaluation's."""
+    """Yield the complete lines of metrics.jsonl up to a step, with the row of its evaluation."""
     for line in content.splitlines(keepends=True):
         try:
             row = json.loads(line) if line.endswith(b"\n") else None

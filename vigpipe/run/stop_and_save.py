@@ -1,4 +1,4 @@
-"""When a run saves, and when it stops before its end: intervals, time limits, signals."""
+"""Decide when a run saves and when it stops early: intervals, time limits, signals."""
 
 import math
 import os
@@ -12,23 +12,28 @@ from types import FrameType
 
 from vigpipe.errors import InputError
 
-ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the one it was told: --signal=USR1@60
+ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --signal=USR1@60
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
 class Every:
-    """An interval between checkpoints: a number of steps, or of seconds; never if both are 0."""
+    """An interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
+
+    Attributes:
+        steps: number of optimizer steps between checkpoints; 0 if seconds count.
+        seconds: time between checkpoints; 0 if steps count.
+    """
 
     steps: int = 0
     seconds: float = 0.0
 
 
 def parse_every(text: str | int) -> Every:
-    """50, 10m, 1.5h or never.
+    """Parse --checkpoint-every: 50 (steps), 10m, 1.5h or never.
 
     Raises:
-        InputError: it is none of these.
+        InputError: the text is none of these.
     """
     text = str(text).strip()
     if text == "never":
@@ -44,25 +49,26 @@ def parse_every(text: str | int) -> Every:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of 90s, 10m, 1.5h, 1d; 0 if it is no such thing."""
+    """Return the seconds of a duration such as 90s, 10m, 1.5h or 1d; 0 for any other text."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([smhd])", text)
     return float(match[1]) * _SECONDS[match[2]] if match else 0.0
 
 
 def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
-    """When to save and stop, on `time.monotonic`, which no change of the clock moves.
+    """Parse --stop-before: return when to save and stop.
 
     Args:
-        text: 5m before the job's time limit, as Slurm tells it, or a moment: 2026-11-22T06:00.
-        env: environment variables; newer Slurms set SLURM_JOB_END_TIME, and slurm/train.sbatch does
-            for the others.
+        text: a duration before the job's time limit in Slurm, such as 5m, or a moment such as
+            2026-11-22T06:00; None if the option was not given.
+        env: environment variables; newer versions of Slurm set SLURM_JOB_END_TIME, and
+            slurm/train.sbatch sets it for older ones.
 
     Returns:
-        Infinity for None.
+        The time on `time.monotonic`, which does not jump when the clock is set; infinity for None.
 
     Raises:
-        InputError: it is neither, there is no such limit, or the moment has passed: every start
-            from now on would do one step and ask for the next.
+        InputError: the text is neither, the job has no time limit, or the moment has passed, so
+            that every restart would do one step and stop again.
     """
     if text is None:
         return math.inf
@@ -90,21 +96,25 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
 
 
 class SaveAndStop:
-    """One rank's own view of when to save and to stop; the ranks then agree.
+    """Decides when this rank wants to save and to stop; all ranks then agree.
 
     Args:
         every: interval between checkpoints.
-        num_steps: of the run; where steps count, its last one is saved too.
-        stop_at: on `time.monotonic`.
+        num_steps: number of steps of the run; if the interval is in steps, the last step is saved
+            too.
+        stop_at: when to save and stop, on `time.monotonic`; never by default.
+
+    Attributes:
+        why: why this rank was asked to stop; empty if it was not.
     """
 
     def __init__(self, every: Every, num_steps: int, stop_at: float = math.inf) -> None:
         self.every, self.num_steps, self.stop_at = every, num_steps, stop_at
-        self.why = ""  # this rank was asked to stop
+        self.why = ""
         self.saved()
 
     def __enter__(self) -> None:
-        """Take SIGTERM and SIGUSR1 as a wish to save and stop after the step that is going on."""
+        """Treat SIGTERM and SIGUSR1 as a request to save and stop after the current step."""
         self._handlers = {number: signal.signal(number, self._asked) for number in ASKS_TO_STOP}
 
     def __exit__(self, *_: object) -> None:
@@ -112,17 +122,17 @@ class SaveAndStop:
             signal.signal(number, handler)
 
     def saved(self) -> None:
-        """A checkpoint has been taken."""
-        self._last = time.monotonic()
+        """Note that a checkpoint has just been taken: the interval starts again."""
+        self._last_save = time.monotonic()
 
     def is_save_due(self, step: int) -> bool:
-        """Whether to save after this step."""
+        """Whether this rank wants a checkpoint after this step, counted from 1."""
         if self.every.steps:
             return step % self.every.steps == 0 or step == self.num_steps
-        return 0 < self.every.seconds <= time.monotonic() - self._last
+        return 0 < self.every.seconds <= time.monotonic() - self._last_save
 
     def is_stop_due(self) -> bool:
-        """Whether to save and stop after the step that is going on."""
+        """Whether this rank wants to save and stop after the current step."""
         if not self.why and time.monotonic() >= self.stop_at:
             self.why = "the time limit is near"
         return bool(self.why)

@@ -1,9 +1,9 @@
-"""Find ranks that have become slow, from what every rank's own work takes in a step.
+"""Find ranks that have become slow, from the time each rank's own work takes in a step.
 
-Replicas of a stage do the same work, so each is held against the others; a stage without replicas
-is held against itself in the steps before, in proportion to how all other ranks have changed, so
-that a machine on which everything slows down raises no alarm. Medians over a window ignore single
-slow steps: images that were not in memory, or a neighbour that compiled something.
+Replicas of a stage do the same work, so each rank is compared with the other replicas of its stage.
+A stage without replicas is compared with itself at the start of the run, scaled by how much all
+other ranks have changed since, so that a machine on which everything slows down raises no alarm.
+Medians over a window ignore single slow steps, such as those that read images from a cold disk.
 """
 
 from collections import deque
@@ -13,9 +13,9 @@ from statistics import median
 
 from vigpipe.parallel.layout import Layout
 
-WINDOW = 12  # steps whose median counts: an alarm comes at most that many after the cause
-WARM_UP = 3  # steps that are not looked at: compilers, caches and allocators settle
-ALARM = 1.5  # times slower than expected
+WINDOW = 12  # steps in a median; an alarm comes at most so many steps after its cause
+WARM_UP = 3  # first steps that are ignored, while compilers, caches and allocators settle
+ALARM = 1.5  # a straggler takes more than so many times the expected time
 
 
 @dataclass(frozen=True)
@@ -24,46 +24,55 @@ class Straggler:
 
     Attributes:
         rank: position in the world.
-        stage: its position in the pipeline.
-        seconds: median of its forwards and backwards in a step.
-        expected: the same of the ranks it is held against.
+        pipeline_rank: position in its pipeline.
+        seconds: median time of its forwards and backwards in a step.
+        expected_seconds: time that they were expected to take.
     """
 
     rank: int
-    stage: int
+    pipeline_rank: int
     seconds: float
-    expected: float
+    expected_seconds: float
 
     def __str__(self) -> str:
+        factor = self.seconds / self.expected_seconds
         return (
-            f"rank {self.rank} (stage {self.stage}) is a straggler: its work takes "
-            f"{1e3 * self.seconds:.0f} ms a step, {self.seconds / self.expected:.1f} times the "
-            f"{1e3 * self.expected:.0f} ms expected; look at its host for other load, heat or "
-            "swapping"
+            f"rank {self.rank} (stage {self.pipeline_rank}) is a straggler: its work takes "
+            f"{1e3 * self.seconds:.0f} ms a step, {factor:.1f} times the "
+            f"{1e3 * self.expected_seconds:.0f} ms expected; look at its host for other load, "
+            "heat or swapping"
         )
 
 
 class Stragglers:
-    """Watches the ranks of a run; each straggler is told once, until it has recovered.
+    """Watches the ranks of a run; each straggler is reported once, and again if it relapses.
 
     Args:
-        layout: who does the same work.
+        layout: the degrees, which say which ranks do the same work.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         ranks = range(layout.world_size)
         self._recent = [deque[float](maxlen=WINDOW) for _ in ranks]
-        self._usual: list[float] | None = None  # by rank: the first full window's median
-        self._told: set[int] = set()
-        self._left = WARM_UP
+        self._usual: list[float] | None = None  # by rank: the median of the first full window
+        self._reported: set[int] = set()
+        self._warm_up_left = WARM_UP
 
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
-        """Take a step's work, by rank; return who has become slow."""
+        """Take the times of one step, and return the ranks that have become slow.
+
+        Args:
+            busy_seconds: time of each rank's forwards and backwards in the step, in rank order.
+
+        Returns:
+            The new stragglers; those that were reported before and have not recovered are not
+            among them.
+        """
         if self.layout.world_size == 1:
             return []
-        if self._left:
-            self._left -= 1
+        if self._warm_up_left:
+            self._warm_up_left -= 1
             return []
         for recent, seconds in zip(self._recent, busy_seconds, strict=True):
             recent.append(seconds)
@@ -72,24 +81,24 @@ class Stragglers:
         now = [median(recent) for recent in self._recent]
         if self._usual is None:
             self._usual = now
-        found: list[Straggler] = []
+        new_stragglers: list[Straggler] = []
         for rank, seconds in enumerate(now):
             expected = self._expected(rank, now)
             if seconds > ALARM * expected > 0:
-                if rank not in self._told:
-                    stage = self.layout.pipeline_rank(rank)
-                    found.append(Straggler(rank, stage, seconds, expected))
-                self._told.add(rank)
+                if rank not in self._reported:
+                    pipeline_rank = self.layout.pipeline_rank(rank)
+                    new_stragglers.append(Straggler(rank, pipeline_rank, seconds, expected))
+                self._reported.add(rank)
             elif seconds < (1 + ALARM) / 2 * expected:
-                self._told.discard(rank)
-        return found
+                self._reported.discard(rank)
+        return new_stragglers
 
     def _expected(self, rank: int, now: list[float]) -> float:
-        stage = self.layout.pipeline_rank(rank)
+        pipeline_rank = self.layout.pipeline_rank(rank)
         peers = [
             other
             for other in range(self.layout.world_size)
-            if other != rank and self.layout.pipeline_rank(other) == stage
+            if other != rank and self.layout.pipeline_rank(other) == pipeline_rank
         ]
         if peers:
             return median(now[other] for other in peers)
@@ -99,5 +108,5 @@ class Stragglers:
             for other in range(self.layout.world_size)
             if other != rank and self._usual[other] > 0
         ]
-        # All may be faster than at first, but a rank alone is not expected to be.
+        # If all other ranks have become faster, this rank is still not expected to.
         return self._usual[rank] * max(1.0, median(changes or [1.0]))

@@ -1,4 +1,4 @@
-"""What summary.json says of a run."""
+"""Collect what summary.json says about a run."""
 
 import time
 from typing import Any
@@ -14,13 +14,13 @@ from vigpipe.run.rank import RankState
 def summarize(
     rank_state: RankState, scores: Scores, loss: float | None, started: float
 ) -> dict[str, Any]:
-    """Collect what a finished run was and what it reached.
+    """Describe a finished run and its results.
 
     Args:
-        rank_state: of the rank that writes the run's files.
-        scores: of the last evaluation.
-        loss: of the last step; None if that step was skipped.
-        started: when the run began, by time.perf_counter.
+        rank_state: state of the rank that writes the run's files.
+        scores: scores of the last evaluation.
+        loss: loss of the last step; None if that step was skipped.
+        started: when the run began, on `time.perf_counter`.
     """
     run, layout = rank_state.run, rank_state.run.layout
     return {
