@@ -85,7 +85,7 @@ def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
 
 def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
     told: list[str] = []
-    ranks = savers(tmp_path, told, patience=0.3)
+    ranks = savers(tmp_path, told, timeout_seconds=0.3)
     save(ranks, 1)
     save(ranks[:3], 2)
     finish(ranks)

@@ -1,18 +1,18 @@
-"""What a run leaves on disk to be used, or gone on with, whatever the layout was.
+"""Save weights and checkpoints in a form that any layout can read.
 
-A checkpoint is a folder; it is complete once it bears its name:
+A checkpoint is a folder; once the folder has its name, it is complete:
 
     <out>/checkpoints/step-00000050/
-        manifest.json                   what it is of, and the size and SHA-256 of every file
+        manifest.json                   facts of the run, and size and SHA-256 of every file
         stage0-replica0.safetensors     tensors under the unsplit model's names
-        stage0-replica1.safetensors     replicas hold the same, so each writes a share of it
+        stage0-replica1.safetensors     replicas are equal, so each writes a share of the tensors
         ...
 
-    weights.py      trained weights alone: model.safetensors
-    state.py        a rank's state as named tensors, and back
-    manifest.py     the manifest, which is untrusted when it is read
-    saver.py        write while training goes on; a name appears only on what is whole
-    rescue.py       what replicas save when they lose a peer
-    resume.py       choose a checkpoint, see that it is of this run, go on from it
-    verbs.py        vigpipe checkpoint list|verify|export
+    weights_file.py  write and read trained weights alone: model.safetensors
+    state.py         turn a rank's state into named tensors, and back
+    manifest.py      write and check the manifest, which is untrusted when it is read
+    saver.py         write checkpoints while training goes on
+    checkpoints.py   the checkpoints of a run, as the training loop uses them
+    rescue.py        save the state of replicas that lost a peer
+    resume.py        choose a checkpoint, check that it belongs to this run, and continue from it
 """

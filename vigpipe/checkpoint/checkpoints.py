@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as one rank's training loop uses them."""
+"""Save the checkpoints of a run from one rank's training loop."""
 
 import secrets
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from vigpipe.run.rank import RankState
 
 
 class Checkpoints:
-    """One rank's part in the checkpoints of its run; all ranks make theirs together.
+    """Saves one rank's share of the checkpoints of a run; all ranks construct this together.
 
     Args:
-        rank_state: whose state is saved.
-        folder: of the run.
-        log: is given a sentence when a checkpoint could not be written.
+        rank_state: the state to save.
+        folder: the folder of the run.
+        log: called with a sentence for the user when a checkpoint cannot be written.
     """
 
     def __init__(self, rank_state: RankState, folder: Path, log: Callable[[str], None]) -> None:
@@ -42,23 +42,24 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The folder that holds the checkpoints."""
         return self._saver.folder
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest one that this rank has completed; only the writer completes any."""
+        """Step of the newest checkpoint that this rank has completed; only the writer does."""
         return self._saver.newest
 
     def save(self, loss: float | None, evaluated: bool) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
 
-        All ranks call this together. If the checkpoint before is still being written, on a slow
+        All ranks call this together. If the previous checkpoint is still being written to a slow
         disk, they wait for it.
 
         Args:
-            loss: of the last step, on ranks of the last stage.
-            evaluated: whether no evaluation is due before the next step.
+            loss: loss of the last step on ranks of the last stage; None on other ranks and after
+                a skipped step.
+            evaluated: whether the evaluation due after the last step, if any, has been done.
         """
         layout = self.rank_state.run.layout
         run_with_heartbeats(self._saver.finish, layout.world_size)
@@ -67,15 +68,15 @@ class Checkpoints:
         self._saver.save(self._manifest(loss, evaluated), share)
 
     def finish(self) -> None:
-        """Wait until the checkpoint that was begun is on disk, or known not to be."""
+        """Wait until the last checkpoint is on disk, or could not be written."""
         self._saver.finish()
 
     def rescue(self, loss: float | None, evaluated: bool) -> None:
-        """Save the whole state of this rank's stages, because a replica of them is gone.
+        """Save the whole state of this rank's stages after another rank was lost.
 
         Args:
-            loss: of the last step, on ranks of the last stage.
-            evaluated: whether no evaluation is due before the next step.
+            loss: loss of the last step, as for `save`.
+            evaluated: whether the evaluation due after the last step, if any, has been done.
         """
         saver, manifest = self._saver, self._manifest(loss, evaluated)
         rescue(saver.folder, saver.token, saver.own_file, manifest, named_tensors(self.rank_state))

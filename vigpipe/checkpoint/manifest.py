@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: what it is of, and how to know that every byte is there.
+"""Write and check the manifest of a checkpoint: the facts of the run and a checksum of every file.
 
     {"format": "vigpipe checkpoint 1",
-     "sha256": of "checkpoint" as JSON with sorted keys,
+     "sha256": SHA-256 of "checkpoint" as JSON with sorted keys,
      "checkpoint": {"step": 50, "files": {NAME: {"bytes": ..., "sha256": ...}}, ...}}
 
-safetensors and JSON notice a file that was cut off; only a checksum notices a flipped bit.
+Readers of safetensors and JSON detect a truncated file; only a checksum detects a flipped bit.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ _AGAIN = "give another checkpoint"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of.
+    """The facts of a checkpoint.
 
     Attributes:
-        step: optimizer steps done.
-        num_steps: of the whole run.
-        evaluated: whether the evaluation that follows this step, if any, has been made.
-        loss: of the last step; None if it was skipped.
+        step: number of optimizer steps done.
+        num_steps: number of optimizer steps of the whole run.
+        evaluated: whether the evaluation that follows this step, if any, has been done.
+        loss: loss of the last step; None if it was skipped.
         config: the resolved options, as in config.toml.
-        data: what the images were, as `Run.fingerprint` tells.
-        layout: the degrees it was written under.
-        weights: what `checkpoint.weights.read_metadata` says of the weights.
-        versions: of the packages, with the commit.
-        files: of every file its "bytes" and "sha256".
+        data: identity of the images, from `Run.fingerprint`.
+        layout: the layout of the ranks that wrote the checkpoint.
+        weights: metadata for a file of the weights, from `Run.weights_metadata`.
+        versions: versions of the packages, commit and host.
+        files: "bytes" and "sha256" of every file, by its name.
     """
 
     step: int
@@ -60,7 +60,7 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The manifest as its file has it."""
+        """Return the text of the manifest's file."""
         content = asdict(self)
         return json.dumps(
             {"format": FORMAT, "sha256": _digest(content), "checkpoint": content}, indent=1
@@ -68,37 +68,40 @@ class Manifest:
 
 
 def folder_name(step: int) -> str:
-    """Name of a checkpoint's folder."""
+    """Return the name of the folder of a checkpoint."""
     return f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, or in the `checkpoints` of a run's folder; newest first."""
+    """List the checkpoints of a run, or of its folder `checkpoints`, newest first."""
     for place in (folder / "checkpoints", folder):
         try:
             names = [entry.name for entry in os.scandir(place) if entry.is_dir()]
         except OSError:
             continue
-        found = {int(m[1]): place / m[0] for m in map(_FOLDER.fullmatch, names) if m}
-        if found:
-            return [found[step] for step in sorted(found, reverse=True)]
+        by_step = {int(m[1]): place / m[0] for m in map(_FOLDER.fullmatch, names) if m}
+        if by_step:
+            return [by_step[step] for step in sorted(by_step, reverse=True)]
     return []
 
 
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
-    """The place itself if it is a checkpoint, else those of the run that it is; newest first.
+    """List the checkpoints that the user means by a path, newest first.
 
     Args:
-        place: that the user has named.
-        option: behind which, with a space.
+        place: a checkpoint, or the folder of a run.
+        option: the option that was given the path, with a space behind it, for messages.
+
+    Returns:
+        The path itself if it is a checkpoint, else the checkpoints of the run.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no checkpoint.
     """
     if (place / NAME).exists():
         return [place]
-    if found := list_checkpoints(place):
-        return found
+    if checkpoints := list_checkpoints(place):
+        return checkpoints
     if not place.is_dir():
         raise InputError(f"{option}{place}: is no folder; name a run or one of its checkpoints")
     raise InputError(
@@ -107,27 +110,31 @@ def checkpoints_at(place: Path, option: str = "") -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read and check a manifest.
+    """Read and check the manifest of a checkpoint.
 
     Raises:
-        InputError: it is missing, damaged, or not one of ours.
+        InputError: the manifest is missing, damaged, or in another format.
     """
     return read_manifest_file(checkpoint / NAME)
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The same by the file's own name."""
+    """Read and check a manifest by the path of its file.
+
+    Raises:
+        InputError: the manifest is missing, damaged, or in another format.
+    """
     table = read_json(path)
     if not isinstance(table, dict) or table.get("format") != FORMAT:
-        found = table.get("format") if isinstance(table, dict) else None
-        raise InputError(f"{path}: expected the format {FORMAT!r}, got {found!r}; {_AGAIN}")
+        actual = table.get("format") if isinstance(table, dict) else None
+        raise InputError(f"{path}: expected the format {FORMAT!r}, got {actual!r}; {_AGAIN}")
     content = table.get("checkpoint")
     if not isinstance(content, dict) or table.get("sha256") != _digest(content):
         raise InputError(f"{path}: its SHA-256 does not fit: it was damaged or edited; {_AGAIN}")
     names = {f.name for f in fields(Manifest)}
     if content.keys() != names:
-        odd = sorted(content.keys() ^ names)
-        raise InputError(f"{path}: has other keys than a checkpoint ({', '.join(odd)}); {_AGAIN}")
+        wrong = sorted(content.keys() ^ names)
+        raise InputError(f"{path}: has other keys than a checkpoint ({', '.join(wrong)}); {_AGAIN}")
     for key in ("config", "data", "layout", "weights", "versions", "files"):
         if not isinstance(content[key], dict):
             raise InputError(f"{path}: {key} is no table; {_AGAIN}")
@@ -146,23 +153,26 @@ def read_manifest_file(path: Path) -> Manifest:
 
 
 def _check_file_entry(path: Path, name: str, facts: object) -> None:
-    good = (
-        _FILE.fullmatch(name)  # no path that leads elsewhere
+    is_valid = (
+        _FILE.fullmatch(name)  # so it is no path to another folder
         and isinstance(facts, dict)
         and facts.keys() == {"bytes", "sha256"}
         and type(facts["bytes"]) is int
         and isinstance(facts["sha256"], str)
         and _SHA256.fullmatch(facts["sha256"])
     )
-    if not good:
+    if not is_valid:
         raise InputError(f"{path}: its entry of the file {name!r} is malformed; {_AGAIN}")
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Read the manifest, and every byte of every file.
+    """Check every byte of a checkpoint against its manifest.
+
+    Returns:
+        The manifest.
 
     Raises:
-        InputError: something is missing, damaged, swapped or foreign; the file is named.
+        InputError: a file is missing, damaged or not the one the manifest lists; the file is named.
     """
     manifest = read_manifest(checkpoint)
     for name, facts in manifest.files.items():
@@ -176,10 +186,10 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def file_digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a regular file.
+    """Return the size in bytes and the SHA-256 of a regular file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -187,48 +197,58 @@ def file_digest(path: Path) -> tuple[int, str]:
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """The entry of a file in `Manifest.files`."""
+    """Return the entry of a file for `Manifest.files`."""
     size, digest = file_digest(path)
     return {"bytes": size, "sha256": digest}
 
 
-def write_note(shard: Path, text: str) -> None:
-    """Tell others that a rank's file is whole; the note appears at once, or not at all."""
-    write_whole(shard.with_suffix(".json"), text)
+def write_note(rank_file: Path, text: str) -> None:
+    """Write a note beside a rank's file, which says that the file is complete.
+
+    The note appears complete or not at all.
+
+    Args:
+        rank_file: the file; the note has the same name with the suffix .json.
+        text: content of the note.
+    """
+    write_whole(rank_file.with_suffix(".json"), text)
 
 
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
-    """The file of every tensor, by the tensor's name.
+    """Return the name of the file that holds each tensor, by the tensor's name.
 
     Raises:
-        InputError: a file is no safetensors file, or two have a tensor of one name.
+        InputError: a file is not a safetensors file, or two files have a tensor of the same name.
     """
-    found: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for name in manifest.files:
         with _opened(checkpoint / name) as file:
             for key in file.keys():  # noqa: SIM118 - it is no dict
-                if key in found:
+                if key in file_of:
                     raise InputError(
-                        f"{checkpoint}: {found[key]} and {name} both have {key}; {_AGAIN}"
+                        f"{checkpoint}: {file_of[key]} and {name} both have {key}; {_AGAIN}"
                     )
-                found[key] = name
-    return found
+                file_of[key] = name
+    return file_of
 
 
 def read_tensors(
-    checkpoint: Path, where: Mapping[str, str], names: list[str]
+    checkpoint: Path, file_of: Mapping[str, str], names: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Some tensors of a checkpoint; those that it does not have are left out.
+    """Read some tensors of a checkpoint; those that it does not have are left out.
 
     Args:
-        checkpoint: the folder.
-        where: from `tensor_names`.
-        names: of the tensors.
+        checkpoint: the folder of the checkpoint.
+        file_of: the file of each tensor, from `tensor_names`.
+        names: names of the tensors to read.
+
+    Yields:
+        Name and tensor, on the CPU.
     """
-    for file_name in dict.fromkeys(where[name] for name in names if name in where):
+    for file_name in dict.fromkeys(file_of[name] for name in names if name in file_of):
         with _opened(checkpoint / file_name) as file:
             for name in names:
-                if where.get(name) == file_name:
+                if file_of.get(name) == file_name:
                     yield name, file.get_tensor(name)
 
 

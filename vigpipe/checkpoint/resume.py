@@ -1,4 +1,4 @@
-"""Choose a checkpoint, see that it is of this run, and go on from it."""
+"""Choose a checkpoint, check that it belongs to this run, and continue from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vigpipe.run.facts import Run
     from vigpipe.run.rank import RankState
 
-# Options that may differ from the checkpoint's: where and how fast it runs, what is written, and
-# how long. All others say what is computed.
+# Options that may differ from the checkpoint's: where the run computes and how fast, what it
+# writes, and how long it is. All other options determine what is computed.
 MAY_DIFFER = {
     *("config", "weights", "new_classifier", "out"),
     *("data", "data_dir", "download", "workers", "skip_bad_images"),
@@ -37,20 +37,23 @@ MAY_DIFFER = {
 
 
 def choose(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
-    """The checkpoint itself, or the newest one of a run that verifies; and its manifest.
+    """Choose the checkpoint to continue from, and verify all its files.
 
     Args:
-        place: a checkpoint, or the folder of a run.
-        log: is given a sentence for every checkpoint that is passed over.
+        place: a checkpoint, or the folder of a run, of which the newest intact one is chosen.
+        log: called with a sentence for every damaged checkpoint that is skipped.
+
+    Returns:
+        The folder of the checkpoint, and its manifest.
 
     Raises:
-        InputError: the one that was named is damaged, or the run has none that verifies.
+        InputError: the named checkpoint is damaged, or the run has none that is intact.
     """
-    found = checkpoints_at(place, "--resume ")
-    if found == [place]:
+    checkpoints = checkpoints_at(place, "--resume ")
+    if checkpoints == [place]:
         return place, verify(place)
     problems: list[str] = []
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         try:
             manifest = verify(checkpoint)
         except InputError as error:
@@ -60,38 +63,39 @@ def choose(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
             log(f"passed over: {problem}")
         return checkpoint, manifest
     raise InputError(
-        f"--resume: none of the {len(found)} checkpoints in {found[0].parent} is whole, the newest "
-        f"for this reason: {problems[0]}; delete the folder to begin anew"
+        f"--resume: none of the {len(checkpoints)} checkpoints in {checkpoints[0].parent} is whole, "
+        f"the newest for this reason: {problems[0]}; delete the folder to begin anew"
     )
 
 
 def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Give a new worker the state that --resume asks for; all ranks call it together.
+    """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
 
-    Rank 0 reads and checks every byte, and the others believe it.
+    Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
+    and trust its verdict.
 
     Args:
-        rank_state: this rank's share of the job.
-        folder: of the run.
-        log: is given what the user should know.
+        rank_state: this rank's state, newly made.
+        folder: the folder of the run.
+        log: called with sentences that the user should read.
 
     Returns:
-        What the checkpoint is of; None where the run begins anew.
+        The manifest of the checkpoint; None if the run starts from the beginning.
 
     Raises:
-        InputError: there is no checkpoint that is whole and of this run.
+        InputError: there is no intact checkpoint of this run.
     """
     run = rank_state.run
-    wish, world_size = run.config.resume, run.layout.world_size
-    if wish is None:
+    option, world_size = run.config.resume, run.layout.world_size
+    if option is None:
         return None
     notes: list[str] = []
-    place = folder if wish == "auto" else Path(wish)
+    place = folder if option == "auto" else Path(option)
 
-    def look() -> tuple[Path, Manifest] | None:
+    def choose_on_rank_0() -> tuple[Path, Manifest] | None:
         if rank_state.replica_index > 0 or rank_state.pipeline_rank > 0:
             return None
-        if wish == "auto":
+        if option == "auto":
             salvage(folder)
             if not list_checkpoints(folder):
                 return None
@@ -99,26 +103,32 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
         notes.extend(check_same_run(manifest, run, checkpoint))
         return checkpoint, manifest
 
-    found = run_with_heartbeats(look, world_size)  # it may take longer than --timeout
-    found, notes = broadcast_value((found, notes), world_size)
+    # Verifying may take longer than --timeout.
+    chosen = run_with_heartbeats(choose_on_rank_0, world_size)
+    chosen, notes = broadcast_value((chosen, notes), world_size)
     for note in notes:
         log(note)
-    if found is None:
+    if chosen is None:
         return None
-    checkpoint, manifest = found
+    checkpoint, manifest = chosen
     go_on(rank_state, checkpoint, manifest)
     log(f"going on after step {manifest.step}, from {checkpoint}")
     return manifest
 
 
 def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
-    """Compare a checkpoint with the run that is to go on from it.
+    """Check that a run may continue from a checkpoint.
+
+    Args:
+        manifest: the manifest of the checkpoint.
+        run: the run that is to continue from it.
+        where: the checkpoint, for messages.
 
     Returns:
-        What the user should know.
+        Sentences that the user should read, about differences that are allowed.
 
     Raises:
-        InputError: they compute different things.
+        InputError: an option that determines what is computed differs, or the data do.
     """
     now, before = as_toml(run.config), manifest.config
     for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
@@ -135,11 +145,11 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
                 f"{manifest.data.get(name)}, is {value}; give the same images"
             )
     notes: list[str] = []
-    pieces = run.layout.num_replicas * run.layout.num_microbatches
-    if manifest.layout.get("pieces") != pieces:
+    total_microbatches = run.layout.num_replicas * run.layout.num_microbatches
+    if manifest.layout.get("pieces") != total_microbatches:
         notes.append(
-            f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {pieces}: the batch is "
-            "cut otherwise from here on, which BatchNorm's statistics depend on"
+            f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {total_microbatches}: "
+            "the batch is cut otherwise from here on, which BatchNorm's statistics depend on"
         )
     if manifest.num_steps != run.num_steps:
         notes.append(
@@ -150,21 +160,26 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
 
 
 def go_on(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
-    """Give a new worker the state of a checkpoint, whatever layout wrote it.
+    """Put a checkpoint, written by any layout, into a rank's state.
+
+    Args:
+        rank_state: this rank's state, newly made.
+        checkpoint: the folder of the checkpoint.
+        manifest: its manifest.
 
     Raises:
-        InputError: it is not of this model.
+        InputError: the checkpoint belongs to another model.
     """
-    where = tensor_names(checkpoint, manifest)
-    known = rank_state.run.tensor_names()
-    for name in where:
+    file_of = tensor_names(checkpoint, manifest)
+    model_names = rank_state.run.tensor_names()
+    for name in file_of:
         kind, _, rest = name.partition("/")
-        of = rest.partition("/")[2] if kind == "optimizer" else rest
-        if of not in known or kind not in ("model", "ema", "optimizer"):
+        model_name = rest.partition("/")[2] if kind == "optimizer" else rest
+        if model_name not in model_names or kind not in ("model", "ema", "optimizer"):
             raise InputError(
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    tensors = dict(read_tensors(checkpoint, where, wanted(rank_state, where)))
+    tensors = dict(read_tensors(checkpoint, file_of, wanted(rank_state, file_of)))
     restore(rank_state, tensors, str(checkpoint))
     rank_state.start_at(manifest.step)

@@ -1,14 +1,14 @@
-"""Write checkpoints while training goes on; a name appears only on what is whole.
+"""Write checkpoints while training goes on; only complete checkpoints get their name.
 
-Every rank copies its share of the state, which is all that training waits for. A thread then writes
-it into a hidden folder, and a note of its size and SHA-256 beside it. When all notes are there, the
+Training waits only while every rank copies its share of the state. A thread then writes the share
+into a hidden folder, with a note of its size and SHA-256 beside it. When all notes are there, the
 writer's thread adds the manifest and renames the folder:
 
     ranks        .step-00000050-9f3c/stage0-replica0.safetensors, then .json, ...
     the writer   .step-00000050-9f3c/manifest.json, then .step-00000050-9f3c -> step-00000050
 
-Everything is synced to disk before the rename, so a crash at any moment leaves whole checkpoints,
-and perhaps a hidden folder that the next run removes. No collective is called, hence none can hang.
+Everything is synced to disk before the rename, so a crash at any moment leaves complete checkpoints
+and at most a hidden folder, which the next run removes. No collective is called, so none can hang.
 """
 
 import contextlib
@@ -38,17 +38,17 @@ POLL_SECONDS = 0.02
 
 
 class Saver:
-    """One rank's part in the checkpoints of a run.
+    """Writes one rank's file of every checkpoint, and completes the checkpoint on one rank.
 
     Args:
-        folder: of the run.
-        files: names of the files that make up a checkpoint.
-        own_file: this rank's.
-        is_writer: whether this rank adds the manifest; one does.
-        keep: how many checkpoints stay.
-        token: the same on every rank, and other than that of any other run.
-        log: is given a sentence when a checkpoint could not be written.
-        patience: seconds that the ranks have for a checkpoint.
+        folder: the folder of the run.
+        files: names of the files that make up a checkpoint, one for each rank.
+        own_file: name of this rank's file.
+        is_writer: whether this rank adds the manifest and the name; exactly one rank does.
+        keep: number of checkpoints to keep; older ones are deleted.
+        token: a text that is the same on every rank and differs from that of any other run.
+        log: called with a sentence for the user when a checkpoint cannot be written.
+        timeout_seconds: time that the ranks have to write their files of a checkpoint.
     """
 
     def __init__(
@@ -60,30 +60,34 @@ class Saver:
         keep: int,
         token: str,
         log: Callable[[str], None],
-        patience: float = 600.0,
+        timeout_seconds: float = 600.0,
     ) -> None:
         self.folder = folder / "checkpoints"
         self.files, self.own_file, self.is_writer = files, own_file, is_writer
         self.keep, self.token = keep, token
-        self.log, self.patience = log, patience
-        self.newest: int | None = None  # step of the last one that was completed here
+        self.log, self.timeout_seconds = log, timeout_seconds
+        self.newest: int | None = None  # step of the newest checkpoint that this rank has completed
         self._thread: threading.Thread | None = None
         if self.is_writer:
             self._sweep()
 
     def save(self, manifest: Manifest, state: Mapping[str, Tensor]) -> None:
-        """Take a copy of this rank's share, and write it meanwhile.
+        """Copy this rank's share of the state, and begin to write it in a thread.
 
-        An earlier checkpoint that is still being written is waited for.
+        This waits for an earlier checkpoint that is still being written.
+
+        Args:
+            manifest: the facts of the checkpoint; its files are filled in by the writer.
+            state: this rank's share of the state, by name.
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
-        # Not a daemon: Python's own exit waits for a checkpoint that has begun.
+        # Not a daemon, so that Python's exit waits for a checkpoint that has begun.
         self._thread = threading.Thread(target=self._write, args=(manifest, copies))
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that was begun is on disk, or known not to be."""
+        """Wait until the last checkpoint is on disk, or could not be written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -101,10 +105,10 @@ class Saver:
         except (OSError, _Incomplete) as error:
             if self.is_writer:
                 shutil.rmtree(partial, ignore_errors=True)
-                kept = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
+                left = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
                 self.log(
                     f"checkpoint of step {manifest.step}: could not be written to {self.folder} "
-                    f"({_reason(error)}); the run goes on, {kept}"
+                    f"({_reason(error)}); the run goes on, {left}"
                 )
 
     def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
@@ -122,7 +126,7 @@ class Saver:
             (partial / name).with_suffix(".json").unlink()
         _sync(partial)
         target = self.folder / folder_name(manifest.step)
-        if target.exists():  # of an earlier attempt, and damaged, or this run would be past it
+        if target.exists():  # damaged, or this run would have resumed from it
             target.rename(self.folder / f".old-{target.name}-{self.token}")
         partial.rename(target)
         _sync(self.folder)
@@ -133,7 +137,7 @@ class Saver:
             shutil.rmtree(old, ignore_errors=True)
 
     def _note(self, path: Path) -> dict[str, object]:
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout_seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.with_suffix(".json").read_text())
@@ -141,27 +145,27 @@ class Saver:
             if failed.exists():
                 raise _Incomplete(failed.read_text() or "a rank could not write its share")
             time.sleep(POLL_SECONDS)
-        raise _Incomplete(f"{path.name} was not there after {self.patience:g} s")
+        raise _Incomplete(f"{path.name} was not there after {self.timeout_seconds:g} s")
 
     def _sweep(self) -> None:
-        """Remove what runs that died have left half written."""
+        """Remove what runs that died have left incomplete."""
         for prefix in (".step-", ".old-", PREFIX):
-            for left in self.folder.glob(f"{prefix}*"):
-                if not left.name.endswith(self.token):
-                    shutil.rmtree(left, ignore_errors=True)
+            for folder in self.folder.glob(f"{prefix}*"):
+                if not folder.name.endswith(self.token):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def rank_file_name(pipeline_rank: int, replica_index: int) -> str:
-    """Name the file of one rank."""
+    """Return the name of the file that a rank writes."""
     return f"stage{pipeline_rank}-replica{replica_index}.safetensors"
 
 
 class _Incomplete(Exception):
-    """A rank's share is missing."""
+    """A rank could not write its file of a checkpoint, or did not do so in time."""
 
 
 def _give_up(path: Path, error: Exception) -> None:
-    """Tell the writer, on a disk that may be full: first make room."""
+    """Tell the writer that a file could not be written; first make room, as the disk may be full."""
     with contextlib.suppress(OSError):
         path.unlink()
     failed = path.with_suffix(".failed")

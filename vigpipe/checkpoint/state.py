@@ -1,12 +1,12 @@
-"""A rank's state as named tensors, and back: what an optimizer step reads and writes.
+"""Turn a rank's state into named tensors, and back.
 
-Names say what a tensor is and of which parameter of the unsplit model, so that any layout finds its
-own. The rest of a run's state is a number: learning rates, masks, augmentation and the order of the
-data depend on the options and the step only.
+A name says what the tensor is and which parameter of the unsplit model it belongs to, so that every
+layout finds the tensors it needs. The step is the only other state of a run: learning rates, masks,
+augmentation and the order of the data depend only on the options and the step.
 
     model/NAME              parameters, running statistics
-    ema/NAME                their moving average
-    optimizer/KIND/NAME     what the optimizer keeps of a parameter: exp_avg, exp_avg_sq, step, ...
+    ema/NAME                moving average of these
+    optimizer/KIND/NAME     state of the optimizer for a parameter: exp_avg, exp_avg_sq, step, ...
 """
 
 from collections.abc import Collection, Mapping
@@ -21,89 +21,105 @@ if TYPE_CHECKING:
 
 
 def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
-    """This rank's state, by name; the tensors themselves.
+    """Return the tensors of a rank's state by name, without copying them.
 
-    Every replica of a stage has the same.
+    All replicas of a stage have the same state.
     """
-    found = _model_of(rank_state)
+    tensors = _model_tensors(rank_state)
     for name, parameter in rank_state.parameters().items():
         for kind, tensor in rank_state.optimizer.state.get(parameter, {}).items():
-            found[f"optimizer/{kind}/{name}"] = tensor
-    return found
+            tensors[f"optimizer/{kind}/{name}"] = tensor
+    return tensors
 
 
-def _model_of(rank_state: "RankState") -> dict[str, Tensor]:
-    """The part of a rank's state that is there before the first step."""
-    found = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
-    return found | {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
+def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
+    """Return the tensors that exist before the first step: weights, statistics, moving average."""
+    tensors = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
+    return tensors | {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
 
 
 def share_of(
     state: Mapping[str, Tensor], replica_index: int, num_replicas: int
 ) -> dict[str, Tensor]:
-    """What one of the replicas writes: all write about as many bytes, and no tensor twice."""
+    """Choose the tensors that one replica writes.
+
+    All replicas together write every tensor once, and each writes about as many bytes.
+
+    Args:
+        state: the state of a stage, the same on all its replicas.
+        replica_index: the replica whose share is returned.
+        num_replicas: number of replicas.
+    """
     loads = [0] * num_replicas
-    mine: dict[str, Tensor] = {}
+    share: dict[str, Tensor] = {}
     for name in sorted(state, key=lambda name: (-state[name].nbytes, name)):
         lightest = loads.index(min(loads))
         loads[lightest] += state[name].nbytes
         if lightest == replica_index:
-            mine[name] = state[name]
-    return mine
+            share[name] = state[name]
+    return share
 
 
 def wanted(rank_state: "RankState", available: Collection[str]) -> list[str]:
-    """Of the tensors that a checkpoint has, those that this rank needs."""
-    own = set(_model_of(rank_state))
+    """List the tensors that this rank needs from a checkpoint.
+
+    Args:
+        rank_state: this rank's state, newly made.
+        available: names of all tensors of the checkpoint.
+
+    Returns:
+        Sorted names: the tensors of the model, and what the checkpoint has for their optimizer.
+    """
+    names = set(_model_tensors(rank_state))
     parameters = set(rank_state.parameters())
-    own |= {
+    names |= {
         name
         for name in available
         if name.startswith("optimizer/") and name.split("/", 2)[-1] in parameters
     }
-    return sorted(own)
+    return sorted(names)
 
 
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    """Put a checkpoint's tensors in the place of this rank's state.
+    """Copy a checkpoint's tensors into this rank's state.
 
     Args:
-        rank_state: this rank's share, new.
-        tensors: by name, at least those that are `wanted`.
-        where: the checkpoint, for errors.
+        rank_state: this rank's state, newly made.
+        tensors: tensors by name, at least those that `wanted` lists.
+        where: the checkpoint, for messages.
 
     Raises:
-        InputError: a tensor is missing, or has another shape or type.
+        InputError: a tensor is missing, or has another shape or dtype than the model's.
     """
-    for name, holder in _model_of(rank_state).items():
+    for name, target in _model_tensors(rank_state).items():
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
-        if tensor.shape != holder.shape or tensor.dtype != holder.dtype:
+        if tensor.shape != target.shape or tensor.dtype != target.dtype:
             raise InputError(
                 f"{where}: {name} is {tuple(tensor.shape)} {tensor.dtype}, expected "
-                f"{tuple(holder.shape)} {holder.dtype}; give a checkpoint of this model"
+                f"{tuple(target.shape)} {target.dtype}; give a checkpoint of this model"
             )
-        holder.copy_(tensor)
+        target.copy_(tensor)
     _restore_optimizer(rank_state, tensors, where)
 
 
 def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
     names = {id(parameter): name for name, parameter in rank_state.parameters().items()}
-    kept: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    by_parameter: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, kind, name = key.split("/", 2)
-            kept.setdefault(name, {})[kind] = tensor
-    empty = rank_state.optimizer.state_dict()  # numbers its parameters in the order of the groups
+            by_parameter.setdefault(name, {})[kind] = tensor
+    empty = rank_state.optimizer.state_dict()  # its parameters are numbered in order of the groups
     state: dict[int, dict[str, Tensor]] = {}
     for group, numbers in zip(
         rank_state.optimizer.param_groups, empty["param_groups"], strict=True
     ):
         for parameter, number in zip(group["params"], numbers["params"], strict=True):
             name = names[id(parameter)]
-            state[number] = kept[name]
-            for kind, tensor in kept[name].items():
+            state[number] = by_parameter[name]
+            for kind, tensor in by_parameter[name].items():
                 if tensor.dim() and tensor.shape != parameter.shape:
                     raise InputError(
                         f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "

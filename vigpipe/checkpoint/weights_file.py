@@ -1,10 +1,10 @@
-"""Trained weights under the unsplit model's parameter names, whatever the layout was.
+"""Write and read files of trained weights, whose names are those of the unsplit model.
 
-Load them with one line:
+One line loads such a file, whatever the layout of the run was:
 
     model.load_state_dict(safetensors.torch.load_file("runs/<time>/model.safetensors"))
 
-The file's metadata say which model that is and what its images look like (`read_metadata`).
+The file's metadata say which model it is and what its images look like (`read_metadata`).
 """
 
 import errno
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 
 
 def gather_named(
-    mine: dict[str, Tensor], stage_group: dist.ProcessGroup | None, to_stage: int
+    own_tensors: dict[str, Tensor], stage_group: dist.ProcessGroup | None, pipeline_rank: int
 ) -> dict[str, Tensor] | None:
-    """Tensors of all parts of the model, on the CPU of one rank of a pipeline.
+    """Gather the tensors of all stages on one rank of a pipeline; its ranks call this together.
 
     Args:
-        mine: this rank's tensors, by the unsplit model's names.
-        stage_group: the ranks of the pipeline; None where there is one stage.
-        to_stage: position in the pipeline of the rank that gets them.
+        own_tensors: this rank's tensors, by the unsplit model's names.
+        stage_group: the ranks of the pipeline; None if it has a single rank.
+        pipeline_rank: position in the pipeline of the rank that receives the tensors.
 
     Returns:
-        A copy of every tensor on that rank; None on the others.
+        A copy of every tensor, on the CPU, on that rank; None on the others.
     """
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in mine.items()}
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
     if stage_group is None:
         return copies
-    receives = stage_group.rank() == to_stage
-    pieces: list[dict[str, Tensor]] | None = [{}] * stage_group.size() if receives else None
-    dist.gather_object(copies, pieces, group=stage_group, group_dst=to_stage)
-    if pieces is None:
+    receives = stage_group.rank() == pipeline_rank
+    by_rank: list[dict[str, Tensor]] | None = [{}] * stage_group.size() if receives else None
+    dist.gather_object(copies, by_rank, group=stage_group, group_dst=pipeline_rank)
+    if by_rank is None:
         return None
-    return {name: tensor for piece in pieces for name, tensor in piece.items()}
+    return {name: tensor for tensors in by_rank for name, tensor in tensors.items()}
 
 
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
-    """Write the weights of all stages, with what is needed to use them; all ranks call this.
+    """Write the weights of all stages, with metadata for using them; all ranks call this.
 
     Args:
         rank_state: this rank's state.
-        path: the file; the rank that writes the run's files writes it.
+        path: the file; only the rank that writes the run's files writes it.
 
     Raises:
         InputError: the file cannot be written.
     """
-    to_stage = rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.state(), rank_state.stage_group, to_stage)
+    last = rank_state.run.layout.pipeline_size - 1
+    state = gather_named(rank_state.state(), rank_state.stage_group, last)
     if state is not None and rank_state.is_writer:
         save_weights(path, state, rank_state.run.weights_metadata())
 
@@ -72,9 +72,9 @@ def save_weights(
     """Write a state dict as safetensors.
 
     Args:
-        path: the file.
-        state: by the unsplit model's names.
-        metadata: what `read_metadata` gives back.
+        path: the file to write or replace.
+        state: tensors by the unsplit model's names.
+        metadata: texts that `read_metadata` returns; none by default.
 
     Raises:
         InputError: the file cannot be written.
@@ -94,7 +94,12 @@ def save_weights(
 def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write safetensors with the permissions of the user's umask; the library's own are 0600.
+    """Write a safetensors file with the permissions of the user's umask, not the library's 0600.
+
+    Args:
+        path: the file to write.
+        tensors: contiguous tensors on the CPU, by name.
+        metadata: texts for the header; none by default.
 
     Raises:
         OSError: the file cannot be written.
@@ -109,9 +114,10 @@ def write_tensors(
 
 
 def _sort_metadata(path: Path) -> None:
-    """Put a file's metadata in order: safetensors shuffles them, and equal runs write equal files.
+    """Sort a file's metadata, which safetensors shuffles, so that equal runs write equal files.
 
-    The format: 8 bytes, the length of a JSON header; the header, which may end in spaces; the data.
+    The format is the length of a JSON header in 8 bytes, the header, which may end in spaces, and
+    the data.
     """
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -124,16 +130,17 @@ def _sort_metadata(path: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file of weights says about its model.
+    """Read what a file of weights says about its model.
 
-    A file that a run wrote has model, num_classes, in_chans, img_size ("HxW"), mean and std (of the
-    pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a JSON list), norm, and
-    where they were given graph, aggregator, stem_stride, compat.
+    Returns:
+        Texts by name. For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"),
+        mean and std (of pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a
+        JSON list) and norm; graph, aggregator, stem_stride and compat if they were given.
 
     Raises:
-        InputError: the file cannot be read, or is no safetensors file.
+        InputError: the file cannot be read, or is not a safetensors file.
     """
-    opened(path).close()  # safetensors would wait at a pipe
+    opened(path).close()  # refuses a pipe, at which safetensors would wait
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})

@@ -1,1 +1,1 @@
-"""Write files whole, and read files that anybody may have written."""
+"""Write files atomically, and read files that anybody may have written."""

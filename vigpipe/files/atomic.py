@@ -1,4 +1,4 @@
-"""Write a file so that a crash leaves the old one or the new one, and no half."""
+"""Write files atomically: a crash leaves the old file or the new one, never half of it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden file beside `path` to write to, which takes its place at the end.
+    """Yield the path of a hidden file to write, which replaces `path` when the context ends.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; the hidden file is removed.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -23,6 +23,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The same for a text, which is written as UTF-8."""
+    """Write a text as UTF-8, replacing the file atomically.
+
+    Raises:
+        OSError: the file cannot be written; the old one is left.
+    """
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")

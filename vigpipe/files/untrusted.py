@@ -1,4 +1,4 @@
-"""Read small files that anybody may have written: never more than fits, never from a pipe."""
+"""Read small files that anybody may have written: never more than a limit, never from a pipe."""
 
 import json
 import os
@@ -10,16 +10,16 @@ from typing import Any
 
 from vigpipe.errors import InputError
 
-MOST_BYTES = 16 << 20  # of a file that is parsed as a whole
-MOST_ROWS = 1 << 30  # of one with rows for every step
-MOST_TOML = 1 << 15  # of 64 KiB of dots, which make the longest of keys, tomllib takes 20 s
+MOST_BYTES = 16 << 20  # largest file that is parsed at once
+MOST_ROWS = 1 << 30  # largest file with rows for every step, in bytes
+MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib takes 20 s
 
 
 def opened(path: Path) -> BufferedReader:
-    """A regular file, to be read; opening a pipe would wait for somebody to write to it.
+    """Open a regular file for reading; opening a pipe would wait for a process that writes to it.
 
     Raises:
-        InputError: it cannot be opened, or is a folder, pipe or device.
+        InputError: the file cannot be opened, or is a folder, pipe or device.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,10 +34,15 @@ def opened(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file.
+    """Read the content of a regular file.
+
+    Args:
+        path: the file.
+        most: number of bytes that the file may have.
 
     Raises:
-        InputError: it cannot be read, is a folder, pipe or device, or has more than `most` bytes.
+        InputError: the file cannot be read, is a folder, pipe or device, or has more than `most`
+            bytes.
     """
     with opened(path) as file:
         content = file.read(most + 1)
@@ -50,10 +55,10 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """The same as UTF-8 text.
+    """Read a regular file of at most `most` bytes as UTF-8 text.
 
     Raises:
-        InputError: as `read_bytes`, or it is no UTF-8.
+        InputError: `read_bytes` refuses the file, or it is not UTF-8.
     """
     try:
         return read_bytes(path, most).decode("utf-8")
@@ -62,10 +67,10 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
-    """The same as JSON; NaN and keys that stand twice are refused.
+    """Parse a regular file of at most `most` bytes as JSON; NaN and duplicate keys are refused.
 
     Raises:
-        InputError: as `read_text`, or it is no JSON.
+        InputError: `read_text` refuses the file, or it is not JSON.
     """
     text = read_text(path, most)
     try:
@@ -77,22 +82,22 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
 
 
 def read_toml(path: Path, most: int = MOST_TOML) -> dict[str, Any]:
-    """The same as TOML.
+    """Parse a regular file of at most `most` bytes as TOML.
 
     Raises:
-        InputError: as `read_text`, or it is no TOML.
+        InputError: `read_text` refuses the file, or it is not TOML.
     """
     text = read_text(path, most)
     try:
         table = tomllib.loads(text)
-        str(table)  # raises ValueError for an integer that no message could show
+        str(table)  # raises ValueError for an integer with too many digits to print
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a TOML file ({error})") from error
     return table
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: a table, or ValueError for a key that is there twice."""
+    """Make a table for json.loads (object_pairs_hook); raise ValueError for a duplicate key."""
     table: dict[str, Any] = {}
     for name, value in pairs:
         if name in table:
