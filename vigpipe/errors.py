@@ -1,18 +1,19 @@
-"""What a user did wrong, told in one sentence, and the exit codes of every command."""
+"""Define the error for wrong use or input, and the exit codes of all commands."""
 
 DONE = 0
-DIFFERS = (
-    1  # `vigpipe check` found a difference; also Python's own code for an unexpected exception
-)
-WRONG_INPUT = 2
-PEER_LOST = 70
-SAVED = 75  # stopped before the end with a checkpoint: start again to go on
+# `vigpipe check` found a difference; this is also Python's code for an unexpected exception.
+DIFFERS = 1
+WRONG_INPUT = 2  # wrong use or wrong input, see InputError
+PEER_LOST = 70  # another rank is gone or silent
+SAVED = 75  # stopped before the end with a checkpoint; start the run again to continue
 NOT_FINITE = 76  # the loss is NaN or infinite
 INTERRUPTED = 130  # 128 + SIGINT
 
 
 class InputError(ValueError):
-    """Wrong use or wrong input: one sentence with what, where, expected, actual, what to change.
+    """Wrong use or wrong input, described in one sentence.
+
+    The sentence says what is wrong and where, what was expected and found, and what to change.
 
     Commands print the sentence to stderr without a traceback and exit with code 2.
     """

@@ -1,12 +1,12 @@
-"""All that is known about schedules: their names, what they demand, and their order of actions.
+"""Define the schedules: their names, their requirements, and their order of actions.
 
-The order of a rank's forwards and backwards is that of torch's schedules. Two ranks and three
+The order of a rank's forwards and backwards is that of torch's schedules. With two ranks and three
 micro-batches (F forward, B backward):
 
     gpipe   rank 0   F0 F1 F2 B0 B1 B2      1f1b   rank 0   F0 F1 B0 F2 B1 B2
             rank 1   F0 F1 F2 B0 B1 B2             rank 1   F0 B0 F1 B1 F2 B2
 
-With two virtual stages rank 0 holds stages 0 and 2 (F2.1: forward of micro-batch 1 in stage 2):
+With two virtual stages, rank 0 holds stages 0 and 2 (F2.1: forward of micro-batch 1 in stage 2):
 
     loopedbfs        rank 0   F0.0 F0.1 F2.0 F2.1 B2.1 B2.0 B0.1 B0.0
     interleaved1f1b  rank 0   F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1
@@ -17,16 +17,16 @@ from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-VIRTUAL: tuple[Schedule, ...] = ("interleaved1f1b", "loopedbfs")  # several stages a rank
+VIRTUAL: tuple[Schedule, ...] = ("interleaved1f1b", "loopedbfs")  # a rank holds several stages
 
 
 class Action(NamedTuple):
-    """One micro-batch through one stage.
+    """The forward or the backward of one micro-batch through one stage.
 
     Attributes:
         kind: `forward` or `backward`.
-        stage: number in the plan, virtual ones counted; stage i runs on rank i mod S.
-        microbatch: of the replica's.
+        stage: index of the stage, virtual ones counted; stage i runs on pipeline rank i mod S.
+        microbatch: index of the micro-batch in the replica.
     """
 
     kind: Literal["forward", "backward"]
@@ -34,7 +34,7 @@ class Action(NamedTuple):
     microbatch: int
 
 
-Orders = tuple[tuple[Action, ...], ...]  # of one pipeline, by pipeline_rank
+Orders = tuple[tuple[Action, ...], ...]  # the actions of each rank of a pipeline, by pipeline_rank
 
 
 def check_degrees(
@@ -43,10 +43,10 @@ def check_degrees(
     """Check whether a schedule can run with these degrees, each of at least 1.
 
     Args:
-        schedule: its name.
+        schedule: name of the schedule.
         pipeline_size: S, ranks of one pipeline.
         virtual_stages: V, stages each rank holds.
-        num_microbatches: M, of one replica.
+        num_microbatches: M, micro-batches of one replica.
 
     Returns:
         None if it can; else a sentence for the user that says why not and what to change.
@@ -76,7 +76,14 @@ def check_degrees(
 def is_legal(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> bool:
-    """Whether a schedule can run with these degrees; see `check_degrees`, which says why not."""
+    """Whether a schedule can run with these degrees; `check_degrees` says why not.
+
+    Args:
+        schedule: name of the schedule.
+        pipeline_size: S, ranks of one pipeline.
+        virtual_stages: V, stages each rank holds.
+        num_microbatches: M, micro-batches of one replica.
+    """
     degrees = pipeline_size, virtual_stages, num_microbatches
     return min(degrees) >= 1 and check_degrees(schedule, *degrees) is None
 
@@ -84,16 +91,19 @@ def is_legal(
 def orders(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> Orders:
-    """Each rank's actions in a training step.
+    """List each rank's actions in a training step, in their order.
 
-    One rank alone needs no schedule: it takes every micro-batch through all its stages and back
-    before the next one, whatever the schedule is called.
+    A pipeline of one rank ignores the schedule: it takes every micro-batch through all its stages
+    and back before the next one.
 
     Args:
-        schedule: its name.
+        schedule: name of the schedule.
         pipeline_size: S, ranks of one pipeline.
         virtual_stages: V, stages each rank holds.
-        num_microbatches: M, of one replica.
+        num_microbatches: M, micro-batches of one replica.
+
+    Returns:
+        The actions of every rank of one pipeline, by pipeline_rank.
     """
     if pipeline_size == 1:
         return (_alone(virtual_stages, num_microbatches),)
@@ -101,10 +111,12 @@ def orders(
     for rank in range(pipeline_size):
         stages = range(rank, pipeline_size * virtual_stages, pipeline_size)
         if schedule in ("gpipe", "loopedbfs"):
-            # The looped schedule goes back the way it came, GPipe in the order of arrival.
-            back = range(num_microbatches)[:: -1 if schedule == "loopedbfs" else 1]
+            # loopedbfs takes the backwards in reverse order, gpipe in the order of the forwards.
+            backward_microbatches = range(num_microbatches)[:: -1 if schedule == "loopedbfs" else 1]
             forward = [Action("forward", i, m) for i in stages for m in range(num_microbatches)]
-            backward = [Action("backward", i, m) for i in reversed(stages) for m in back]
+            backward = [
+                Action("backward", i, m) for i in reversed(stages) for m in backward_microbatches
+            ]
             by_rank.append((*forward, *backward))
         elif schedule == "1f1b":
             by_rank.append(_alternating(stages, num_microbatches, pipeline_size - 1 - rank, 1))
@@ -118,10 +130,20 @@ def orders(
 def forward_orders(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> Orders:
-    """Each rank's actions in inference: those of training without the backwards."""
+    """List each rank's actions in inference: those of training without the backwards.
+
+    Args:
+        schedule: name of the schedule.
+        pipeline_size: S, ranks of one pipeline.
+        virtual_stages: V, stages each rank holds.
+        num_microbatches: M, micro-batches of one replica.
+
+    Returns:
+        The forwards of every rank of one pipeline, by pipeline_rank.
+    """
     return tuple(
-        tuple(action for action in own if action.kind == "forward")
-        for own in orders(schedule, pipeline_size, virtual_stages, num_microbatches)
+        tuple(action for action in actions if action.kind == "forward")
+        for actions in orders(schedule, pipeline_size, virtual_stages, num_microbatches)
     )
 
 
@@ -132,9 +154,10 @@ def _num_rounds(pipeline_size: int, num_microbatches: int) -> int:
 def _alternating(
     stages: range, num_microbatches: int, ahead: int, in_round: int
 ) -> tuple[Action, ...]:
-    """`ahead` forwards, then a forward and a backward in turn, then the backwards that are left.
+    """List `ahead` forwards, then forwards and backwards in turn, then the remaining backwards.
 
-    Every `in_round` micro-batches the rank goes to the next of its stages, and round again.
+    After every `in_round` micro-batches the rank moves on to the next of its stages, and after the
+    last stage to the first.
     """
     num_each = len(stages) * num_microbatches
     turn = [

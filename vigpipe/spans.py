@@ -1,4 +1,4 @@
-"""What a rank does in a step, as stretches of time: measured by `timing`, predicted by `planning`.
+"""Describe what a rank does in a step as spans of time, which are measured or predicted.
 
 GPipe on two stages and two micro-batches:
 
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 Kind = Literal[
-    "forward",  # a micro-batch through a stage; the loss belongs to the last stage's
+    "forward",  # of a micro-batch through a stage; on the last stage it includes the loss
     "backward",
-    "wait input",  # for the stage before
-    "wait gradient",  # for the stage behind
-    "wait end",  # for the slowest rank to come to the end of its backwards
-    "send",  # handing on features and gradients, where that holds the rank up
-    "all-reduce",  # adding gradients up over the replicas
+    "wait input",  # waiting for the previous stage
+    "wait gradient",  # waiting for the next stage
+    "wait end",  # waiting for the slowest rank to finish its backwards
+    "send",  # sending features and gradients, as far as this blocks the rank
+    "all-reduce",  # adding up the gradients of all replicas
     "optimizer",  # the update of the weights
-    "other",  # statistics of the norms, clipping, moving averages, what is between the others
+    "other",  # statistics of norms, clipping, moving averages, and the time between other kinds
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WAITING: tuple[Kind, ...] = ("wait input", "wait gradient", "wait end")
@@ -26,15 +26,15 @@ COMPUTE: tuple[Kind, ...] = ("forward", "backward")
 
 
 class Span(NamedTuple):
-    """A stretch of one rank's time; those of a rank and a step do not overlap.
+    """A span of one rank's time; the spans of a rank in a step do not overlap.
 
     Attributes:
         rank: position in the world.
         kind: what the rank did.
-        start: seconds since the step began, on the clock of rank 0.
-        end: likewise.
-        stage: number in the plan, virtual ones counted; -1 where it is about no single one.
-        microbatch: of the replica's; -1 where it is about no single one.
+        start: when the span began, in seconds since the start of the step on the clock of rank 0.
+        end: when the span ended, in seconds since the start of the step on the clock of rank 0.
+        stage: index of the stage, virtual ones counted; -1 if the span is not about one stage.
+        microbatch: index of the micro-batch in the replica; -1 if the span is not about one.
     """
 
     rank: int
@@ -46,27 +46,27 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.end - self.start
 
 
 def by_rank(spans: Iterable[Span]) -> dict[int, list[Span]]:
-    """Each rank's spans in the order of time."""
+    """Group spans by rank, in the order of their start."""
     ranks: dict[int, list[Span]] = {}
     for span in sorted(spans):
         ranks.setdefault(span.rank, []).append(span)
-    return {rank: sorted(own, key=lambda span: span.start) for rank, own in ranks.items()}
+    return {rank: sorted(spans, key=lambda span: span.start) for rank, spans in ranks.items()}
 
 
 def step_seconds(spans: Sequence[Span]) -> float:
-    """From the first start to the last end over all ranks: a step lasts as its slowest rank."""
+    """Return the seconds from the first start to the last end of all ranks."""
     if not spans:
         return 0.0
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
 def seconds_by_kind(spans: Iterable[Span]) -> dict[Kind, float]:
-    """Total of every kind, kinds that do not occur included."""
+    """Return the total seconds of every kind; kinds that do not occur have 0."""
     totals: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     for span in spans:
         totals[span.kind] += span.seconds

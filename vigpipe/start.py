@@ -1,4 +1,4 @@
-"""From options to ranks: check everything, start missing ranks, bring them together, run."""
+"""Go from options to running ranks: check everything, start missing ranks, bring them together."""
 
 import os
 import sys
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from vigpipe.parallel.layout import Layout
     from vigpipe.run.facts import Run
 
-# Exit codes after which ranks would fail again, or were asked to end (128 + SIGHUP, SIGTERM).
+# Exit codes after which a restart is useless: ranks would fail again, or were asked to end
+# (129 and 143 are 128 + SIGHUP and SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
-TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank has long work of its own
-PLANNER = "vigpipe.commands.plan:replan"  # of --stages auto
-FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
+TIMEOUT_SECONDS = 60.0  # of collectives in training, where ranks never wait long for another
+PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
+ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
 
 
 def run_on_ranks(
@@ -36,42 +37,41 @@ def run_on_ranks(
     makes_folder: bool = True,
     trains: bool = False,
 ) -> int:
-    """Run `work(job, rank, device, folder, **options)` on every rank of the layout.
+    """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
 
-    Under srun and torchrun this process is one of the ranks. Alone, it is the only rank, or starts
-    those that the layout needs through torchrun's agent, each with the same command line.
+    Under srun and torchrun, this process is one of the ranks. Otherwise it is the only rank, or it
+    starts the ranks of the layout with torchrun's agent, each with the same command line.
 
     Args:
-        config: the options as given.
-        arguments: the command line behind `python -m vigpipe`, for ranks that are started here.
-        work: what a rank does, as "module:function"; returns the exit code, None for 0. Imported
-            by the rank, so that a process that only starts ranks does not wait for its imports
-            before it begins with theirs.
-        options: for work.
-        makes_folder: whether it needs an output folder.
-        trains: whether it is a training run, which saves and goes on, and in which no rank waits
-            long for another.
+        config: the options as the user gave them.
+        arguments: the command line after `python -m vigpipe`, for ranks that are started here.
+        work: what a rank does, as "module:function"; it returns the exit code, None for 0. Only the
+            ranks import it: a process that starts ranks must not wait for these imports.
+        options: further keyword arguments for work.
+        makes_folder: whether the work needs an output folder.
+        trains: whether this is a training run, which may be saved and resumed, and in which no rank
+            waits long for another.
 
     Returns:
-        The exit code. Wrong options and data are told before any process group exists.
+        The exit code. Errors in options and data are reported before any process group exists.
     """
     from vigpipe.launch.environment import from_environment
     from vigpipe.launch.failures import run_rank
     from vigpipe.launch.local import preload
 
     launch = from_environment(os.environ)
-    several = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
-    if launch.launcher == "alone" and several:
-        # Not what may be run as python -m vigpipe.train: Python would warn.
+    starts_ranks = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
+    if launch.launcher == "alone" and starts_ranks:
+        # vigpipe.train is not among them: Python would warn if it is also run with -m.
         preload("vigpipe.run.evaluation", "rich.progress")
 
-    def do(*share: Any) -> int | None:  # noqa: ANN401
-        return resolve_name(work)(*share, **options or {})
+    def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
+        return resolve_name(work)(*rank_arguments, **options or {})
 
-    # Of a default folder all ranks learn only when they have met.
+    # The ranks learn the name of a default folder only when they have met.
     failures = [config.out] if config.out is not None and launch.world_size > 1 else []
     return run_rank(
-        lambda: _run(config, arguments, do, launch, makes_folder, trains, failures),
+        lambda: _run(config, arguments, work_as_rank, launch, makes_folder, trains, failures),
         launch,
         failures,
     )
@@ -95,7 +95,7 @@ def _run(
     from vigpipe.run.folder import lock, make_output_folder
     from vigpipe.run.provenance import provenance
 
-    for name in FOR_TRAINING:
+    for name in ONLY_FOR_TRAINING:
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
     if config.resume == "auto" and config.out is None:
@@ -111,12 +111,12 @@ def _run(
         config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
     if is_planned:
-        config = replace(config, stages=_stages_there_are(config, launch))
+        config = replace(config, stages=_largest_pipeline(config, launch))
     run = prepare(config, weight_dtype(config.dtype))
     world_size = run.layout.world_size
-    # A step of one task is one rank, not a place to start ranks in.
-    counts = launch.launcher in ("srun", "torchrun") or "SLURM_STEP_NUM_TASKS" in os.environ
-    if config.elastic and counts and launch.launcher != "local":
+    # With a single Slurm task, this process is the only rank; it does not start others.
+    is_given = launch.launcher in ("srun", "torchrun") or "SLURM_STEP_NUM_TASKS" in os.environ
+    if config.elastic and is_given and launch.launcher != "local":
         if world_size != launch.world_size:
             config = fit_to_world_size(config, run.layout, launch.world_size)
             run = prepare(config, run.dtype)
@@ -161,7 +161,7 @@ def _run(
 def _start_ranks(
     world_size: int, config: TrainConfig, arguments: Sequence[str], threads: int
 ) -> int:
-    """Start the ranks here, and again after one has died, as often as --max-restarts allows."""
+    """Start all ranks on this host, and again if a rank dies, as often as --max-restarts allows."""
     from vigpipe.checkpoint.manifest import list_checkpoints
     from vigpipe.checkpoint.rescue import salvage
     from vigpipe.launch.local import COMMAND_LINE, start_local
@@ -174,39 +174,48 @@ def _start_ranks(
         saved = list_checkpoints(config.out or Path())
         if saved or config.resume is None:
             arguments = [*_without(arguments, "--resume"), "--resume", "auto"]
-        begin = saved[0].name if saved else "the start"
+        origin = saved[0].name if saved else "the start"
         sys.stderr.write(
-            f"exit code {code}; restart {restart + 1} of {config.max_restarts}, from {begin}\n"
+            f"exit code {code}; restart {restart + 1} of {config.max_restarts}, from {origin}\n"
         )
     raise AssertionError("the last restart returns")
 
 
 def fit_to_world_size(config: TrainConfig, layout: "Layout", world_size: int) -> TrainConfig:
-    """The options for the ranks there are: other replicas, and where those do not do other stages.
+    """Adapt the layout to the number of ranks: change the replicas, and if need be the stages.
 
-    The micro-batches of a replica change so that the batch is cut into as many as before, or into
-    the next number that the replicas can share: BatchNorm then sees the same micro-batches.
+    The number of micro-batches of a replica changes so that the batch is cut into as many as
+    before, or into the next number that the replicas can share equally. As far as possible,
+    BatchNorm then sees the same micro-batches.
+
+    Args:
+        config: the options as the user gave them.
+        layout: the layout that they ask for.
+        world_size: number of ranks that were started.
+
+    Returns:
+        The options with other values of --dp, --microbatches and perhaps --stages.
 
     Raises:
-        InputError: --stages is a plan, and no number of replicas fits it to the ranks.
+        InputError: --stages is a plan, and world_size is no multiple of its number of ranks.
     """
-    stages = layout.pipeline_size
-    if world_size % stages:
+    pipeline_size = layout.pipeline_size
+    if world_size % pipeline_size:
         if isinstance(config.stages, Path):
             raise InputError(
-                f"--elastic: {world_size} ranks are no whole pipelines of {stages}, which "
+                f"--elastic: {world_size} ranks are no whole pipelines of {pipeline_size}, which "
                 f"{config.stages} has; give --stages a number, which may change"
             )
-        whole = [s for s in range(1, world_size + 1) if world_size % s == 0]
-        stages = min(whole, key=lambda s: (abs(s - stages), s))
-        config = replace(config, stages=stages)
-    replicas = world_size // stages
-    microbatches = -(-layout.num_microbatches * layout.num_replicas // replicas)
-    return replace(config, dp=replicas, microbatches=microbatches)
+        divisors = [s for s in range(1, world_size + 1) if world_size % s == 0]
+        pipeline_size = min(divisors, key=lambda s: (abs(s - layout.pipeline_size), s))
+        config = replace(config, stages=pipeline_size)
+    num_replicas = world_size // pipeline_size
+    num_microbatches = -(-layout.num_microbatches * layout.num_replicas // num_replicas)
+    return replace(config, dp=num_replicas, microbatches=num_microbatches)
 
 
 def _has_saved_nothing(config: TrainConfig) -> bool:
-    """Whether --out holds a run that ended before its first checkpoint: it may begin again."""
+    """Whether the run in --out ended before its first checkpoint, so that it may start again."""
     from vigpipe.checkpoint.manifest import list_checkpoints
 
     folder = config.out or Path()
@@ -214,18 +223,18 @@ def _has_saved_nothing(config: TrainConfig) -> bool:
 
 
 def _without(arguments: Sequence[str], name: str) -> list[str]:
-    """The arguments without a flag and what it is given."""
-    kept: list[str] = []
-    skip = False
+    """Return the arguments without a flag and its value."""
+    others: list[str] = []
+    is_value = False
     for argument in arguments:
-        if not skip and argument != name and not argument.startswith(f"{name}="):
-            kept.append(argument)
-        skip = not skip and argument == name
-    return kept
+        if not is_value and argument != name and not argument.startswith(f"{name}="):
+            others.append(argument)
+        is_value = not is_value and argument == name
+    return others
 
 
-def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
-    """Stages of a pipeline that takes all ranks, or all that this host has room for."""
+def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
+    """Return the size of pipelines that take all ranks, or as many as this host has room for."""
     import torch
 
     from vigpipe.launch.environment import threads_per_rank
@@ -233,8 +242,8 @@ def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
 
     if launch.launcher != "alone":
         return max(1, launch.world_size // max(1, config.dp))
-    one = prepare(replace(config, stages=1, schedule="gpipe", virtual_stages=1), torch.float32)
-    num_blocks = sum(len(blocks) for blocks in one.plan.stages)
+    unsplit = prepare(replace(config, stages=1, schedule="gpipe", virtual_stages=1), torch.float32)
+    num_blocks = sum(len(blocks) for blocks in unsplit.plan.stages)
     if torch.cuda.is_available() and config.device != "cpu":
         room = torch.cuda.device_count()
     else:
@@ -246,10 +255,18 @@ def _stages_there_are(config: TrainConfig, launch: "Launch") -> int:
 def set_up_device(
     options: "TrainConfig | PredictConfig", run: "Run", launch: "Launch"
 ) -> "torch.device":
-    """Where this rank of the layout computes, with its threads set.
+    """Choose this rank's device, and set its number of threads and its allocator.
+
+    Args:
+        options: the options; --device and --threads count.
+        run: the facts of the run, whose layout says how many ranks there must be.
+        launch: this rank's place in the world.
+
+    Returns:
+        The device on which this rank computes.
 
     Raises:
-        InputError: there are more or fewer ranks than the layout has, or no such device.
+        InputError: the number of ranks is not that of the layout, or there is no such device.
     """
     import torch
 
@@ -267,18 +284,18 @@ def set_up_device(
 
 
 def _bad_images(run: "Run", rank: int) -> frozenset[Path]:
-    """Unreadable images of the data folder; the ranks that will read images share the search."""
+    """Find unreadable images in the data folder; the ranks that read images share the search."""
     from vigpipe.data.images import find_bad_images, list_images
     from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
 
     layout = run.layout
 
-    def look() -> list[Path]:
+    def search_share() -> list[Path]:
         folder = Path(os.path.expanduser(run.config.data))
         if layout.pipeline_rank(rank) > 0 or not os.path.isdir(folder):
             return []
-        mine = list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
-        return list(find_bad_images(mine))
+        paths = list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
+        return list(find_bad_images(paths))
 
-    found = run_with_heartbeats(look, layout.world_size)  # every image is decoded
-    return frozenset(path for each in all_gather_values(found, layout.world_size) for path in each)
+    bad = run_with_heartbeats(search_share, layout.world_size)  # every image is decoded
+    return frozenset(path for paths in all_gather_values(bad, layout.world_size) for path in paths)

@@ -63,8 +63,8 @@ def choose(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
             log(f"passed over: {problem}")
         return checkpoint, manifest
     raise InputError(
-        f"--resume: none of the {len(checkpoints)} checkpoints in {checkpoints[0].parent} is whole, "
-        f"the newest for this reason: {problems[0]}; delete the folder to begin anew"
+        f"--resume: none of the {len(checkpoints)} checkpoints in {checkpoints[0].parent} is "
+        f"whole, the newest for this reason: {problems[0]}; delete the folder to begin anew"
     )
 
 

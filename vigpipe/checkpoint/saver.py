@@ -165,7 +165,7 @@ class _Incomplete(Exception):
 
 
 def _give_up(path: Path, error: Exception) -> None:
-    """Tell the writer that a file could not be written; first make room, as the disk may be full."""
+    """Tell the writer of a file that could not be written; make room first if the disk is full."""
     with contextlib.suppress(OSError):
         path.unlink()
     failed = path.with_suffix(".failed")
