@@ -276,7 +276,7 @@ def _update(rank_state: RankState, moments: Tensor) -> None:
             rank_state.parameters(),
             rank_state.run.parameter_order,
             config.clip,
-            rank_state.stage_group,
+            rank_state.pipeline_group,
         )
     rank_state.statistics.update(moments)
     rank_state.enter("optimizer")

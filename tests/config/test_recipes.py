@@ -158,9 +158,9 @@ def recipe_run(rank, world_size, config) -> Any:
     with rank_state.averaged():
         average = evaluate(rank_state)
         to = rank_state.run.layout.pipeline_size - 1
-        state = gather_named(rank_state.state(), rank_state.stage_group, to)
+        state = gather_named(rank_state.state(), rank_state.pipeline_group, to)
     after = gather_named(
-        rank_state.state(), rank_state.stage_group, rank_state.run.layout.pipeline_size - 1
+        rank_state.state(), rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1
     )
     return (kept, plain, average, state, after) if rank_state.is_writer else None
 

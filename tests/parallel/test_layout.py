@@ -51,9 +51,9 @@ def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, 
 
 
 def place_of(rank, world_size, layout):
-    stage_group, replica_group = make_groups(layout, 5.0)
-    members = [dist.get_process_group_ranks(group) for group in (stage_group, replica_group)]
-    return replica_group.rank(), stage_group.rank(), members
+    pipeline_group, replica_group = make_groups(layout, 5.0)
+    members = [dist.get_process_group_ranks(group) for group in (pipeline_group, replica_group)]
+    return replica_group.rank(), pipeline_group.rank(), members
 
 
 @pytest.mark.multiprocess

@@ -207,7 +207,7 @@ class _Share:
 
     def __init__(self, case: Case, options: EmulateBench, profile: Profile, groups: Groups) -> None:
         self.case, layout, rank = case, case.layout, dist.get_rank()
-        self.all_gather_values, stage_group, replica_group = (
+        self.all_gather_values, pipeline_group, replica_group = (
             groups.get(tuple(ranks)) for ranks in _circles(layout, rank)
         )
         stage_indices = layout.stages_of(rank)
@@ -222,7 +222,13 @@ class _Share:
         ]
         self.replicas = Replicas(stage_modules, replica_group, options.sync)
         self.pipeline = Pipeline(
-            stage_modules, self.replicas.modules, stage_indices, layout, DEVICE, stage_group, Loss()
+            stage_modules,
+            self.replicas.modules,
+            stage_indices,
+            layout,
+            DEVICE,
+            pipeline_group,
+            Loss(),
         )
         num_samples = layout.num_microbatches * case.microbatch_size
         self.batch = ReplicaBatch(

@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 def gather_named(
-    own_tensors: dict[str, Tensor], stage_group: dist.ProcessGroup | None, pipeline_rank: int
+    own_tensors: dict[str, Tensor], pipeline_group: dist.ProcessGroup | None, pipeline_rank: int
 ) -> dict[str, Tensor] | None:
     """Gather the tensors of all stages on one rank of a pipeline; its ranks call this together.
 
     Args:
         own_tensors: this rank's tensors, by the unsplit model's names.
-        stage_group: the ranks of the pipeline; None if it has a single rank.
+        pipeline_group: the ranks of the pipeline; None if it has a single rank.
         pipeline_rank: position in the pipeline of the rank that receives the tensors.
 
     Returns:
         A copy of every tensor, on the CPU, on that rank; None on the others.
     """
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
-    if stage_group is None:
+    if pipeline_group is None:
         return copies
-    receives = stage_group.rank() == pipeline_rank
-    by_rank: list[dict[str, Tensor]] | None = [{}] * stage_group.size() if receives else None
-    dist.gather_object(copies, by_rank, group=stage_group, group_dst=pipeline_rank)
+    receives = pipeline_group.rank() == pipeline_rank
+    by_rank: list[dict[str, Tensor]] | None = [{}] * pipeline_group.size() if receives else None
+    dist.gather_object(copies, by_rank, group=pipeline_group, group_dst=pipeline_rank)
     if by_rank is None:
         return None
     return {name: tensor for tensors in by_rank for name, tensor in tensors.items()}
@@ -61,7 +61,7 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
         InputError: the file cannot be written.
     """
     last = rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.state(), rank_state.stage_group, last)
+    state = gather_named(rank_state.state(), rank_state.pipeline_group, last)
     if state is not None and rank_state.is_writer:
         save_weights(path, state, rank_state.run.weights_metadata())
 

@@ -92,7 +92,7 @@ def trace(rank_state: RankState, num_steps: int) -> Trace | None:
 
 
 def _gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    return gather_named(tensors, rank_state.stage_group, rank_state.run.layout.pipeline_size - 1)
+    return gather_named(tensors, rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1)
 
 
 def _endless(rank_state: RankState) -> Iterator[ReplicaBatch]:

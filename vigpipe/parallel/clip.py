@@ -12,7 +12,7 @@ def clip_gradients(
     parameters: Mapping[str, nn.Parameter],
     order: Mapping[str, int],
     max_norm: float,
-    stage_group: dist.ProcessGroup | None,
+    pipeline_group: dist.ProcessGroup | None,
 ) -> float:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`.
 
@@ -23,7 +23,7 @@ def clip_gradients(
         parameters: this rank's parameters by their names in the unsplit model.
         order: index of each name among all parameters of the unsplit model.
         max_norm: the largest norm allowed.
-        stage_group: the ranks of this pipeline; None if it has a single rank.
+        pipeline_group: the ranks of this pipeline; None if it has a single rank.
 
     Returns:
         The norm before clipping, over all stages.
@@ -33,11 +33,11 @@ def clip_gradients(
         if parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
             squares[order[name]] = norm.square()
-    if stage_group is not None and stage_group.size() > 1:
+    if pipeline_group is not None and pipeline_group.size() > 1:
         device = next(iter(parameters.values())).device
         shared = squares.to(device)
         dist.all_reduce(
-            shared, group=stage_group
+            shared, group=pipeline_group
         )  # exact: only one rank has a term that is not zero
         squares = shared.cpu()
     total = math.sqrt(float(squares.sum()))

@@ -118,6 +118,6 @@ def make_groups(layout: Layout, timeout_seconds: float) -> "tuple[ProcessGroup, 
     ranks = range(layout.world_size)
     pipelines = [[*range(r, r + layout.pipeline_size)] for r in ranks[:: layout.pipeline_size]]
     replicas = [[*ranks[stage :: layout.pipeline_size]] for stage in range(layout.pipeline_size)]
-    stage_group: Any = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)[0]
+    pipeline_group: Any = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)[0]
     replica_group: Any = dist.new_subgroups_by_enumeration(replicas, timeout=timeout)[0]
-    return stage_group, replica_group
+    return pipeline_group, replica_group

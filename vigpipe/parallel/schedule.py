@@ -100,7 +100,7 @@ class Pipeline:
         stage_indices: indices of these stages in the plan.
         layout: the degrees.
         device: where the stages are.
-        stage_group: the ranks of this pipeline; None if it has a single rank.
+        pipeline_group: the ranks of this pipeline; None if it has a single rank.
         loss: loss of a micro-batch, called on the rank of the last stage.
         watcher: follows what the rank does; None for nobody.
         stopwatch: a context that is entered for every forward and backward of a training step.
@@ -113,7 +113,7 @@ class Pipeline:
         stage_indices: tuple[int, ...],
         layout: Layout,
         device: torch.device,
-        stage_group: ProcessGroup | None,
+        pipeline_group: ProcessGroup | None,
         loss: Loss,
         watcher: Watcher | None = None,
         stopwatch: AbstractContextManager[Any] | None = None,
@@ -152,7 +152,7 @@ class Pipeline:
                 output_args=_example(
                     stage_module.output_shape, stage_module.output_dtype, grad=True
                 ),
-                group=stage_group,
+                group=pipeline_group,
             )
             for stage_module, module, index in zip(
                 stage_modules, modules, stage_indices, strict=True

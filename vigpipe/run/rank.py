@@ -39,7 +39,7 @@ class RankState:
         device: where this rank computes.
         replica_index: the replica that this rank belongs to.
         pipeline_rank: position of this rank in its pipeline.
-        stage_group: the ranks of its pipeline; None if the pipeline has a single rank.
+        pipeline_group: the ranks of its pipeline; None if the pipeline has a single rank.
         models: this rank's stages; their parameters have the names of the unsplit model.
         pipeline: runs micro-batches through the stages.
         replicas: adds up the gradients of all replicas.
@@ -58,7 +58,7 @@ class RankState:
     device: torch.device
     replica_index: int
     pipeline_rank: int
-    stage_group: dist.ProcessGroup | None
+    pipeline_group: dist.ProcessGroup | None
     models: list[StagedModel]
     pipeline: Pipeline
     replicas: Replicas
@@ -151,9 +151,9 @@ def make_rank_state(
         recorder: records what the rank does in the steps it is asked to; None for no timing.
     """
     layout, config = run.layout, run.config
-    stage_group = replica_group = None
+    pipeline_group = replica_group = None
     if layout.world_size > 1:
-        stage_group, replica_group = make_groups(layout, config.timeout or PATIENCE_SECONDS)
+        pipeline_group, replica_group = make_groups(layout, config.timeout or PATIENCE_SECONDS)
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
@@ -181,7 +181,7 @@ def make_rank_state(
         stage_indices,
         layout,
         device,
-        stage_group,
+        pipeline_group,
         Loss(),
         recorder,
         stopwatch,
@@ -197,7 +197,7 @@ def make_rank_state(
         device=device,
         replica_index=layout.replica_index(rank),
         pipeline_rank=layout.pipeline_rank(rank),
-        stage_group=stage_group if layout.pipeline_size > 1 else None,
+        pipeline_group=pipeline_group if layout.pipeline_size > 1 else None,
         models=models,
         pipeline=pipeline,
         replicas=replicas,
