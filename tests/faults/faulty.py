@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from vigpipe.cli import main
-from vigpipe.files.atomic import write_whole
+from vigpipe.files.atomic import write_atomically
 from vigpipe.launch import local
 from vigpipe.launch.environment import from_environment
 
@@ -23,7 +23,7 @@ def happen(what: str) -> None:
         return
     while "FAULT_AFTER" in os.environ and not Path(os.environ["FAULT_AFTER"]).exists():
         time.sleep(0.01)  # until a checkpoint that is being written has its name
-    write_whole(done, f"{os.getpid()} {time.time()}")  # a test looks for it all the time
+    write_atomically(done, f"{os.getpid()} {time.time()}")  # a test looks for it all the time
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "freeze":

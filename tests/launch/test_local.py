@@ -19,7 +19,7 @@ import os, signal, sys, threading
 from pathlib import Path
 from vigpipe.errors import InputError
 from vigpipe.launch import environment, failures, local, rendezvous
-from vigpipe.files.atomic import write_whole
+from vigpipe.files.atomic import write_atomically
 
 def work(me, mode, folder, more):
     if mode == "early":
@@ -28,7 +28,7 @@ def work(me, mode, folder, more):
     rendezvous.init_process_group(me, "gloo", 120)
     ones = torch.ones(4)
     dist.all_reduce(ones)
-    write_whole(folder / f"met-{me.rank}", str(os.getpid()))
+    write_atomically(folder / f"met-{me.rank}", str(os.getpid()))
     if mode == "ok":
         print(f"rank {me.rank} of {int(ones[0])}, {os.environ.get('OMP_NUM_THREADS')} threads\\n"
               f"{more}\\n", end="")

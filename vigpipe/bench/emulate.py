@@ -35,7 +35,7 @@ from vigpipe.launch.environment import Launch, from_environment
 from vigpipe.launch.failures import run_rank
 from vigpipe.launch.local import COMMAND_LINE, preload, start_local
 from vigpipe.launch.rendezvous import init_process_group
-from vigpipe.parallel.gradients import Replicas, gathered
+from vigpipe.parallel.gradients import Replicas, gather_vectors
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.parallel.schedule import Pipeline
@@ -263,7 +263,7 @@ class _Share:
         late = [seconds for model in self.models for seconds in model.late_seconds]
         times = schedule_seconds, sync_seconds, cpu_seconds, sum(late), len(late)
         own = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
-        ranks = gathered(own, self.all_gather_values)
+        ranks = gather_vectors(own, self.all_gather_values)
         schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
         return Step(
             case=self.case,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import write_whole
+from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import opened, read_json
 
 FORMAT = "vigpipe checkpoint 1"
@@ -211,7 +211,7 @@ def write_note(rank_file: Path, text: str) -> None:
         rank_file: the file; the note has the same name with the suffix .json.
         text: content of the note.
     """
-    write_whole(rank_file.with_suffix(".json"), text)
+    write_atomically(rank_file.with_suffix(".json"), text)
 
 
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:

@@ -13,7 +13,7 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.checkpoint.rescue import salvage
-from vigpipe.checkpoint.state import restore, wanted
+from vigpipe.checkpoint.state import needed_tensors, restore
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
@@ -36,7 +36,7 @@ MAY_DIFFER = {
 }
 
 
-def choose(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
+def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
     """Choose the checkpoint to continue from, and verify all its files.
 
     Args:
@@ -99,7 +99,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
             salvage(folder)
             if not list_checkpoints(folder):
                 return None
-        checkpoint, manifest = choose(place, notes.append)
+        checkpoint, manifest = choose_checkpoint(place, notes.append)
         notes.extend(check_same_run(manifest, run, checkpoint))
         return checkpoint, manifest
 
@@ -111,7 +111,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     if chosen is None:
         return None
     checkpoint, manifest = chosen
-    go_on(rank_state, checkpoint, manifest)
+    load_checkpoint(rank_state, checkpoint, manifest)
     log(f"going on after step {manifest.step}, from {checkpoint}")
     return manifest
 
@@ -159,7 +159,7 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
     return notes
 
 
-def go_on(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
+def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
     """Put a checkpoint, written by any layout, into a rank's state.
 
     Args:
@@ -180,6 +180,6 @@ def go_on(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    tensors = dict(read_tensors(checkpoint, file_of, wanted(rank_state, file_of)))
+    tensors = dict(read_tensors(checkpoint, file_of, needed_tensors(rank_state, file_of)))
     restore(rank_state, tensors, str(checkpoint))
     rank_state.start_at(manifest.step)

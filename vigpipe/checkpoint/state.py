@@ -60,7 +60,7 @@ def share_of(
     return share
 
 
-def wanted(rank_state: "RankState", available: Collection[str]) -> list[str]:
+def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[str]:
     """List the tensors that this rank needs from a checkpoint.
 
     Args:
@@ -85,7 +85,7 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
 
     Args:
         rank_state: this rank's state, newly made.
-        tensors: tensors by name, at least those that `wanted` lists.
+        tensors: tensors by name, at least those that `needed_tensors` lists.
         where: the checkpoint, for messages.
 
     Raises:

@@ -22,7 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a text as UTF-8, replacing the file atomically.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from vigpipe.launch.signals import deferred
+from vigpipe.launch.signals import deferred_signals
 
 _GRACE_SECONDS = 20.0  # the time a child has to end its ranks
 
@@ -55,7 +55,7 @@ def run_child(command: Sequence[str]) -> int:
     child = None
     null = subprocess.DEVNULL
     try:
-        with deferred():  # a signal must not come between the start and the assignment
+        with deferred_signals():  # a signal must not come between the start and the assignment
             child = subprocess.Popen(command, stdin=null, stdout=null, process_group=0)
         code = child.wait()
     except BaseException:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPUT, InputError
-from vigpipe.files.atomic import write_whole
+from vigpipe.files.atomic import write_atomically
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 
 SAVED_FILE = "saved"  # in start_local's folder, once its ranks have stopped with a checkpoint
@@ -63,7 +63,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
     private = []
     if launch.launcher == "local":
         private.append(Path(os.environ[FOLDER_VARIABLE]))
-        write_whole(pid_file(private[0], launch.rank), str(os.getpid()))
+        write_atomically(pid_file(private[0], launch.rank), str(os.getpid()))
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
         with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # n
         with contextlib.suppress(OSError):  # a full disk must not hide the failure itself
             folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({**record, "time": time.time()}, indent=1)
-            write_whole(record_file(folder, launch.rank), text)
+            write_atomically(record_file(folder, launch.rank), text)
 
 
 def _appears(

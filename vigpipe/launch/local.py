@@ -21,7 +21,7 @@ from vigpipe.errors import PEER_LOST, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE, read_failures
-from vigpipe.launch.signals import STOPPING, deferred
+from vigpipe.launch.signals import STOPPING, deferred_signals
 from vigpipe.launch.watchdog import LostRanks, watch
 
 COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
@@ -64,7 +64,7 @@ def start_local(world_size: int, main: str, arguments: Sequence[str], threads: i
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         with contextlib.ExitStack() as stack:
-            with deferred():
+            with deferred_signals():
                 temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
                 folder = Path(stack.enter_context(temporary))
             try:

@@ -8,7 +8,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def deferred_signals() -> Iterator[None]:
     """Hold back the signals in STOPPING until this context ends; nothing is left half done."""
     caught: list[int] = []
     handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]

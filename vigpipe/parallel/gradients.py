@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vigpipe.config.choices import Sync
 
 
-def gathered(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Gather one vector from each rank of a group; every rank of the group calls this.
 
     Args:
@@ -123,7 +123,8 @@ class DoubleGradients:
                 dist.all_reduce(self.high, group=self.group)
             self.rounded.copy_(self.high)
         else:
-            highs, lows = gathered(self.high, self.group), gathered(self.low, self.group)
+            highs = gather_vectors(self.high, self.group)
+            lows = gather_vectors(self.low, self.group)
             high, low = highs[0].clone(), lows[0].clone()
             for other_high, other_low in zip(highs[1:], lows[1:], strict=True):
                 _add(high, low, other_high)
@@ -231,4 +232,4 @@ class Replicas:
 
     def gather(self, values: Tensor) -> Tensor:
         """Gather a vector (n,) from each replica: (D, n), in the order of the replicas."""
-        return gathered(values, self.group)
+        return gather_vectors(values, self.group)

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import write_whole
+from vigpipe.files.atomic import write_atomically
 
 
 class RunRecord:
@@ -41,10 +41,10 @@ class RunRecord:
         self._unwritten = b""  # rows that the kernel has not taken yet
         self._is_full = False
         try:
-            write_whole(folder / "config.toml", tomli_w.dumps(config))
+            write_atomically(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
                 lines = list(_rows_up_to(self._path.read_bytes(), steps_done))
-                write_whole(self._path, b"".join(lines).decode("utf-8"))
+                write_atomically(self._path, b"".join(lines).decode("utf-8"))
             self._metrics = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise InputError(_unwritable(folder, error)) from error
@@ -120,7 +120,7 @@ class RunRecord:
                 with self._path.open("ab") as file:
                     file.write(self._unwritten)
             text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-            write_whole(self.folder / "summary.json", text)
+            write_atomically(self.folder / "summary.json", text)
         except OSError as error:
             raise InputError(_unwritable(self.folder, error)) from error
 
