@@ -47,7 +47,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.progress import make_progress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
-from vigpipe.run.stop_and_save import SaveAndStop, parse_every, parse_stop_before
+from vigpipe.run.stop_and_save import SaveAndStop, parse_checkpoint_interval, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
 from vigpipe.run.summary import summarize
 from vigpipe.timing.clock import read_clocks
@@ -72,7 +72,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     """
     started, config = time.perf_counter(), run.config
     stop_at = parse_stop_before(config.stop_before, os.environ)
-    save_and_stop = SaveAndStop(parse_every(config.checkpoint_every), run.num_steps, stop_at)
+    save_and_stop = SaveAndStop(
+        parse_checkpoint_interval(config.checkpoint_every), run.num_steps, stop_at
+    )
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
     console = Console(quiet=not rank_state.is_writer, soft_wrap=True, highlight=False)
     log = partial(console.print, markup=False)

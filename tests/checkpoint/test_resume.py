@@ -44,11 +44,13 @@ SMALL = TrainConfig(
 
 def make_job(config):
     run = prepare(config, torch.float64)
-    source = replace(run.source, train=Part(run.source.train, 48), test=Part(run.source.test, 30))
+    source = replace(
+        run.source, train=Subset(run.source.train, 48), test=Subset(run.source.test, 30)
+    )
     return replace(run, source=source)
 
 
-class Part:
+class Subset:
     """The first samples of a split."""
 
     def __init__(self, split, count):
@@ -242,7 +244,7 @@ def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
 
 def test_other_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, train=Part(run.source.train, 47))
+    other = replace(run.source, train=Subset(run.source.train, 47))
     with pytest.raises(InputError, match="training images was 48, is 47"):
         train(replace(run, source=other), 0, CPU, tmp_path)
 

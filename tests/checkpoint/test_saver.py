@@ -14,14 +14,16 @@ from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_n
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
 
-SHARDS = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
+RANK_FILES = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
 
 
-def savers(folder, told, token="aa", keep=2, **options):
-    """Those of four ranks; the second one's is the writer."""
+def savers(folder, messages, token="aa", keep=2, **options):
+    """Make the savers of four ranks; the second rank is the writer."""
     return [
-        Saver(folder, SHARDS, name, name == SHARDS[1], keep, token, told.append, **options)
-        for name in SHARDS
+        Saver(
+            folder, RANK_FILES, name, name == RANK_FILES[1], keep, token, messages.append, **options
+        )
+        for name in RANK_FILES
     ]
 
 
@@ -44,16 +46,16 @@ def names(folder):
 
 
 def test_every_rank_writes_a_share_and_the_newest_stay(tmp_path):
-    told: list[str] = []
-    ranks = savers(tmp_path, told)
+    messages: list[str] = []
+    ranks = savers(tmp_path, messages)
     for step in (1, 2, 3):
         save(ranks, step)
     finish(ranks)
-    assert told == []
+    assert messages == []
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
     newest = list_checkpoints(tmp_path)[0]
     whole = verify(newest)
-    assert sorted(path.name for path in newest.iterdir()) == sorted([*SHARDS, "manifest.json"])
+    assert sorted(path.name for path in newest.iterdir()) == sorted([*RANK_FILES, "manifest.json"])
     where = tensor_names(newest, whole)
     assert set(where) == {f"model/{rank}" for rank in range(4)}
     assert all(t.eq(3).all() for _, t in read_tensors(newest, where, list(where)))
@@ -62,7 +64,7 @@ def test_every_rank_writes_a_share_and_the_newest_stay(tmp_path):
 
 def test_what_is_written_is_the_state_of_the_call(tmp_path):
     weights = {"model/w": torch.zeros(1 << 20)}
-    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 2, "aa", print)
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", print)
     saver.save(manifest(1), weights)
     weights["model/w"].fill_(9.0)  # the next step, while the thread writes
     saver.finish()
@@ -73,8 +75,8 @@ def test_what_is_written_is_the_state_of_the_call(tmp_path):
 
 
 def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
-    told: list[str] = []
-    ranks = savers(tmp_path, told)
+    messages: list[str] = []
+    ranks = savers(tmp_path, messages)
     save(ranks[:3], 7)
     wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, 10, "three notes")
     assert list_checkpoints(tmp_path) == []
@@ -84,14 +86,14 @@ def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
 
 
 def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
-    told: list[str] = []
-    ranks = savers(tmp_path, told, timeout_seconds=0.3)
+    messages: list[str] = []
+    ranks = savers(tmp_path, messages, timeout_seconds=0.3)
     save(ranks, 1)
     save(ranks[:3], 2)
     finish(ranks)
     assert names(tmp_path) == ["step-00000001"]
-    assert "stage1-replica1.safetensors was not there after 0.3 s" in told[0]
-    assert "the newest is step-00000001" in told[0]
+    assert "stage1-replica1.safetensors was not there after 0.3 s" in messages[0]
+    assert "the newest is step-00000001" in messages[0]
     save(ranks, 3)
     finish(ranks)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
@@ -109,18 +111,18 @@ def files_of_at_most(num_bytes):
 
 
 def test_a_full_disk_costs_that_checkpoint_only(tmp_path):
-    told: list[str] = []
-    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    messages: list[str] = []
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
     big = {"model/w": torch.zeros(1 << 16)}
     saver.save(manifest(1), big)
     saver.finish()
     with files_of_at_most(1 << 12):
         saver.save(manifest(2), big)
         saver.finish()
-    assert len(told) == 1
-    assert told[0].startswith("checkpoint of step 2: could not be written to")
-    assert told[0].endswith("the run goes on, the newest is step-00000001")
-    assert "\n" not in told[0]
+    assert len(messages) == 1
+    assert messages[0].startswith("checkpoint of step 2: could not be written to")
+    assert messages[0].endswith("the run goes on, the newest is step-00000001")
+    assert "\n" not in messages[0]
     assert names(tmp_path) == ["step-00000001"]
     verify(list_checkpoints(tmp_path)[0])
     saver.save(manifest(3), big)
@@ -129,8 +131,8 @@ def test_a_full_disk_costs_that_checkpoint_only(tmp_path):
 
 
 def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
-    told: list[str] = []
-    ranks = savers(tmp_path, told)
+    messages: list[str] = []
+    ranks = savers(tmp_path, messages)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -138,30 +140,30 @@ def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks[3], "_write_file", full)
     save(ranks, 5)
     finish(ranks)
-    assert "No space left on device" in told[0]
+    assert "No space left on device" in messages[0]
     assert names(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    told: list[str] = []
+    messages: list[str] = []
     (tmp_path / "checkpoints").touch()
-    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
     saver.save(manifest(2), {"model/w": torch.zeros(1)})
     saver.finish()
-    assert "none is yet" in told[0]
+    assert "none is yet" in messages[0]
 
 
 def test_what_a_run_left_half_written_is_swept_away_by_the_next(tmp_path):
-    told: list[str] = []
+    messages: list[str] = []
     for left in (".step-00000009-old", ".old-step-00000001-old", ".step-00000009-aa"):
         (tmp_path / "checkpoints" / left).mkdir(parents=True)
-    savers(tmp_path, told)
+    savers(tmp_path, messages)
     assert names(tmp_path) == [".step-00000009-aa"]  # its own
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, monkeypatch):
-    told: list[str] = []
-    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", told.append)
+    messages: list[str] = []
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
     saver.finish()
     before = list_checkpoints(tmp_path)[0]
@@ -183,7 +185,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, mon
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
-    saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 5, "aa", print)
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 5, "aa", print)
     first, second = gates = threading.Event(), threading.Event()
     waiting = iter(gates)
     write = saver._write_file
@@ -199,7 +201,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
 def test_files_have_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
-        saver = Saver(tmp_path, SHARDS[:1], SHARDS[0], True, 1, "aa", print)
+        saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", print)
         saver.save(manifest(1), {"model/w": torch.zeros(3)})
         saver.finish()
     finally:

@@ -45,8 +45,8 @@ def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, 
     layout = Layout(num_stages, num_stages, num_replicas, "loopedbfs", virtual_stages)
     for r in range(num_replicas):
         ranks = [rank for rank in range(layout.world_size) if layout.replica_index(rank) == r]
-        parts = [part for rank in ranks for part in layout.stages_of(rank)]
-        assert sorted(parts) == list(range(num_stages * virtual_stages))
+        stages = [stage for rank in ranks for stage in layout.stages_of(rank)]
+        assert sorted(stages) == list(range(num_stages * virtual_stages))
         assert ranks == list(range(r * num_stages, (r + 1) * num_stages))  # neighbours
 
 

@@ -1,4 +1,4 @@
-"""Parts of a model: together exactly the model, and padding that enters nothing."""
+"""The stages of a model are together exactly the model, and padding enters none of them."""
 
 from itertools import pairwise
 from typing import Any
@@ -79,7 +79,7 @@ def keys_of(num_samples, microbatch_size=ROWS):
 
 
 def run_chain(stage_modules, images, keys):
-    """Forward through the parts and backward again; what crosses is copied, as a receiver has it.
+    """Run forward through the stages and back; messages are copied, as a receiver has them.
 
     Returns:
         output, and gradients by parameter name.

@@ -9,28 +9,28 @@ import pytest
 
 from vigpipe.errors import InputError
 from vigpipe.run.stop_and_save import (
-    Every,
+    CheckpointInterval,
     SaveAndStop,
+    parse_checkpoint_interval,
     parse_duration,
-    parse_every,
     parse_stop_before,
 )
 
 
 @pytest.mark.parametrize(
-    ("text", "every"),
+    ("text", "interval"),
     [
-        ("50", Every(steps=50)),
-        (7, Every(steps=7)),
-        ("10m", Every(seconds=600)),
-        ("1.5h", Every(seconds=5400)),
-        ("90s", Every(seconds=90)),
-        ("1d", Every(seconds=86400)),
-        ("never", Every()),
+        ("50", CheckpointInterval(steps=50)),
+        (7, CheckpointInterval(steps=7)),
+        ("10m", CheckpointInterval(seconds=600)),
+        ("1.5h", CheckpointInterval(seconds=5400)),
+        ("90s", CheckpointInterval(seconds=90)),
+        ("1d", CheckpointInterval(seconds=86400)),
+        ("never", CheckpointInterval()),
     ],
 )
-def test_intervals(text, every):
-    assert parse_every(text) == every
+def test_intervals(text, interval):
+    assert parse_checkpoint_interval(text) == interval
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def test_no_intervals(text):
     with pytest.raises(
         InputError, match="must be a number of steps such as 50, a time such as 10m"
     ):
-        parse_every(text)
+        parse_checkpoint_interval(text)
 
 
 def test_steps_are_counted_from_the_start_of_the_run_and_its_end_counts():
-    save_and_stop = SaveAndStop(Every(steps=4), 10)
+    save_and_stop = SaveAndStop(CheckpointInterval(steps=4), 10)
     assert [step for step in range(1, 11) if save_and_stop.is_save_due(step)] == [4, 8, 10]
 
 
 def test_seconds_are_counted_from_the_last_checkpoint(monkeypatch):
     now = [50.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    save_and_stop = SaveAndStop(Every(seconds=20), 100)
+    save_and_stop = SaveAndStop(CheckpointInterval(seconds=20), 100)
     now[0] += 19.9
     assert not save_and_stop.is_save_due(1)
     now[0] += 0.2
@@ -61,11 +61,11 @@ def test_seconds_are_counted_from_the_last_checkpoint(monkeypatch):
 
 
 def test_never_is_never():
-    assert not any(SaveAndStop(Every(), 10).is_save_due(step) for step in range(1, 11))
+    assert not any(SaveAndStop(CheckpointInterval(), 10).is_save_due(step) for step in range(1, 11))
 
 
 def test_a_clock_that_jumps_moves_nothing(monkeypatch):
-    save_and_stop = SaveAndStop(Every(seconds=100), 100, time.monotonic() + 100)
+    save_and_stop = SaveAndStop(CheckpointInterval(seconds=100), 100, time.monotonic() + 100)
     for jump in (-86400, 86400):
         now = time.time()
         monkeypatch.setattr(time, "time", lambda now=now, jump=jump: now + jump)
@@ -77,9 +77,10 @@ def test_stopping_before_slurm_s_limit():
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
     assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=2)
     assert parse_stop_before(None, {}) == float("inf")
-    assert SaveAndStop(Every(), 1, time.monotonic() - 1).is_stop_due()
+    assert SaveAndStop(CheckpointInterval(), 1, time.monotonic() - 1).is_stop_due()
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
-    assert SaveAndStop(Every(), 1, parse_stop_before("1m", env)).is_stop_due()  # a step a start
+    stop_at = parse_stop_before("1m", env)  # the time has passed: every start does one step
+    assert SaveAndStop(CheckpointInterval(), 1, stop_at).is_stop_due()
     past = datetime.fromtimestamp(time.time() - 50).isoformat()
     with pytest.raises(InputError, match="that was 50 s ago; give a later moment"):
         parse_stop_before(past, {})
@@ -102,7 +103,7 @@ def test_a_limit_that_is_not_known_is_told(env):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_a_wish_and_ends_nothing(number):
     before = signal.getsignal(number)
-    save_and_stop = SaveAndStop(Every(), 10)
+    save_and_stop = SaveAndStop(CheckpointInterval(), 10)
     with save_and_stop:
         assert not save_and_stop.is_stop_due()
         os.kill(os.getpid(), number)

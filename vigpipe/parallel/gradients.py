@@ -3,7 +3,7 @@
 `--sync` chooses one of three ways; `vigpipe bench sync` measures them side by side:
 
     double  one all-reduce after the schedule has drained, of sums kept in twice the precision
-    drain   the same in the weights' own precision, half the traffic
+    drain   the same all-reduce, of sums in the weights' own precision: half the traffic
     ddp     torch's DistributedDataParallel, bucket by bucket during the last backward
 
 Under a pipeline DDP's reduction of stage s must end before the gradient of its input leaves for

@@ -17,7 +17,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
-class Every:
+class CheckpointInterval:
     """An interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
 
     Attributes:
@@ -29,7 +29,7 @@ class Every:
     seconds: float = 0.0
 
 
-def parse_every(text: str | int) -> Every:
+def parse_checkpoint_interval(text: str | int) -> CheckpointInterval:
     """Parse --checkpoint-every: 50 (steps), 10m, 1.5h or never.
 
     Raises:
@@ -37,11 +37,11 @@ def parse_every(text: str | int) -> Every:
     """
     text = str(text).strip()
     if text == "never":
-        return Every()
+        return CheckpointInterval()
     if re.fullmatch(r"[0-9]{1,9}", text) and int(text) > 0:
-        return Every(steps=int(text))
+        return CheckpointInterval(steps=int(text))
     if seconds := parse_duration(text):
-        return Every(seconds=seconds)
+        return CheckpointInterval(seconds=seconds)
     raise InputError(
         f"--checkpoint-every {text}: must be a number of steps such as 50, a time such as 10m "
         "(s, m, h, d), or never"
@@ -99,7 +99,7 @@ class SaveAndStop:
     """Decides when this rank wants to save and to stop; all ranks then agree.
 
     Args:
-        every: interval between checkpoints.
+        interval: interval between checkpoints.
         num_steps: number of steps of the run; if the interval is in steps, the last step is saved
             too.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
@@ -108,8 +108,10 @@ class SaveAndStop:
         why: why this rank was asked to stop; empty if it was not.
     """
 
-    def __init__(self, every: Every, num_steps: int, stop_at: float = math.inf) -> None:
-        self.every, self.num_steps, self.stop_at = every, num_steps, stop_at
+    def __init__(
+        self, interval: CheckpointInterval, num_steps: int, stop_at: float = math.inf
+    ) -> None:
+        self.interval, self.num_steps, self.stop_at = interval, num_steps, stop_at
         self.why = ""
         self.saved()
 
@@ -127,9 +129,9 @@ class SaveAndStop:
 
     def is_save_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after this step, counted from 1."""
-        if self.every.steps:
-            return step % self.every.steps == 0 or step == self.num_steps
-        return 0 < self.every.seconds <= time.monotonic() - self._last_save
+        if self.interval.steps:
+            return step % self.interval.steps == 0 or step == self.num_steps
+        return 0 < self.interval.seconds <= time.monotonic() - self._last_save
 
     def is_stop_due(self) -> bool:
         """Whether this rank wants to save and stop after the current step."""
