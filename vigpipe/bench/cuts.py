@@ -11,7 +11,7 @@ from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import write_profile
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Request
-from vigpipe.profiling.measure import measure
+from vigpipe.profiling.measure import measure_profile
 from vigpipe.run.facts import Run
 
 
@@ -19,7 +19,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     """Profile the model, plan two stages, and measure every cut in turn; as one of two ranks."""
     check_two_ranks(run, "bench cuts")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
-    profile = measure(run, rank, device, [run.cut(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}
     every = {n: Case(run.layout, plan) for n, plan in cuts.items()}

@@ -16,7 +16,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.planning.step import Request, predict
-from vigpipe.profiling.measure import measure
+from vigpipe.profiling.measure import measure_profile
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 
@@ -71,8 +71,8 @@ def bench_predict(
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     every = cases(num_blocks, run.batch_size)
-    microbatch_sizes = sorted({job_of(run, case).cut(0).microbatch_size for case in every})
-    profile = measure(run, rank, device, microbatch_sizes)
+    rows = sorted({job_of(run, case).cut(0).microbatch_size for case in every})
+    profile = measure_profile(run, rank, device, rows)
     timings = measured(run, rank, device, every, num_repeats)
     if profile is None:
         return

@@ -20,7 +20,11 @@ from vigpipe.planning.explain import explain
 from vigpipe.planning.profile import Profile, check_options, read_profile, write_profile
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Proposal, Request
-from vigpipe.profiling.measure import cost_options, measure, sizes
+from vigpipe.profiling.measure import (
+    cost_options,
+    measure_profile,
+    microbatch_sizes_to_profile,
+)
 from vigpipe.run.facts import Run
 from vigpipe.schedules import Schedule
 from vigpipe.start import run_on_ranks
@@ -80,10 +84,10 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     """
     request = make_request(config, run)
     if config.profile is None:
-        microbatch_sizes = sizes(
+        sizes = microbatch_sizes_to_profile(
             request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES
         )
-        profile = measure(run, rank, device, microbatch_sizes)
+        profile = measure_profile(run, rank, device, sizes)
     else:
         profile = read_profile(config.profile)
         check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
@@ -121,7 +125,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     """
     layout = run.layout
     path = folder / "plan.toml"
-    profile = measure(run, rank, device, [run.cut(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
     found: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(

@@ -1,1 +1,1 @@
-"""Measure what the pieces of a model cost on this machine."""
+"""Profile a model on this machine: measure what its pieces cost."""

@@ -1,0 +1,42 @@
+"""Bytes of activations and of the optimizer."""
+
+import pytest
+import torch
+
+from tests.profiling.quick import CPU, make_run
+from vigpipe.profiling.memory import activation_bytes, optimizer_bytes
+from vigpipe.profiling.trial import make_trial
+from vigpipe.train import train_step
+
+
+def test_activations_are_what_autograd_saves():
+    # Against one torch-wide hook over the whole model, in place of one a piece.
+    trial = make_trial(make_run(), 4, CPU)
+    kept = sum(activation_bytes(trial).values())
+    rank_state, batch = trial
+    weights = {p.untyped_storage().data_ptr() for p in rank_state.parameters().values()}
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    images, labels, half = batch.images, batch.labels, len(batch.keys) // 2
+    assert images is not None
+    assert labels is not None
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = rank_state.pipeline.stage_modules[0](images[:half], batch.keys[:half])
+        rank_state.pipeline.loss(logits, labels[:half])
+    assert kept == pytest.approx(sum(size for size, _ in saved.values()), rel=0.02)
+
+
+def test_optimizer_state_and_gradients_are_counted():
+    # Adam keeps two numbers a weight; --sync double a float64 sum and the rounded gradient.
+    rank_state, batch = make_trial(make_run(opt="adam", sync="double"), 4, CPU)
+    train_step(rank_state, batch)
+    assert optimizer_bytes(rank_state) == pytest.approx(2 + 2 + 1, rel=0.01)
+    rank_state, batch = make_trial(make_run(opt="sgd", sync="drain"), 4, CPU)
+    train_step(rank_state, batch)
+    assert optimizer_bytes(rank_state) == pytest.approx(1 + 1, rel=0.01)  # momentum

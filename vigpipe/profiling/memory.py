@@ -1,0 +1,97 @@
+"""Count the bytes that the pieces of a model, its gradients and its optimizer need."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.model.regions import listening
+from vigpipe.profiling.trial import Trial
+from vigpipe.run.rank import RankState
+
+
+def activation_bytes(trial: Trial) -> dict[str, int]:
+    """Count the bytes that each piece keeps from the forward of a micro-batch to its backward.
+
+    These are the storages that autograd saves, each counted once and parameters left out. Where
+    blocks are recomputed, a block keeps its input alone.
+
+    Returns:
+        Bytes by the name of the piece: `stem`, `block 3`, `readout` (which includes the loss).
+    """
+    rank_state, batch = trial
+    kept: dict[str, int] = {}
+    # Weights are held in any case, so their storages do not count.
+    seen = {p.untyped_storage().data_ptr() for p in rank_state.parameters().values()}
+    depth = 0
+
+    def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        nonlocal depth
+        if depth:
+            return function(*inputs)
+        if rank_state.models[0].recompute and name.startswith("block"):
+            features = inputs[0]
+            kept[name] = features.numel() * features.element_size()
+            return function(*inputs)
+        depth += 1
+        with _count_saved(kept, "readout" if name == "loss" else name, seen):
+            result = function(*inputs)
+        depth -= 1
+        return result
+
+    num_microbatches = rank_state.run.layout.num_microbatches
+    images, labels = batch.images, batch.labels
+    assert images is not None
+    assert labels is not None
+    stage_module = rank_state.pipeline.stage_modules[0]
+    stage_module.train()
+    stage_module.begin_step()
+    first = torch.tensor_split(torch.arange(len(images)), num_microbatches)[0]
+    with listening(listen):
+        logits = stage_module(images[first].to(rank_state.device), batch.keys[first])
+        listen("loss", rank_state.pipeline.loss, (logits, labels[first].to(rank_state.device)))
+    rank_state.statistics.take(1)
+    return kept
+
+
+@contextmanager
+def _count_saved(kept: dict[str, int], name: str, seen: set[int]) -> Iterator[None]:
+    """Add the bytes of every storage that autograd saves inside, unless it was seen before."""
+    kept.setdefault(name, 0)
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept[name] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+
+
+def parameter_bytes(rank_state: RankState, piece: str) -> int:
+    """Count the bytes of the weights of a piece (`stem`, `block 3` or `readout`)."""
+    model = rank_state.models[0]
+    if piece.startswith("block "):
+        parameters = list(model.numbered_blocks[piece.removeprefix("block ")].parameters())
+    else:
+        names = model.stem_names if piece == "stem" else model.readout_names
+        parameters = [p for n, p in model.named_parameters() if n.split(".")[0] in names]
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def optimizer_bytes(rank_state: RankState) -> float:
+    """Return the bytes of gradients, optimizer state and moving average per byte of weights."""
+    weights = sum(p.numel() * p.element_size() for p in rank_state.parameters().values())
+    state = [v for values in rank_state.optimizer.state.values() for v in values.values()]
+    buffers = [v for v in vars(rank_state.replicas.gradients).values() if isinstance(v, Tensor)]
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in (*state, *buffers)
+        if isinstance(t, Tensor)
+    }
+    average = weights if rank_state.ema is not None else 0
+    return (sum(storages.values()) + average) / weights
