@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.planning.profiles import make_profile
+from tests.profiling.quick import FEWEST
 from tests.world import run_ranks
 from vigpipe.bench import cuts
-from vigpipe.bench.measure import Timings
-from vigpipe.bench.predict import bench_predict, cases, check_two_ranks, compared
+from vigpipe.bench.predict import bench_predict, check_two_ranks, compare_steps, list_cases
+from vigpipe.bench.side_by_side import Timings
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
-from vigpipe.profiling import measure as profiling
 from vigpipe.run.facts import prepare
 
 
@@ -22,7 +22,7 @@ def run(**options):
 
 
 def test_at_least_six_layouts_of_at_most_two_ranks_are_compared():
-    every = cases(num_blocks=12, batch_size=20)
+    every = list_cases(num_blocks=12, batch_size=20)
     assert len(every) == len(set(map(str, every))) >= 6
     assert {case.layout.world_size for case in every} == {1, 2}
     for case in every:
@@ -31,15 +31,15 @@ def test_at_least_six_layouts_of_at_most_two_ranks_are_compared():
 
 
 def test_a_small_batch_leaves_out_layouts_with_more_microbatches():
-    assert max(case.layout.num_microbatches for case in cases(4, batch_size=5)) == 5
+    assert max(case.layout.num_microbatches for case in list_cases(4, batch_size=5)) == 5
 
 
 def test_errors_are_shares_of_what_was_measured():
     # Blocks of one second a row: rows of 2 and S = 1 take M x 4 blocks x (2 + 4) s.
     profile = make_profile([1.0] * 4)
     one = replace(run(batch_size=4), layout=Layout(1, 2))
-    (case,) = [c for c in cases(4, 4) if c.layout == Layout(1, 2)]
-    lines, errors = compared(profile, one, [case], Timings({str(case): [60.0]}, str(case)))
+    (case,) = [c for c in list_cases(4, 4) if c.layout == Layout(1, 2)]
+    lines, errors = compare_steps(profile, one, [case], Timings({str(case): [60.0]}, str(case)))
     assert lines[0][1] == "48000.0"
     assert errors == [pytest.approx(0.2)]
 
@@ -52,7 +52,8 @@ def test_two_ranks_are_asked_for(options):
 
 def _bench(rank, world_size, folder):
     torch.set_num_threads(1)
-    profiling._SECONDS, profiling._LEAST_STEPS, profiling._NUM_ROUNDS = 0.0, 1, 1
+    for module, name, value in FEWEST:
+        setattr(module, name, value)
     one = run(batch_size=10)
     for name, bench in (("predict", bench_predict), ("cuts", cuts.bench_cuts)):
         (folder / name).mkdir(exist_ok=True)

@@ -39,12 +39,12 @@ def every_proposal(profile, request):
 def brute_force(profile, request):
     """The shortest step of all that fit."""
     limit = request.memory_limit_bytes
-    reduce_k = [
+    feasible = [
         proposal
         for proposal in every_proposal(profile, request)
         if limit is None or max(proposal.memory_bytes) <= limit
     ]
-    return min((proposal.step_seconds for proposal in reduce_k), default=None)
+    return min((proposal.step_seconds for proposal in feasible), default=None)
 
 
 @st.composite
@@ -89,7 +89,7 @@ def test_gpipe_alone_on_its_processors_is_cut_exactly(profile, num_ranks, num_mi
     )
     with pytest.MonkeyPatch.context() as patch:
         # The dynamic programming alone, without the climb that follows.
-        patch.setattr(module._Found, "climb", lambda *_: None)
+        patch.setattr(module._Evaluated, "climb", lambda *_: None)
         found = search(profile, request)[0]
     best = brute_force(profile, request)
     assert found.step_seconds == pytest.approx(best, rel=1e-9)
@@ -183,10 +183,10 @@ def test_equally_fast_layouts_are_ranked_by_memory():
 def test_few_steps_are_simulated_for_many_blocks(monkeypatch):
     # 40 layouts of 64 blocks on 16 ranks: what is counted here is what takes the time.
     actions = []
-    simulated = module.simulated
+    simulated = module.simulate_step
     monkeypatch.setattr(
         module,
-        "simulated",
+        "simulate_step",
         lambda *args, **options: (
             actions.append(sum(map(len, args[2]))),
             simulated(*args, **options),

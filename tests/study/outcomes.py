@@ -2,7 +2,7 @@
 
 from tests.planning.profiles import make_profile
 from vigpipe.study.configs import parse_configs
-from vigpipe.study.measured import Measured
+from vigpipe.study.measured import MeasuredRun
 from vigpipe.study.outcome import Outcome, predict_all
 
 BATCH = 40
@@ -21,7 +21,7 @@ def make_measured(
     """A run whose steps take 0.9, 1 and 1.1 times so many seconds, and test batches a quarter."""
     pipelined = layout.pipeline_size > 1
     steps = {step: seconds * factor for step, factor in zip(STEPS, (0.9, 1.0, 1.1), strict=True)}
-    return Measured(
+    return MeasuredRun(
         name=name,
         layout=layout,
         round_number=round_number,

@@ -13,8 +13,8 @@ import torch
 from tabulate import tabulate
 
 from vigpipe import ops
-from vigpipe.bench.measure import NUM_WARMUP
 from vigpipe.bench.options import OpsBench
+from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
 from vigpipe.launch.device import choose_device, keep_freed_memory, peak_bytes, synchronize
 from vigpipe.run.folder import make_output_folder

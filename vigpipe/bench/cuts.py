@@ -5,8 +5,8 @@ from statistics import median
 
 import torch
 
-from vigpipe.bench.measure import write_results
-from vigpipe.bench.predict import Case, check_two_ranks, measured
+from vigpipe.bench.predict import Case, check_two_ranks, time_layouts
+from vigpipe.bench.side_by_side import write_results
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import write_profile
 from vigpipe.planning.search import search
@@ -22,23 +22,23 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}
-    every = {n: Case(run.layout, plan) for n, plan in cuts.items()}
-    timings = measured(run, rank, device, list(every.values()), num_repeats)
+    case_of = {n: Case(run.layout, plan) for n, plan in cuts.items()}
+    timings = time_layouts(run, rank, device, list(case_of.values()), num_repeats)
     if profile is None:
         return
     write_profile(profile, folder / "profile.json")
-    pieces = run.layout.num_microbatches
-    request = Request(2, 1, run.batch_size, (pieces,), ((run.layout.schedule, 1),))
+    num_microbatches = run.layout.num_microbatches
+    request = Request(2, 1, run.batch_size, (num_microbatches,), ((run.layout.schedule, 1),))
     planned = len(search(profile, request)[0].stages[0])
     even = len(even_plan(num_blocks, 2).stages[0])
-    seconds = {n: median(timings.seconds[str(case)]) for n, case in every.items()}
+    seconds = {n: median(timings.seconds[str(case)]) for n, case in case_of.items()}
     best = min(seconds, key=lambda n: seconds[n])
-    told = (
+    summary = (
         f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, "
-        f"{pieces} micro-batches, {run.layout.schedule}: the planner puts {planned} of "
+        f"{num_microbatches} micro-batches, {run.layout.schedule}: the planner puts {planned} of "
         f"{num_blocks} blocks into the first stage, {seconds[planned] / seconds[best] - 1:.1%} "
         f"slower than the best of all {len(seconds)} cuts ({best}); equal numbers of blocks "
         f"({even}) are {seconds[even] / seconds[best] - 1:.1%} slower."
     )
-    print(f"{told}\n\n{timings.table()}\n")
-    write_results(folder, "Every cut against the planner's", told, timings, device)
+    print(f"{summary}\n\n{timings.table()}\n")
+    write_results(folder, "Every cut against the planner's", summary, timings, device)

@@ -180,7 +180,7 @@ def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
     wanted: dict[tuple[int, ...], None] = {}  # a set in the same order on all ranks
     for case in cases:
         for rank in range(case.layout.world_size):
-            wanted |= dict.fromkeys(map(tuple, _circles(case.layout, rank)))
+            wanted |= dict.fromkeys(map(tuple, _group_ranks(case.layout, rank)))
     groups: Groups = {}
     for ranks in wanted:
         if len(ranks) > 1:
@@ -191,7 +191,7 @@ def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
     return groups
 
 
-def _circles(layout: Layout, rank: int) -> tuple[range, range, range]:
+def _group_ranks(layout: Layout, rank: int) -> tuple[range, range, range]:
     """All ranks of a layout; the pipeline of one of them; those that hold the same stage."""
     stages, world_size = layout.pipeline_size, layout.world_size
     first = layout.replica_index(rank) * stages
@@ -207,8 +207,8 @@ class _Share:
 
     def __init__(self, case: Case, options: EmulateBench, profile: Profile, groups: Groups) -> None:
         self.case, layout, rank = case, case.layout, dist.get_rank()
-        self.all_gather_values, pipeline_group, replica_group = (
-            groups.get(tuple(ranks)) for ranks in _circles(layout, rank)
+        self.world_group, pipeline_group, replica_group = (
+            groups.get(tuple(ranks)) for ranks in _group_ranks(layout, rank)
         )
         stage_indices = layout.stages_of(rank)
         self.models = cut_stages(
@@ -255,15 +255,15 @@ class _Share:
         for model in self.models:
             model.late_seconds.clear()
         self.replicas.gradients.clear()
-        if self.all_gather_values is not None:
-            dist.barrier(self.all_gather_values)
+        if self.world_group is not None:
+            dist.barrier(self.world_group)
         cpu_before = time.process_time()
         schedule_seconds, sync_seconds = self.step()
         cpu_seconds = time.process_time() - cpu_before
         late = [seconds for model in self.models for seconds in model.late_seconds]
         times = schedule_seconds, sync_seconds, cpu_seconds, sum(late), len(late)
         own = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
-        ranks = gather_vectors(own, self.all_gather_values)
+        ranks = gather_vectors(own, self.world_group)
         schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
         return Step(
             case=self.case,

@@ -10,7 +10,14 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.bench.options import EmulateBench
-from vigpipe.bench.overhead import Measured, Overhead, Step, by_case, fit_overhead, fitted
+from vigpipe.bench.overhead import (
+    MeasuredLayout,
+    Overhead,
+    Step,
+    by_case,
+    fit_overhead,
+    select_layouts,
+)
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.run.provenance import origin
 
@@ -72,30 +79,32 @@ def write_page(
     print(f"{folder}/README.md, rows.csv, overhead.png, profile.json")
 
 
-def headline(measured: Sequence[Measured]) -> str:
+def headline(measured: Sequence[MeasuredLayout]) -> str:
     """The cost of a micro-batch and of a transfer, and how well it explains the steps."""
-    fit = fit_overhead(measured)
-    if fit is None:
+    overhead = fit_overhead(measured)
+    if overhead is None:
         return (
             "Overhead of a micro-batch and of a transfer: not told apart; that needs three layouts "
             "of several stages, such as --stages 2,4 --microbatches 4,8."
         )
-    late = 2 * mean(m.fastest("late_seconds") for m in fitted(measured))
+    microbatch = _with_error(overhead.microbatch_seconds, overhead.microbatch_error)
+    transfer = _with_error(overhead.transfer_seconds, overhead.transfer_error)
+    late = 2 * mean(m.fastest("late_seconds") for m in select_layouts(measured))
     return (
-        f"**Overhead: {_with_error(fit.microbatch_seconds, fit.microbatch_error)} a micro-batch "
+        f"**Overhead: {microbatch} a micro-batch "
         f"(forward and backward, of which {late * 1e6:.0f} µs is waking up late), "
-        f"{_with_error(fit.transfer_seconds, fit.transfer_error)} a transfer** of "
-        f"{_kilobytes(measured)}. {_how(fit)}"
+        f"{transfer} a transfer** of "
+        f"{_kilobytes(measured)}. {_how(overhead)}"
     )
 
 
-def _how(fit: Overhead) -> str:
+def _how(overhead: Overhead) -> str:
     return (
-        f"Least squares over the fastest repeats of {fit.num_layouts} layouts of 2 and more "
+        f"Least squares over the fastest repeats of {overhead.num_layouts} layouts of 2 and more "
         "stages and the fewest replicas: schedule − ideal = a × (M + S − 1) + b × 2 (S − 1), the "
         "micro-batches and the transfers on the critical path; it leaves "
-        f"{fit.residual_seconds * 1e3:.2f} ms (root mean square) of at most "
-        f"{fit.largest_seconds * 1e3:.2f} ms unexplained; ± is the standard error."
+        f"{overhead.residual_seconds * 1e3:.2f} ms (root mean square) of at most "
+        f"{overhead.largest_seconds * 1e3:.2f} ms unexplained; ± is the standard error."
     )
 
 
@@ -103,13 +112,13 @@ def _with_error(seconds: float, error: float) -> str:
     return f"{seconds * 1e6:.0f} ± {error * 1e6:.0f} µs"
 
 
-def _kilobytes(measured: Sequence[Measured]) -> str:
-    sizes = sorted({m.case.transfer_bytes for m in fitted(measured)})
+def _kilobytes(measured: Sequence[MeasuredLayout]) -> str:
+    sizes = sorted({m.case.transfer_bytes for m in select_layouts(measured)})
     least, most = sizes[0] / 1e3, sizes[-1] / 1e3
     return f"{most:.0f} kB" if least == most else f"{least:.0f} – {most:.0f} kB"
 
 
-def caveats(measured: Sequence[Measured], alone: Sequence[float]) -> list[str]:
+def caveats(measured: Sequence[MeasuredLayout], alone: Sequence[float]) -> list[str]:
     """How exact sleeping is, what the ranks took, and where cores were short: a sentence each."""
     lates = [1e6 * m.median("late_seconds") for m in measured]
     cores = os.cpu_count() or 1
@@ -132,7 +141,7 @@ def caveats(measured: Sequence[Measured], alone: Sequence[float]) -> list[str]:
     return texts
 
 
-def layout_table(measured: Sequence[Measured], fmt: str) -> str:
+def layout_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
     """A row a layout: step, ideal, bubble, synchronisation."""
     rows = []
     for m in measured:
@@ -160,7 +169,7 @@ def layout_table(measured: Sequence[Measured], fmt: str) -> str:
     return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
 
-def sync_table(measured: Sequence[Measured], fmt: str) -> str:
+def sync_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
     """How adding gradients up grows with D; empty without several replicas."""
     rows = []
     for stages, replicas, seconds, size in synchronisation(measured):
@@ -192,7 +201,7 @@ def sync_table(measured: Sequence[Measured], fmt: str) -> str:
     return note + tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
 
-def synchronisation(measured: Sequence[Measured]) -> list[tuple[int, int, float, int]]:
+def synchronisation(measured: Sequence[MeasuredLayout]) -> list[tuple[int, int, float, int]]:
     """(S, D, median seconds of adding up, bytes of the largest buffer), over all M."""
     steps: dict[tuple[int, int], list[Step]] = {}
     for m in measured:
@@ -217,7 +226,7 @@ def _write_rows(path: Path, steps: Sequence[Step]) -> None:
             rows.writerow([*degrees, *sizes, step.repeat, case.ideal_seconds, *values])
 
 
-def draw(path: Path, measured: Sequence[Measured]) -> None:
+def draw(path: Path, measured: Sequence[MeasuredLayout]) -> None:
     """Step against ideal by S and by M, and synchronisation by D."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from torch import Tensor
 from vigpipe import ops
 from vigpipe.bench import reference
 from vigpipe.bench.alone import MB, peaks, relative_difference, set_up, write_page
-from vigpipe.bench.measure import alternate
 from vigpipe.bench.options import OpsBench
+from vigpipe.bench.side_by_side import alternate
 
 CONTENDERS = ("reference", "plain", "fused")
 

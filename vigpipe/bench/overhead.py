@@ -117,7 +117,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLayout:
     """The steps of one layout."""
 
     case: Case
@@ -153,12 +153,12 @@ class Measured:
         return self.busy_cores > SHORT_OF_CORES * (os.cpu_count() or 1)
 
 
-def by_case(steps: Sequence[Step]) -> list[Measured]:
+def by_case(steps: Sequence[Step]) -> list[MeasuredLayout]:
     """Put the steps of a layout together, layouts in the order of their first step."""
     cases: dict[Case, list[Step]] = {}
     for step in steps:
         cases.setdefault(step.case, []).append(step)
-    return [Measured(case, tuple(own)) for case, own in cases.items()]
+    return [MeasuredLayout(case, tuple(own)) for case, own in cases.items()]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Overhead:
     num_layouts: int
 
 
-def fitted(measured: Sequence[Measured]) -> list[Measured]:
+def select_layouts(measured: Sequence[MeasuredLayout]) -> list[MeasuredLayout]:
     """The layouts that `fit_overhead` looks at: several stages and the fewest replicas.
 
     One stage is left out because it runs without torch's schedule.
@@ -197,14 +197,14 @@ def fitted(measured: Sequence[Measured]) -> list[Measured]:
     ]
 
 
-def fit_overhead(measured: Sequence[Measured]) -> Overhead | None:
+def fit_overhead(measured: Sequence[MeasuredLayout]) -> Overhead | None:
     """Least squares on the fastest repeats: other processes on the host can only add to them.
 
     Returns:
         None for fewer than three layouts, or if a transfer comes with as many micro-batches in
         all of them.
     """
-    chosen = fitted(measured)
+    chosen = select_layouts(measured)
     counts = np.array([(m.case.waves, m.case.transfers) for m in chosen], float).reshape(-1, 2)
     if len(chosen) < 3 or np.linalg.matrix_rank(counts) < 2:
         return None

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from vigpipe.bench.measure import alternate, write_results
+from vigpipe.bench.side_by_side import alternate, write_results
 from vigpipe.errors import InputError
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run

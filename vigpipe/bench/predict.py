@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.bench.measure import Timings, alternate, write_results
 from vigpipe.bench.pipeline import step_of
+from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan
@@ -39,7 +39,7 @@ class Case:
         return f"{replicas}{cut}, M = {self.layout.num_microbatches}, {self.layout.schedule}"
 
 
-def cases(num_blocks: int, batch_size: int) -> list[Case]:
+def list_cases(num_blocks: int, batch_size: int) -> list[Case]:
     """Layouts of at most two ranks: stages, micro-batches, schedules, cuts, replicas."""
     degrees: list[tuple[int, int, int, Literal["gpipe", "1f1b"], int]] = [
         (1, 5, 1, "gpipe", 0),  # stages, micro-batches, replicas, schedule, blocks moved
@@ -52,16 +52,17 @@ def cases(num_blocks: int, batch_size: int) -> list[Case]:
         (2, 5, 1, "gpipe", -2),
         (1, 5, 2, "gpipe", 0),
     ]
-    found: list[Case] = []
-    for num_stages, pieces, num_replicas, schedule, moved in degrees:
-        if pieces * num_replicas > batch_size:
+    cases: list[Case] = []
+    for num_stages, num_microbatches, num_replicas, schedule, moved in degrees:
+        if num_microbatches * num_replicas > batch_size:
             continue
         plan = even_plan(num_blocks, num_stages)
         middle = len(plan.stages[0]) - moved
         if num_stages == 2 and 0 < middle < num_blocks:
             plan = Plan((tuple(range(middle)), tuple(range(middle, num_blocks))))
-        found.append(Case(Layout(num_stages, pieces, num_replicas, schedule), plan))
-    return found
+        layout = Layout(num_stages, num_microbatches, num_replicas, schedule)
+        cases.append(Case(layout, plan))
+    return cases
 
 
 def bench_predict(
@@ -70,24 +71,24 @@ def bench_predict(
     """Profile the model, predict a step of every layout, and measure it; as one of two ranks."""
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
-    every = cases(num_blocks, run.batch_size)
-    rows = sorted({job_of(run, case).cut(0).microbatch_size for case in every})
-    profile = measure_profile(run, rank, device, rows)
-    timings = measured(run, rank, device, every, num_repeats)
+    cases = list_cases(num_blocks, run.batch_size)
+    microbatch_sizes = sorted({with_layout(run, case).cut(0).microbatch_size for case in cases})
+    profile = measure_profile(run, rank, device, microbatch_sizes)
+    timings = time_layouts(run, rank, device, cases, num_repeats)
     if profile is None:
         return
     write_profile(profile, folder / "profile.json")
-    lines, errors = compared(profile, run, every, timings)
+    lines, errors = compare_steps(profile, run, cases, timings)
     headers = ["layout", "predicted, ms", "measured, ms", "min – max", "error"]
     table = tabulate(lines, headers=headers, disable_numparse=True)
-    told = (
+    summary = (
         f"{run.config.model} on {run.source.name} images, {run.batch_size} a step: predicted and "
         f"measured steps differ by {median(errors):.1%} (median over {len(errors)} layouts), at "
         f"most by {max(errors):.1%}."
     )
-    print(f"{told}\n\n{table}\n")
+    print(f"{summary}\n\n{table}\n")
     markdown = tabulate(lines, headers=headers, disable_numparse=True, tablefmt="github")
-    write_results(folder, "Predicted against measured", f"{told}\n\n{markdown}", timings, device)
+    write_results(folder, "Predicted against measured", f"{summary}\n\n{markdown}", timings, device)
 
 
 def check_two_ranks(run: Run, name: str) -> None:
@@ -99,35 +100,35 @@ def check_two_ranks(run: Run, name: str) -> None:
         )
 
 
-def job_of(run: Run, case: Case) -> Run:
+def with_layout(run: Run, case: Case) -> Run:
     """The run with another layout."""
     return replace(run, layout=case.layout, plan=case.plan)
 
 
-def measured(
-    run: Run, rank: int, device: torch.device, every: list[Case], num_repeats: int
+def time_layouts(
+    run: Run, rank: int, device: torch.device, cases: list[Case], num_repeats: int
 ) -> Timings:
     """Steps of all layouts in turn; where one rank is enough, the other waits."""
     contenders = {}
-    for case in every:
+    for case in cases:
         takes_part = rank < case.layout.world_size
-        rank_state = make_rank_state(job_of(run, case), rank, device) if takes_part else None
+        rank_state = make_rank_state(with_layout(run, case), rank, device) if takes_part else None
         contenders[str(case)] = step_of(rank_state)
-    timings = alternate(contenders, str(every[0]), num_repeats, device)
+    timings = alternate(contenders, str(cases[0]), num_repeats, device)
     dist.barrier()
     return timings
 
 
-def compared(
-    profile: Profile, run: Run, every: list[Case], timings: Timings
+def compare_steps(
+    profile: Profile, run: Run, cases: list[Case], timings: Timings
 ) -> tuple[list[tuple[str, ...]], list[float]]:
     """Lines of a table, and how far every prediction is off, as a share of what was measured."""
     lines: list[tuple[str, ...]] = []
     errors: list[float] = []
-    for case in every:
+    for case in cases:
         layout = case.layout
         request = Request(layout.pipeline_size, layout.num_replicas, run.batch_size, ())
-        found = predict(
+        proposal = predict(
             profile,
             request,
             case.plan.stages,
@@ -136,12 +137,12 @@ def compared(
             layout.num_microbatches,
         )
         seconds = timings.seconds[str(case)]
-        error = found.step_seconds / median(seconds) - 1
+        error = proposal.step_seconds / median(seconds) - 1
         errors.append(abs(error))
         lines.append(
             (
                 str(case),
-                f"{1e3 * found.step_seconds:.1f}",
+                f"{1e3 * proposal.step_seconds:.1f}",
                 f"{1e3 * median(seconds):.1f}",
                 f"{1e3 * min(seconds):.1f} – {1e3 * max(seconds):.1f}",
                 f"{error:+.1%}",

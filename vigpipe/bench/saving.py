@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vigpipe.bench.measure import alternate, write_results
+from vigpipe.bench.side_by_side import alternate, write_results
 from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.state import named_tensors
 from vigpipe.data.batches import ReplicaBatch

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe.bench.alone import peaks, relative_difference, set_up, write_page
-from vigpipe.bench.measure import alternate
 from vigpipe.bench.options import StudyBench
 from vigpipe.bench.reference import ReferenceStudy
+from vigpipe.bench.side_by_side import alternate
 from vigpipe.errors import InputError
 from vigpipe.model.study import VigStudy
 from vigpipe.model.variants import create_model
@@ -75,8 +75,8 @@ def bench_study(config: StudyBench) -> None:
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     for batch_size in _batch_sizes(config.batch_sizes):
-        fits = batch_size <= config.most_reference
-        names = CONTENDERS if fits else ("fused",)
+        has_reference = batch_size <= config.most_reference
+        names = CONTENDERS if has_reference else ("fused",)
         # Before this process has grown: two at once might not fit.
         memory = {
             name: peaks(make, name, batch_size, device=device.type, threads=config.threads)
@@ -96,7 +96,7 @@ def bench_study(config: StudyBench) -> None:
                     "": name,
                     "s a mini-batch": _spread(values),
                     "ms an image": f"{1e3 * median(values) / batch_size:.1f}",
-                    "ratio": f"{median(ratios):.2f}×" if fits else "–",
+                    "ratio": f"{median(ratios):.2f}×" if has_reference else "–",
                     "peak of the process, GB": f"{peak / GB:.2f}",
                     "of it for the step, GB": f"{added / GB:.2f}",
                     "logits off by": f"{logits:.1e}",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from vigpipe.bench.measure import alternate, write_results
 from vigpipe.bench.pipeline import step_of
+from vigpipe.bench.side_by_side import alternate, write_results
 from vigpipe.config.choices import Sync
 from vigpipe.errors import InputError
 from vigpipe.run.facts import Run
@@ -19,13 +19,13 @@ def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     """Time a step of the layout with each way to add gradients up over the replicas."""
     if run.layout.num_replicas == 1:
         raise InputError("bench sync adds gradients up over replicas; choose --dp 2 or more")
-    workers = [
+    rank_states = [
         make_rank_state(replace(run, config=replace(run.config, sync=sync)), rank, device)
         for sync in SYNCS
     ]
-    contenders = {sync: step_of(w) for sync, w in zip(SYNCS, workers, strict=True)}
+    contenders = {sync: step_of(state) for sync, state in zip(SYNCS, rank_states, strict=True)}
     timings = alternate(contenders, "ddp", num_repeats, device)
-    if not workers[0].is_writer:
+    if not rank_states[0].is_writer:
         return
     question = (
         f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {run.layout}, "

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vigpipe.bench.alone import MB, peaks, relative_difference, set_up, write_page
-from vigpipe.bench.measure import alternate
 from vigpipe.bench.options import VigBench
 from vigpipe.bench.reference import ReferenceVig
+from vigpipe.bench.side_by_side import alternate
 from vigpipe.config.choices import MODELS
 from vigpipe.launch.device import synchronize
 from vigpipe.model.blocks import listed

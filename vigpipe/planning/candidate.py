@@ -55,7 +55,7 @@ class Candidate:
         stages = self.stages(bounds)
         return memory_bytes(self.profile, self.request, self.order, stages, self.num_microbatches)
 
-    def fits(self, bounds: Bounds) -> bool:
+    def is_within_memory(self, bounds: Bounds) -> bool:
         """Whether every rank keeps to the limit."""
         limit = self.request.memory_limit_bytes
         return limit is None or max(self.bytes_by_rank(bounds)) <= limit
@@ -69,18 +69,19 @@ class Candidate:
             # fit; that may be too little, and an even share of the limit for each is enough.
             allowed = [limit, base + (limit - base) // self.virtual_stages]
         for most in dict.fromkeys(allowed):
-            fit = self.needs <= most if limit is not None else self._is_stage
+            is_allowed = self.needs <= most if limit is not None else self._is_stage
             for slower in dict.fromkeys((None, self.slower)):
                 factor = 1 if slower is None else np.array(slower)[:, None, None]
-                terms = (np.where(fit, term * factor, np.inf) for term in self.terms)
-                self.cuts += [c for c in best_cuts(Terms(*terms)) if self.fits(c)][:NUM_CUTS]
-            if self.virtual_stages > 1 and self.cuts and self.fits(self.counted_cut):
+                terms = (np.where(is_allowed, term * factor, np.inf) for term in self.terms)
+                cuts = [cut for cut in best_cuts(Terms(*terms)) if self.is_within_memory(cut)]
+                self.cuts += cuts[:NUM_CUTS]
+            if self.virtual_stages > 1 and self.cuts and self.is_within_memory(self.counted_cut):
                 self.cuts.append(self.counted_cut)  # the formula is far from these schedules
             if self.cuts:
                 self.cuts = list(dict.fromkeys(self.cuts))
                 return
         leanest = self.leanest_cut
-        self.cuts = [leanest] if self.fits(leanest) else []
+        self.cuts = [leanest] if self.is_within_memory(leanest) else []
 
     @property
     def slower(self) -> tuple[float, ...] | None:

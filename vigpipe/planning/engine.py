@@ -32,7 +32,7 @@ class _Host:
 _RANK, _HOST = 0, 1
 
 
-class Run:
+class Simulation:
     """The state of a simulation; events are (time, whether rank or host, which, version).
 
     Args:

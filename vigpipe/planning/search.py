@@ -20,7 +20,7 @@ from vigpipe.planning.step import (
     Proposal,
     Request,
     predict,
-    simulated,
+    simulate_step,
     stage_costs,
 )
 from vigpipe.schedules import Schedule, is_legal
@@ -41,27 +41,27 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
     candidates = _candidates(profile, request)
     for candidate in candidates:
         candidate.find_cuts()
-    reduce_k = [candidate for candidate in candidates if candidate.cuts]
-    if not reduce_k:
+    feasible = [candidate for candidate in candidates if candidate.cuts]
+    if not feasible:
         raise InputError(_what_would_fit(request, candidates))
-    found = _Found(profile, request)
-    reduce_k.sort(key=lambda candidate: candidate.estimate(candidate.cuts[0]))
-    for candidate in reduce_k:
-        if len(found.seconds) > 1 and (
-            found.num_actions > MAX_ACTIONS / 2
-            or candidate.estimate(candidate.cuts[0]) > _NEAR * found.best
+    evaluated = _Evaluated(profile, request)
+    feasible.sort(key=lambda candidate: candidate.estimate(candidate.cuts[0]))
+    for candidate in feasible:
+        if len(evaluated.seconds) > 1 and (
+            evaluated.num_actions > MAX_ACTIONS / 2
+            or candidate.estimate(candidate.cuts[0]) > _NEAR * evaluated.best
         ):
             break
-        found.look_at(candidate, candidate.cuts[0])
-    for candidate in dict.fromkeys(candidate for candidate, _ in found.ranking()):
+        evaluated.evaluate(candidate, candidate.cuts[0])
+    for candidate in dict.fromkeys(candidate for candidate, _ in evaluated.ranking()):
         for bounds in candidate.cuts:
-            if found.look_at(candidate, bounds) <= _NEAR * found.best:
-                found.climb(candidate, bounds)
-            if found.num_actions > MAX_ACTIONS:
+            if evaluated.evaluate(candidate, bounds) <= _NEAR * evaluated.best:
+                evaluated.climb(candidate, bounds)
+            if evaluated.num_actions > MAX_ACTIONS:
                 break
     ranking = sorted(
-        found.ranking()[: 4 * NUM_PROPOSALS],
-        key=lambda key: (float(f"{found.seconds[key]:.6g}"), max(key[0].bytes_by_rank(key[1]))),
+        evaluated.ranking()[: 4 * NUM_PROPOSALS],
+        key=lambda key: (float(f"{evaluated.seconds[key]:.6g}"), max(key[0].bytes_by_rank(key[1]))),
     )
     return [
         predict(
@@ -76,7 +76,7 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
     ]
 
 
-class _Found:
+class _Evaluated:
     """Simulated layouts and their steps."""
 
     def __init__(self, profile: Profile, request: Request) -> None:
@@ -93,7 +93,7 @@ class _Found:
         """All, the fastest first."""
         return sorted(self.seconds, key=lambda key: self.seconds[key])
 
-    def look_at(self, candidate: Candidate, bounds: Bounds) -> float:
+    def evaluate(self, candidate: Candidate, bounds: Bounds) -> float:
         """Simulate a layout, once."""
         key = candidate, bounds
         if key not in self.seconds:
@@ -104,7 +104,7 @@ class _Found:
                 request.num_ranks, request.num_replicas, profile.slowdown, request.ranks_per_host
             )
             self.num_actions += followed * sum(map(len, order))
-            spans = simulated(profile, request, order, costs, candidate.schedule, distinct=True)
+            spans = simulate_step(profile, request, order, costs, candidate.schedule, distinct=True)
             self.seconds[key] = step_seconds(spans)
         return self.seconds[key]
 
@@ -116,8 +116,8 @@ class _Found:
             for other in sorted(_neighbours(bounds), key=candidate.estimate):
                 if self.num_actions > MAX_ACTIONS:
                     return
-                if candidate.fits(other) and (
-                    self.look_at(candidate, other) < self.seconds[candidate, bounds]
+                if candidate.is_within_memory(other) and (
+                    self.evaluate(candidate, other) < self.seconds[candidate, bounds]
                 ):
                     bounds, moved = other, True
                     break

@@ -17,7 +17,7 @@ the speeds change at every event.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vigpipe.planning.engine import Operation, Run
+from vigpipe.planning.engine import Operation, Simulation
 from vigpipe.schedules import Orders
 from vigpipe.spans import WAITING, Span
 
@@ -88,7 +88,7 @@ def simulate(
     if simulated < num_replicas:
         copies = (ranks_per_host or num_ranks * num_replicas) // num_ranks or 1
     factors = [stretch(slowdown, n * copies) for n in range(host_size + 1)]
-    spans = Run(programs, num_ranks, factors, host_size, ask_ahead).spans()
+    spans = Simulation(programs, num_ranks, factors, host_size, ask_ahead).spans()
     if distinct or simulated == num_replicas:
         return spans
     return [

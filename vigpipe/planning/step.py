@@ -88,7 +88,7 @@ def predict(
     order = orders(schedule, request.num_ranks, virtual_stages, num_microbatches)
     if costs is None:
         costs = stage_costs(profile, request, stages, num_microbatches)
-    spans = simulated(profile, request, order, costs, schedule)
+    spans = simulate_step(profile, request, order, costs, schedule)
     return Proposal(
         stages,
         schedule,
@@ -102,7 +102,7 @@ def predict(
     )
 
 
-def simulated(
+def simulate_step(
     profile: Profile,
     request: Request,
     order: Orders,

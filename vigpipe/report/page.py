@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import vigpipe
 from vigpipe.errors import InputError
 from vigpipe.report import charts, durations
-from vigpipe.report.facts import Line, bubble_line, differences, facts, ratios
+from vigpipe.report.comparison import Line, bubble_line, differences, ratios, run_table
 from vigpipe.report.markup import (
     escape,
     folded,
@@ -76,7 +76,7 @@ def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for run in runs:
         if run.unfinished:
             yield paragraph(f"{run.name} has not finished: {run.unfinished}.", "warning")
-    yield _by_run(runs, facts(runs))
+    yield _by_run(runs, run_table(runs))
     yield paragraph(
         "Medians are over the steps after the warm-up of a timed run, and over all but the first "
         "of another one.",

@@ -18,7 +18,7 @@ from vigpipe.timing.tables import slowest
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A run's numbers; seconds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Measured:
     facts: Mapping[str, Any]
 
 
-def read_measured(folder: Path, name: str, layout: Layout, round_number: int) -> Measured:
+def read_measured(folder: Path, name: str, layout: Layout, round_number: int) -> MeasuredRun:
     """Read the folder of a run of `vigpipe time`.
 
     Raises:
@@ -67,7 +67,7 @@ def read_measured(folder: Path, name: str, layout: Layout, round_number: int) ->
     steps: dict[Phase, dict[int, float]] = {phase: _steps(rows, phase) for phase in PHASES}
     if not all(steps.values()):
         raise InputError(f"{folder}: holds no timed step of both phases; delete it and start anew")
-    return Measured(
+    return MeasuredRun(
         name=name,
         layout=layout,
         round_number=round_number,

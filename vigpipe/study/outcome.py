@@ -12,7 +12,7 @@ from vigpipe.planning.profile import Profile
 from vigpipe.planning.step import Request, predict
 from vigpipe.spans import seconds_by_kind
 from vigpipe.study.configs import SEQUENTIAL, baseline, name_of
-from vigpipe.study.measured import Measured
+from vigpipe.study.measured import MeasuredRun
 from vigpipe.timing.recorder import PHASES, Phase
 
 
@@ -46,7 +46,7 @@ class Outcome:
     """
 
     layouts: Mapping[str, Layout]
-    runs: Mapping[str, Sequence[Measured]]
+    runs: Mapping[str, Sequence[MeasuredRun]]
     predictions: Mapping[str, Prediction]
     batch_size: int
     num_warmup: int

@@ -5,14 +5,14 @@ from statistics import median
 import pytest
 
 from tests.report.runs import NUM_WARMUP, write_run
-from vigpipe.report.facts import bubble_line, differences, facts, ratios, settled_steps
+from vigpipe.report.comparison import bubble_line, differences, ratios, run_table, settled_steps
 from vigpipe.report.read import read_runs
 
 
 def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
     timed = write_run(tmp_path / "timed")
     dead = write_run(tmp_path / "dead", timed=False, finished=False, replicas=1, stages=3)
-    table = dict(facts(read_runs([timed, dead])))
+    table = dict(run_table(read_runs([timed, dead])))
     assert table["state"] == ["finished", "unfinished"]
     assert table["model"] == ["vig_digits", "vig_digits"]
     assert table["layout"] == [
@@ -34,7 +34,7 @@ def test_warmup_is_left_out_of_medians(tmp_path):
     assert settled_steps(timed)[0].number == NUM_WARMUP + 1
     assert settled_steps(untimed)[0].number == 2
     expected = median(step.seconds for step in timed.steps[NUM_WARMUP:])
-    assert dict(facts([timed]))["step, median"] == [f"{expected:.4f} s"]
+    assert dict(run_table([timed]))["step, median"] == [f"{expected:.4f} s"]
 
 
 def test_ratios_are_to_the_first_run(tmp_path):

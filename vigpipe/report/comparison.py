@@ -22,7 +22,7 @@ def settled_steps(run: ReportedRun) -> tuple[Step, ...]:
     return rest or run.steps
 
 
-def facts(runs: Sequence[ReportedRun]) -> list[Line]:
+def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
     """The table of runs, a line for every fact."""
     lines: list[tuple[str, Callable[[ReportedRun], str]]] = [
         ("state", lambda run: "unfinished" if run.unfinished else "finished"),
