@@ -109,10 +109,10 @@ def test_an_account_is_the_mean_over_the_training_steps():
     (own,) = account(rows, Layout(2, 2, 2))
     assert (own.rank, own.replica, own.stages) == (3, 1, (1,))
     assert own.step_seconds == 11
-    assert own.compute == 9
+    assert own.seconds["compute"] == 9
     assert own.waiting == 1.25  # what waits to leave is waiting too
-    assert own.kinds["all-reduce"] == 0.25
-    assert own.unaccounted == pytest.approx(0.5)
+    assert own.seconds["all-reduce"] == 0.25
+    assert own.seconds["unaccounted"] == pytest.approx(0.5)
     table = own.as_table()
     assert table["compute"] == 9
     assert table["stages"] == [1]
@@ -125,7 +125,7 @@ def test_accounts_of_virtual_stages_and_replicas():
     accounts = account(rows_of(recorded(layout), layout), layout)
     assert [own.stages for own in accounts] == [(0, 2), (1, 3)] * 2
     assert [own.replica for own in accounts] == [0, 0, 1, 1]
-    assert all(own.unaccounted == pytest.approx(0) for own in accounts)
+    assert all(own.seconds["unaccounted"] == pytest.approx(0) for own in accounts)
 
 
 def test_no_rows_give_no_account():

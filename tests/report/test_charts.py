@@ -8,9 +8,10 @@ import pytest
 from plotly.io import to_json
 
 from tests.report.runs import gpipe, write_run
+from vigpipe.analysis.account import PARTS
 from vigpipe.report import charts
-from vigpipe.report.read import Step, read_runs
-from vigpipe.report.timing_files import PARTS, Timeline
+from vigpipe.report.read import StepMetrics, read_runs
+from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import KINDS, Span
 
 
@@ -86,7 +87,7 @@ def test_runs_are_drawn_over_one_another_with_one_entry_each(tmp_path):
 
 def test_a_long_run_is_thinned_to_means(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
-    steps = tuple(Step(i, float(i), 1.0, float(i % 2)) for i in range(1, 10_001))
+    steps = tuple(StepMetrics(i, float(i), 1.0, float(i % 2)) for i in range(1, 10_001))
     object.__setattr__(run, "steps", steps)
     (line,) = traces(charts.throughput_chart([run]))
     assert len(line["x"]) == charts.MOST_POINTS

@@ -29,7 +29,7 @@ def test_everything_that_was_written_is_read(tmp_path):
         assert sum(account.seconds.values()) == pytest.approx(account.step_seconds)
     assert timing.bubble is not None
     assert timing.bubble.measured == 0.262
-    assert timing.bubble.reasons["imbalance"] == 0.041
+    assert timing.bubble.imbalance == 0.041
     assert timing.step_seconds["count"] == NUM_STEPS - NUM_WARMUP
     assert timing.peak_bytes[3] == 653_000_000
     assert timing.overhead == 0.0042
@@ -44,6 +44,15 @@ def test_what_a_run_of_one_stage_cannot_tell_is_nothing(tmp_path):
     assert timing is not None
     assert timing.bubble is None
     assert timing.step_seconds == {}
+
+
+def test_a_bubble_without_one_of_its_shares_is_refused(tmp_path):
+    folder = write_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["timing"]["bubble"]["transfer"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="transfer must be a number, is missing"):
+        read(folder)
 
 
 def test_a_last_row_cut_short_is_left_out(tmp_path):

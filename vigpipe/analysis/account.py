@@ -1,76 +1,69 @@
-"""Where the time of a step goes on every rank."""
+"""Account for the time of a step: where it goes on every rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vigpipe.parallel.layout import Layout
-from vigpipe.spans import COMPUTE, KINDS, WAITING, Kind
+from vigpipe.spans import COMPUTE, KINDS, WAITING
 from vigpipe.timing.recorder import Row
+
+# What the time of a step is divided into. Forwards and backwards together are "compute"; what no
+# span covers is "unaccounted".
+PARTS = ("compute", *(kind for kind in KINDS if kind not in COMPUTE), "unaccounted")
 
 
 @dataclass(frozen=True)
 class Account:
-    """Where one rank's time goes: means over the timed training steps, in seconds.
+    """Where the time of one rank's training steps goes: means over the timed steps, in seconds.
 
     Attributes:
         rank: position in the world.
-        replica: its replica.
-        stages: of the plan, that it holds.
-        step_seconds: from the step's first line to its last, by a clock of its own.
-        kinds: seconds of every kind of span; forward and backward together are computing.
+        replica: index of the rank's replica.
+        stages: indices of the plan's stages that the rank holds.
+        step_seconds: from the beginning of the step to its end, by a clock of its own.
+        seconds: seconds of each of PARTS, which add up to step_seconds.
     """
 
     rank: int
     replica: int
     stages: tuple[int, ...]
     step_seconds: float
-    kinds: Mapping[Kind, float]
-
-    @property
-    def compute(self) -> float:
-        """Forwards, backwards and the loss."""
-        return sum(self.kinds[kind] for kind in COMPUTE)
+    seconds: Mapping[str, float]
 
     @property
     def waiting(self) -> float:
-        """For input, for gradients, and for what is sent to leave."""
-        return sum(self.kinds[kind] for kind in (*WAITING, "send"))
-
-    @property
-    def unaccounted(self) -> float:
-        """What the spans miss of the step."""
-        return self.step_seconds - sum(self.kinds.values())
+        """Seconds of waiting for input, for gradients and for sent tensors to leave."""
+        return sum(self.seconds[part] for part in (*WAITING, "send"))
 
     def as_table(self) -> dict[str, object]:
-        """For summary.json."""
-        named = {kind: self.kinds[kind] for kind in KINDS if kind not in COMPUTE}
+        """Return the account as an entry of summary.json."""
         return {
             "rank": self.rank,
             "replica": self.replica,
             "stages": list(self.stages),
             "step_seconds": self.step_seconds,
-            "compute": self.compute,
-            **named,
-            "unaccounted": self.unaccounted,
+            **self.seconds,
         }
 
 
 def account(rows: Sequence[Row], layout: Layout) -> list[Account]:
-    """Every rank's account, from the rows of timing.csv."""
+    """Make every rank's account of the training steps from the rows of timing.csv."""
     totals: dict[int, dict[str, float]] = {}
     steps: dict[int, set[int]] = {}
     for row in rows:
         if row.phase == "train" and (row.name == "step" or row.name in KINDS):
-            own = totals.setdefault(row.rank, {})
-            own[row.name] = own.get(row.name, 0.0) + row.seconds
+            rank_totals = totals.setdefault(row.rank, {})
+            rank_totals[row.name] = rank_totals.get(row.name, 0.0) + row.seconds
             steps.setdefault(row.rank, set()).add(row.step)
-    return [
-        Account(
-            rank,
-            layout.replica_index(rank),
-            layout.stages_of(rank),
-            own["step"] / len(steps[rank]),
-            {kind: own.get(kind, 0.0) / len(steps[rank]) for kind in KINDS},
-        )
-        for rank, own in sorted(totals.items())
-    ]
+    accounts: list[Account] = []
+    for rank, rank_totals in sorted(totals.items()):
+        step_seconds = rank_totals["step"] / len(steps[rank])
+        kinds = {kind: rank_totals.get(kind, 0.0) / len(steps[rank]) for kind in KINDS}
+        seconds: dict[str, float] = {
+            "compute": sum(kinds[kind] for kind in COMPUTE),
+            **{kind: kinds[kind] for kind in KINDS if kind not in COMPUTE},
+            "unaccounted": step_seconds - sum(kinds.values()),
+        }
+        replica, stages = layout.replica_index(rank), layout.stages_of(rank)
+        accounts.append(Account(rank, replica, stages, step_seconds, seconds))
+    return accounts

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.analysis.account import Account, account
+from vigpipe.analysis.account import PARTS, Account, account
 from vigpipe.analysis.bubble import Bubble, explain_bubble, mean_times, predicted_spans
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import origin
 from vigpipe.run.rank import RankState
-from vigpipe.spans import WAITING, Span
+from vigpipe.spans import Span
 from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_0, read_clocks
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
@@ -243,20 +243,19 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
 
 def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:
     """Milliseconds of a step by what a rank does, mean over the steps; and the share missed."""
-    kinds = (*WAITING, "send", "all-reduce", "optimizer", "other")
     lines = [
         (
             str(own.rank),
             ", ".join(map(str, own.stages)),
             *(
                 f"{1e3 * x:.2f}"
-                for x in (own.step_seconds, own.compute, *(own.kinds[kind] for kind in kinds))
+                for x in (own.step_seconds, *(own.seconds[part] for part in PARTS[:-1]))
             ),
-            f"{own.unaccounted / own.step_seconds:.2%}",
+            f"{own.seconds['unaccounted'] / own.step_seconds:.2%}",
         )
         for own in accounts
     ]
-    headers = ["rank", "stage", "step, ms", "compute", *kinds, "unaccounted"]
+    headers = ["rank", "stage", "step, ms", *PARTS]
     return tabulate(lines, headers=headers, tablefmt=fmt, disable_numparse=True, stralign="right")
 
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vigpipe.analysis.account import PARTS, Account
 from vigpipe.report.markup import escape
 from vigpipe.report.read import ReportedRun
-from vigpipe.report.timing_files import PARTS, Account, Timeline
+from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import COMPUTE, KINDS, Kind, Span
 from vigpipe.timing.timeline import COLOURS
 

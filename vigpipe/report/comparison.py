@@ -1,20 +1,24 @@
-"""Runs side by side: what they are, what they reached, and by how much they differ."""
+"""Compare runs side by side: their facts and results, and by how much they differ."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from vigpipe.analysis.bubble import Bubble
 from vigpipe.report import durations
 from vigpipe.report.fields import Fields
 from vigpipe.report.markup import NOTHING, share, size
-from vigpipe.report.read import ReportedRun, Step
+from vigpipe.report.read import ReportedRun, StepMetrics
 from vigpipe.timing.tables import slowest
 
-Line = tuple[str, list[str]]  # a name, and a cell for every run
+Line = tuple[str, list[str]]  # the name of a row, and one cell per run
 _NOT_COMPARED = ("out",)
 
 
-def settled_steps(run: ReportedRun) -> tuple[Step, ...]:
-    """Steps after the warm-up of a timed run; of another one all but the first, if it has more."""
+def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
+    """Return the steps after the warm-up of a timed run, or all but the first of an untimed one.
+
+    All steps are returned where that would leave none.
+    """
     if run.timing is not None and run.timing.warmup_steps is not None:
         rest = run.steps[run.timing.warmup_steps :]
     else:
@@ -23,7 +27,7 @@ def settled_steps(run: ReportedRun) -> tuple[Step, ...]:
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
-    """The table of runs, a line for every fact."""
+    """Make the table of runs: one line per fact, such as the model or the top-1 score."""
     lines: list[tuple[str, Callable[[ReportedRun], str]]] = [
         ("state", lambda run: "unfinished" if run.unfinished else "finished"),
         ("model", lambda run: _option(run, "model")),
@@ -46,19 +50,19 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
 
 
 def differences(runs: Sequence[ReportedRun]) -> list[Line]:
-    """Options that are not the same in all runs."""
+    """List the options that are not the same in all runs, one line per option."""
     names = dict.fromkeys(name for run in runs for name in run.options if name not in _NOT_COMPARED)
     lines = [(name, [_option(run, name) for run in runs]) for name in names]
     return [(name, cells) for name, cells in lines if len(set(cells)) > 1]
 
 
 def ratios(runs: Sequence[ReportedRun]) -> list[Line]:
-    """Medians, and behind them their ratio to the first run's."""
-    known = [_medians(run) for run in runs]
-    names = dict.fromkeys(name for values in known for name in values)
+    """List the medians of all runs, with their ratios to those of the first run in brackets."""
+    medians = [_medians(run) for run in runs]
+    names = dict.fromkeys(name for of_run in medians for name in of_run)
     lines: list[Line] = []
     for name in names:
-        values = [own.get(name) for own in known]
+        values = [of_run.get(name) for of_run in medians]
         first, form = values[0], "{:,.1f}" if name.startswith("images/s") else "{:,.3f}"
         cells = [NOTHING if value is None else form.format(value) for value in values]
         for i, value in enumerate(values[1:], 1):
@@ -133,13 +137,9 @@ def _versions(run: ReportedRun) -> str:
     return ", ".join(f"{name} {versions.text(name)}" for name in versions.names())
 
 
-def bubble_line(measured: float | None, formula: float | None) -> str:
-    """The measured bubble beside the formula, in a sentence."""
-    if measured is None:
-        return "The bubble could not be measured."
-    if formula is None:
-        return f"The bubble is {share(measured)} of the step."
+def bubble_line(bubble: Bubble) -> str:
+    """Write the measured bubble beside the formula's as a sentence."""
     return (
-        f"The bubble is {share(measured)} of the step; the formula for equal stages says "
-        f"{share(formula)}."
+        f"The bubble is {share(bubble.measured)} of the step; the formula for equal stages says "
+        f"{share(bubble.formula)}."
     )

@@ -1,15 +1,23 @@
-"""Read objects out of a run's files and check every value where it is taken."""
+"""Read JSON objects from a run's files and check the type of every value that is read."""
 
 import json
 from typing import Any
 
 from vigpipe.errors import InputError
 
-LARGEST = 1e300  # beyond it arithmetic would overflow
+LARGEST = 1e300  # arithmetic with larger numbers could overflow
 
 
 def parse_object(text: str, where: str) -> "Fields":
-    """One JSON object; `where` names the file, and the line if it has several."""
+    """Parse a JSON object.
+
+    Args:
+        text: the JSON text.
+        where: the file, and the line where the file has several, for error messages.
+
+    Raises:
+        InputError: the text is not JSON, or not an object.
+    """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -20,14 +28,15 @@ def parse_object(text: str, where: str) -> "Fields":
 
 
 class Fields:
-    """A JSON object.
+    """A JSON object whose values are checked when they are read.
 
     Args:
-        values: what was parsed.
-        where: the file, for errors.
+        values: the parsed object.
+        where: the file, for error messages.
 
     Raises:
-        InputError: by the constructor and by every method, for what is missing or of another type.
+        InputError: raised by the constructor and by every method if a value is missing or of
+            another type.
     """
 
     def __init__(self, values: object, where: str) -> None:
@@ -37,15 +46,15 @@ class Fields:
         self._values: dict[str, Any] = values
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a value other than null."""
+        """Return whether there is a value of this name other than null."""
         return self._values.get(name) is not None
 
     def names(self) -> list[str]:
-        """The keys, in their order."""
+        """Return the keys in their order."""
         return list(self._values)
 
     def number(self, name: str) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self._values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "a number")
@@ -54,41 +63,41 @@ class Fields:
         return float(value)
 
     def whole(self, name: str) -> int:
-        """A whole number from 0."""
+        """Return a whole number that is at least 0."""
         value = self._values.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.wrong(name, "a whole number from 0")
         return value
 
     def numbers(self, name: str) -> list[float]:
-        """A list of finite numbers."""
+        """Return a list of finite numbers."""
         return [Fields({name: v}, self.where).number(name) for v in self.items(name)]
 
     def text(self, name: str) -> str:
-        """A string."""
+        """Return a string."""
         value = self._values.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")
         return value
 
     def items(self, name: str) -> list[Any]:
-        """A list of anything."""
+        """Return a list whose items may be anything."""
         value = self._values.get(name)
         if not isinstance(value, list):
             raise self.wrong(name, "a list")
         return value
 
     def object(self, name: str) -> "Fields":
-        """An object within this one."""
+        """Return an object within this one."""
         value = self._values.get(name)
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return Fields(value, f"{self.where}, {name}")
 
     def wrong(self, name: str, wanted: str) -> InputError:
-        """The error that `name` is something else."""
-        found = _kind(self._values.get(name))
-        return InputError(f"{self.where}: {name} must be {wanted}, is {found}")
+        """Make the error that the value of `name` is not what was wanted."""
+        actual = _kind(self._values.get(name))
+        return InputError(f"{self.where}: {name} must be {wanted}, is {actual}")
 
 
 def _kind(value: object) -> str:

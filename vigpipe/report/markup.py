@@ -1,4 +1,4 @@
-"""Text and tables as HTML; everything passes through `escape`, for it may come from any file."""
+"""Write text and tables as HTML, escaped, because the text may come from any file."""
 
 import html
 from collections.abc import Sequence
@@ -9,25 +9,28 @@ NOTHING = "–"  # where there is no value
 
 
 def escape(text: str) -> str:
-    """Text that shows as it is, in HTML and in a label of plotly, which takes a few tags too."""
+    """Escape text for HTML and for labels of plotly, which interpret a few tags too."""
     return html.escape(text, quote=False)
 
 
 def paragraph(text: str, style: str = "") -> str:
-    """A paragraph of plain text."""
+    """Make a paragraph of plain text with an optional CSS class."""
     return f"<p{_class(style)}>{escape(text)}</p>"
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], num_names: int = 1, style: str = ""
 ) -> str:
-    """A table of plain text that scrolls sideways where the window is narrow.
+    """Make a table of plain text that scrolls sideways where the window is narrow.
 
     Args:
-        head: a cell a column.
-        rows: as long as the head.
-        num_names: columns at the left that name the row; the others are values.
-        style: CSS class of the table.
+        head: header cells, one per column.
+        rows: rows of cells, each as long as the head.
+        num_names: number of columns at the left that name the row; the others are values.
+        style: CSS class of the table; empty for none.
+
+    Returns:
+        The HTML of the table.
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -44,35 +47,35 @@ def table(
 
 
 def statistics_table(rows: Sequence[tuple[str, str, Statistics]]) -> str:
-    """Milliseconds of everything that was timed; a name stands in the first of its rows only."""
+    """Make a table of statistics in milliseconds; a name is shown in the first of its rows only."""
     cells = []
-    before = None
+    previous_name = None
     for name, direction, s in rows:
         numbers = (s.mean, s.std, s.min, s.max, s.median, s.p95)
-        shown = "" if name == before else name
-        cells.append([shown, direction, *map(milliseconds, numbers), str(s.count)])
-        before = name
+        cell = "" if name == previous_name else name
+        cells.append([cell, direction, *map(milliseconds, numbers), str(s.count)])
+        previous_name = name
     head = ["", "", "mean", "std", "min", "max", "median", "p95", "count"]
     return table(head, cells, num_names=2)
 
 
 def folded(title: str, content: str) -> str:
-    """Something long behind a line to click on."""
+    """Hide long content behind a title that opens it with a click."""
     return f"<details><summary>{escape(title)}</summary>\n{content}\n</details>"
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds."""
+    """Write seconds as milliseconds."""
     return f"{1e3 * seconds:,.3f}"
 
 
-def share(value: float | None) -> str:
-    """A share as per cent."""
-    return NOTHING if value is None else f"{value:.1%}".replace("-", "−")
+def share(value: float) -> str:
+    """Write a share of 1 in per cent."""
+    return f"{value:.1%}".replace("-", "−")
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in the unit that suits."""
+    """Write bytes in GB, MB or kB, whichever fits the number."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"

@@ -1,10 +1,13 @@
 """One HTML page from runs: it holds everything it shows, and opens from disk without a network."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vigpipe
+from vigpipe.analysis.account import PARTS
+from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
 from vigpipe.report import charts, durations
 from vigpipe.report.comparison import Line, bubble_line, differences, ratios, run_table
@@ -20,7 +23,7 @@ from vigpipe.report.markup import (
 )
 from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.report.style import HEAD
-from vigpipe.report.timing_files import PARTS, PHASES, REASONS, Bubble, Timing
+from vigpipe.report.timing_files import PHASES, ReportedTiming
 from vigpipe.timing.tables import slowest
 
 if TYPE_CHECKING:
@@ -136,7 +139,7 @@ def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:
         yield from _durations(run.timing, index)
 
 
-def _missing(timing: Timing) -> list[str]:
+def _missing(timing: ReportedTiming) -> list[str]:
     parts = {
         "bubble accounting": timing.accounts,
         "timeline": timing.timeline,
@@ -145,12 +148,12 @@ def _missing(timing: Timing) -> list[str]:
     return [name for name, part in parts.items() if not part]
 
 
-def _bubble(timing: Timing, index: int) -> Iterator[str]:
+def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
     if timing.bubble is None and not timing.accounts:
         return
     yield "<h3>Bubble</h3>"
     if timing.bubble is not None:
-        yield paragraph(bubble_line(timing.bubble.measured, timing.bubble.formula))
+        yield paragraph(bubble_line(timing.bubble))
         yield _shares(timing.bubble)
     elif len(timing.accounts) == 1:
         yield paragraph("A run of one stage has no bubble.")
@@ -175,12 +178,12 @@ def _bubble(timing: Timing, index: int) -> Iterator[str]:
 
 
 def _shares(bubble: Bubble) -> str:
-    reasons = [bubble.reasons[reason] for reason in REASONS]
-    head = ["share of the step", "measured", "formula", *(r.replace("_", " ") for r in REASONS)]
-    return table(head, [["bubble", *map(share, (bubble.measured, bubble.formula, *reasons))]])
+    shares: dict[str, float] = asdict(bubble)
+    head = ["share of the step", *(name.replace("_", " ") for name in shares)]
+    return table(head, [["bubble", *map(share, shares.values())]])
 
 
-def _timeline(timing: Timing, index: int) -> Iterator[str]:
+def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     timeline = timing.timeline
     if timeline is None:
         return
@@ -196,7 +199,7 @@ def _timeline(timing: Timing, index: int) -> Iterator[str]:
     yield _chart(charts.timeline_chart(timeline), f"timeline-{index}")
 
 
-def _durations(timing: Timing, index: int) -> Iterator[str]:
+def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
     warmup = f" after {timing.warmup_steps} of warm-up" if timing.warmup_steps is not None else ""
     for phase in PHASES:
         seconds = slowest(timing.rows, phase)

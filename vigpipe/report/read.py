@@ -1,4 +1,4 @@
-"""Read a run's folder: what it was told to do, how it went, and how it ended."""
+"""Read a run's folder: its options, its metrics, and whether and how it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
 from vigpipe.report.fields import Fields, parse_object
-from vigpipe.report.timing_files import Timing, read_timing
+from vigpipe.report.timing_files import ReportedTiming, read_timing
 
 _ADVICE = "name a folder that vigpipe train wrote"
 
 
-class Step(NamedTuple):
-    """One optimizer step."""
+class StepMetrics(NamedTuple):
+    """Metrics of one optimizer step: a row of metrics.jsonl."""
 
     number: int
     loss: float
@@ -23,64 +23,64 @@ class Step(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One pass over the test images; shares, not per cent."""
+    """Metrics of one pass over the test images; top1 and top5 are shares, from 0 to 1."""
 
-    step: int  # the last one before it
+    step: int  # the last optimizer step before the evaluation
     epoch: int
     loss: float
     top1: float
     top5: float
-    ema_top1: float | None  # of the weights' moving average
+    ema_top1: float | None  # top1 of the moving average of the weights
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a folder holds.
+    """Everything that the folder of a run holds.
 
     Attributes:
-        name: the folder's, or its whole path where two are alike.
-        folder: as it was given.
-        options: config.toml; empty if the file is missing.
-        steps: in their order.
-        evaluations: likewise.
-        summary: summary.json; empty for a run that has not finished.
-        unfinished: why the run counts as not finished; empty if it did.
-        timing: what a timed run adds; None where there is nothing of it.
+        name: name of the folder, or its whole path where two runs have folders of one name.
+        folder: path of the folder as it was given.
+        options: options of config.toml, by name; empty if the file is missing.
+        steps: metrics of every optimizer step, in their order.
+        evaluations: metrics of every evaluation, in their order.
+        summary: content of summary.json; empty for a run that has not finished.
+        unfinished: why the run counts as not finished; empty for a finished run.
+        timing: content of the timing files; None for a run that was not timed.
     """
 
     name: str
     folder: Path
     options: dict[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[StepMetrics, ...]
     evaluations: tuple[Evaluation, ...]
     summary: Fields
     unfinished: str
-    timing: Timing | None
+    timing: ReportedTiming | None
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Read every run, in the order given.
+    """Read the folders of several runs, in the order given.
 
     Raises:
-        InputError: no folder, one given twice, or one that is no run or has a broken file.
+        InputError: no folder is given, one is given twice, or one holds no run or a broken file.
     """
     if not folders:
         raise InputError(f"vigpipe report: no run was given; {_ADVICE}")
-    places = [folder.resolve() for folder in folders]
-    for place, folder in zip(places, folders, strict=True):
-        if places.count(place) > 1:
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
             raise InputError(f"{folder}: was given twice; name every run once")
-    names = [place.name for place in places]
+    names = [path.name for path in paths]
     return [
-        _read_run(folder, place.name if names.count(place.name) == 1 else str(folder))
-        for folder, place in zip(folders, places, strict=True)
+        _read_run(folder, path.name if names.count(path.name) == 1 else str(folder))
+        for folder, path in zip(folders, paths, strict=True)
     ]
 
 
 def _read_run(folder: Path, name: str) -> ReportedRun:
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder}: {found}; {_ADVICE}")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder}: {problem}; {_ADVICE}")
     if not (folder / "metrics.jsonl").is_file():
         raise InputError(f"{folder}: holds no run, for it has no metrics.jsonl; {_ADVICE}")
     rows, torn = _read_rows(folder / "metrics.jsonl")
@@ -107,7 +107,7 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
 
 
 def _read_rows(path: Path) -> tuple[list[Fields], bool]:
-    """The rows, and whether a last one was begun but not finished."""
+    """Read the rows of metrics.jsonl, and whether its last line was begun but not finished."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -127,15 +127,15 @@ def _read_rows(path: Path) -> tuple[list[Fields], bool]:
     return rows, False
 
 
-def _sort(rows: Sequence[Fields]) -> tuple[tuple[Step, ...], tuple[Evaluation, ...]]:
-    steps: list[Step] = []
+def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evaluation, ...]]:
+    steps: list[StepMetrics] = []
     evaluations: list[Evaluation] = []
     for row in rows:
-        if "event" in row:  # beside the steps: a straggler, a resumption
+        if "event" in row:  # of a straggler, a resumption, ...
             continue
         if "step" in row:
             steps.append(
-                Step(
+                StepMetrics(
                     row.whole("step"),
                     row.number("loss"),
                     row.number("step_seconds"),
@@ -167,9 +167,9 @@ def _read_options(path: Path) -> dict[str, Any]:
 
 
 def _causes(folder: Path) -> str:
-    """What the ranks that failed have left, in words: the cause rather than who lost a peer."""
+    """Say why the ranks failed, by their files; ranks that only lost a peer are left out."""
     paths = sorted(folder.glob("failed-rank*.json"))
     records = [parse_object(read_text(path), str(path)) for path in paths]
-    own = [record for record in records if record.text("kind") == "own"]
-    told = {record.text("message"): record.whole("rank") for record in reversed(own or records)}
-    return "".join(f"; rank {rank}: {message}" for message, rank in sorted(told.items()))
+    causes = [record for record in records if record.text("kind") == "own"] or records
+    rank_of = {record.text("message"): record.whole("rank") for record in reversed(causes)}
+    return "".join(f"; rank {rank}: {message}" for message, rank in sorted(rank_of.items()))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
+from vigpipe.analysis.account import PARTS, Account
+from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.report.fields import Fields, parse_object
@@ -13,30 +15,18 @@ from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import DIRECTIONS
 
 COLUMNS = ",".join(field.name for field in fields(Row))
-PARTS = (
-    "compute",
-    "wait input",
-    "wait gradient",
-    "wait end",
-    "send",
-    "all-reduce",
-    "optimizer",
-    "other",
-    "unaccounted",
-)
-REASONS = ("fill_and_drain", "imbalance", "variation", "transfer")
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step of all ranks.
+    """The spans of one step on all ranks, as timeline.json holds them.
 
     Attributes:
-        step: its number.
-        microbatches: of a replica.
+        step: number of the step.
+        microbatches: number of micro-batches of one replica.
         clock_error_seconds: how far the times of one event on two ranks may be apart.
-        measured: what happened.
-        predicted: what was expected; may be empty.
+        measured: spans that were recorded.
+        predicted: spans that were simulated; may be empty.
     """
 
     step: int
@@ -47,38 +37,18 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Account:
-    """Where one rank's step went: means in seconds, which add up to it."""
-
-    rank: int
-    replica: int
-    stages: tuple[int, ...]
-    step_seconds: float
-    seconds: dict[str, float]  # of every one of PARTS
-
-
-@dataclass(frozen=True)
-class Bubble:
-    """Shares of a step; None where the run could not tell."""
-
-    measured: float | None
-    formula: float | None
-    reasons: dict[str, float | None]  # of every one of REASONS
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What is known of a run's time; each part may be missing in a run that did not finish.
+class ReportedTiming:
+    """The timing files of a run; any of them may be missing in a run that did not finish.
 
     Attributes:
-        rows: of timing.csv, which begins after the warm-up.
-        timeline: one step of all ranks.
+        rows: rows of timing.csv, which begins after the warm-up.
+        timeline: spans of one step of all ranks.
         warmup_steps: optimizer steps that the numbers leave out; None in an unfinished run.
         step_seconds: mean, std, min, max, median, p95 and count of the training step.
-        overhead: share of a step that the instrumentation costs.
-        accounts: one a rank.
-        bubble: measured and explained.
-        peak_bytes: of every rank.
+        overhead: share of a step that timing itself costs.
+        accounts: where the time of a step goes, one account per rank.
+        bubble: the share of waiting and its reasons; None if the run has one stage.
+        peak_bytes: peak memory of every rank, in bytes.
     """
 
     rows: tuple[Row, ...]
@@ -91,25 +61,32 @@ class Timing:
     peak_bytes: tuple[float, ...]
 
 
-def read_timing(folder: Path, summary: Fields) -> Timing | None:
-    """Read the files of a timed run; None where there is none of them.
+def read_timing(folder: Path, summary: Fields) -> ReportedTiming | None:
+    """Read the timing files of a run.
+
+    Args:
+        folder: the run's folder.
+        summary: its summary.json; empty if the run has not finished.
+
+    Returns:
+        What the files hold, or None if the run was not timed.
 
     Raises:
         InputError: a file is broken.
     """
-    table, picture = folder / "timing.csv", folder / "timeline.json"
-    if not (table.is_file() or picture.is_file() or "timing" in summary):
+    rows_file, timeline_file = folder / "timing.csv", folder / "timeline.json"
+    if not (rows_file.is_file() or timeline_file.is_file() or "timing" in summary):
         return None
-    known = summary.object("timing") if "timing" in summary else Fields({}, "")
-    return Timing(
-        rows=_read_rows(table) if table.is_file() else (),
-        timeline=_read_timeline(picture) if picture.is_file() else None,
-        warmup_steps=known.whole("warmup_steps") if "warmup_steps" in known else None,
-        step_seconds=_all_numbers(known.object("step_seconds")) if "step_seconds" in known else {},
-        overhead=_optional(known, "overhead"),
-        accounts=_accounts(known) if "accounting" in known else (),
-        bubble=_bubble(known.object("bubble")) if "bubble" in known else None,
-        peak_bytes=tuple(known.numbers("peak_bytes")) if "peak_bytes" in known else (),
+    table = summary.object("timing") if "timing" in summary else Fields({}, "")
+    return ReportedTiming(
+        rows=_read_rows(rows_file) if rows_file.is_file() else (),
+        timeline=_read_timeline(timeline_file) if timeline_file.is_file() else None,
+        warmup_steps=table.whole("warmup_steps") if "warmup_steps" in table else None,
+        step_seconds=_all_numbers(table.object("step_seconds")) if "step_seconds" in table else {},
+        overhead=_optional(table, "overhead"),
+        accounts=_accounts(table) if "accounting" in table else (),
+        bubble=_bubble(table.object("bubble")) if "bubble" in table else None,
+        peak_bytes=tuple(table.numbers("peak_bytes")) if "peak_bytes" in table else (),
     )
 
 
@@ -120,7 +97,7 @@ def _read_rows(path: Path) -> tuple[Row, ...]:
         raise InputError(f"{path}: the columns must be {COLUMNS}, are {header[:80] or 'missing'}")
     rows: list[Row] = []
     for number, line in enumerate(lines[1:], 2):
-        row = _row(line.strip().split(","))  # no name of ours has a comma
+        row = _row(line.strip().split(","))  # no name that vigpipe writes has a comma
         if row is None:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the run was killed while it wrote
@@ -133,33 +110,33 @@ def _read_rows(path: Path) -> tuple[Row, ...]:
 
 
 def _row(values: list[str]) -> Row | None:
-    """A line of timing.csv; None if it is none."""
+    """Read the values of a line of timing.csv; None if they are not a row."""
     try:
         phase, step, rank, replica, stage, name, direction, count, seconds = values
-        whole = (int(step), int(rank), int(replica), int(stage or -1))
+        numbers = (int(step), int(rank), int(replica), int(stage or -1))
         total = float(seconds)
         if phase not in PHASES or direction not in DIRECTIONS or not math.isfinite(total):
             return None
-        return Row(cast(Phase, phase), *whole, name, direction, int(count), total)
+        return Row(cast(Phase, phase), *numbers, name, direction, int(count), total)
     except ValueError:
         return None
 
 
 def _read_timeline(path: Path) -> Timeline:
-    known = parse_object(read_text(path, MOST_ROWS), str(path))
+    table = parse_object(read_text(path, MOST_ROWS), str(path))
     return Timeline(
-        step=known.whole("step"),
-        microbatches=known.whole("microbatches"),
-        clock_error_seconds=known.number("clock_error_seconds"),
-        measured=_spans(known, "measured"),
-        predicted=_spans(known, "predicted"),
+        step=table.whole("step"),
+        microbatches=table.whole("microbatches"),
+        clock_error_seconds=table.number("clock_error_seconds"),
+        measured=_spans(table, "measured"),
+        predicted=_spans(table, "predicted"),
     )
 
 
-def _spans(known: Fields, name: str) -> tuple[Span, ...]:
+def _spans(table: Fields, name: str) -> tuple[Span, ...]:
     spans = []
-    for number, item in enumerate(known.items(name)):
-        where = f"{known.where}: {name}[{number}]"
+    for number, item in enumerate(table.items(name)):
+        where = f"{table.where}: {name}[{number}]"
         if not isinstance(item, list) or len(item) != len(Span._fields):
             raise InputError(f"{where} must be [{', '.join(Span._fields)}]")
         values = Fields(dict(zip(Span._fields, item, strict=True)), where)
@@ -175,34 +152,30 @@ def _spans(known: Fields, name: str) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _accounts(known: Fields) -> tuple[Account, ...]:
+def _accounts(table: Fields) -> tuple[Account, ...]:
     accounts = []
-    for number, item in enumerate(known.items("accounting")):
-        row = Fields(item, f"{known.where}, accounting[{number}]")
+    for number, item in enumerate(table.items("accounting")):
+        entry = Fields(item, f"{table.where}, accounting[{number}]")
         accounts.append(
             Account(
-                rank=row.whole("rank"),
-                replica=row.whole("replica"),
-                stages=tuple(int(stage) for stage in row.numbers("stages")),
-                step_seconds=row.number("step_seconds"),
-                # Before 0.2 ranks did not wait for each other at the end.
-                seconds={part: row.number(part) if part in row else 0.0 for part in PARTS},
+                rank=entry.whole("rank"),
+                replica=entry.whole("replica"),
+                stages=tuple(int(stage) for stage in entry.numbers("stages")),
+                step_seconds=entry.number("step_seconds"),
+                # Files from before 0.2 have no "wait end": ranks did not wait for each other then.
+                seconds={part: entry.number(part) if part in entry else 0.0 for part in PARTS},
             )
         )
     return tuple(accounts)
 
 
-def _bubble(known: Fields) -> Bubble:
-    return Bubble(
-        _optional(known, "measured"),
-        _optional(known, "formula"),
-        {reason: _optional(known, reason) for reason in REASONS},
-    )
+def _bubble(table: Fields) -> Bubble:
+    return Bubble(**{field.name: table.number(field.name) for field in fields(Bubble)})
 
 
-def _all_numbers(known: Fields) -> dict[str, float]:
-    return {name: known.number(name) for name in known.names() if name in known}
+def _all_numbers(table: Fields) -> dict[str, float]:
+    return {name: table.number(name) for name in table.names() if name in table}
 
 
-def _optional(known: Fields, name: str) -> float | None:
-    return known.number(name) if name in known else None
+def _optional(table: Fields, name: str) -> float | None:
+    return table.number(name) if name in table else None
