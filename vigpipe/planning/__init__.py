@@ -1,1 +1,1 @@
-"""From measured costs of blocks to a predicted step and the best plan; plain Python, no torch."""
+"""Predict steps and search the best plan from measured costs; plain Python, without torch."""

@@ -1,4 +1,4 @@
-"""A schedule and a number of micro-batches: what every possible stage costs, and good cuts."""
+"""Find good cuts for one schedule and number of micro-batches, from the cost of every stage."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,11 +24,28 @@ from vigpipe.planning.step import (
 )
 from vigpipe.schedules import Schedule, orders
 
-NUM_CUTS = 3  # to start from
+NUM_CUTS = 3  # cuts that the search starts from
 
 
 class Candidate:
-    """One combination that a search may choose; its cuts are given by the bounds of the stages."""
+    """One schedule and number of micro-batches that a search may choose, with good cuts for it.
+
+    A cut is given by the bounds of its stages: 0, the first block of stage 1, ..., the number of
+    blocks.
+
+    Args:
+        profile: costs of the model's pieces.
+        request: what the plan must keep to.
+        schedule: name of the schedule.
+        virtual_stages: V, stages that each rank holds.
+        num_microbatches: M, micro-batches of one replica.
+
+    Attributes:
+        num_stages: number of stages, S × V.
+        order: the actions of every rank of one pipeline.
+        microbatch_size: samples in the largest micro-batch.
+        cuts: cuts to start from, the best by the formula first; filled by `find_cuts`.
+    """
 
     def __init__(
         self,
@@ -47,26 +64,27 @@ class Candidate:
         self.cuts: list[Bounds] = []
 
     def stages(self, bounds: Bounds) -> Stages:
-        """Block numbers of every stage."""
+        """List the block indices of every stage of a cut."""
         return tuple(tuple(range(start, end)) for start, end in pairwise(bounds))
 
     def bytes_by_rank(self, bounds: Bounds) -> tuple[int, ...]:
-        """Memory of every rank."""
+        """Compute the peak memory of every rank of one pipeline, in bytes."""
         stages = self.stages(bounds)
         return memory_bytes(self.profile, self.request, self.order, stages, self.num_microbatches)
 
     def is_within_memory(self, bounds: Bounds) -> bool:
-        """Whether every rank keeps to the limit."""
+        """Return whether every rank of a cut keeps to the memory limit."""
         limit = self.request.memory_limit_bytes
         return limit is None or max(self.bytes_by_rank(bounds)) <= limit
 
     def find_cuts(self) -> None:
-        """Fill `cuts` with a few that fit: the best by the formula first, the best of all there."""
+        """Fill `cuts` with a few that keep to the memory limit, the best by the formula first."""
         limit, base = self.request.memory_limit_bytes, self.profile.base_bytes
         allowed = [np.inf]
         if limit is not None:
-            # Where a rank has one stage the limit is exact. Where it has several, each alone must
-            # fit; that may be too little, and an even share of the limit for each is enough.
+            # Where a rank has one stage, the limit is exact. Where it has several, each stage must
+            # keep to the limit by itself, which may not be enough for all of them together;
+            # an even share of the limit for each stage is enough.
             allowed = [limit, base + (limit - base) // self.virtual_stages]
         for most in dict.fromkeys(allowed):
             is_allowed = self.needs <= most if limit is not None else self._is_stage
@@ -76,7 +94,7 @@ class Candidate:
                 cuts = [cut for cut in best_cuts(Terms(*terms)) if self.is_within_memory(cut)]
                 self.cuts += cuts[:NUM_CUTS]
             if self.virtual_stages > 1 and self.cuts and self.is_within_memory(self.counted_cut):
-                self.cuts.append(self.counted_cut)  # the formula is far from these schedules
+                self.cuts.append(self.counted_cut)  # the formula is inexact for these schedules
             if self.cuts:
                 self.cuts = list(dict.fromkeys(self.cuts))
                 return
@@ -85,24 +103,26 @@ class Candidate:
 
     @property
     def slower(self) -> tuple[float, ...] | None:
-        """How many times as long every stage takes if all ranks of its host always compute.
+        """How many times longer each stage takes while all ranks of its host compute.
 
-        None where that is the same for all stages, and so changes no cut.
+        None where the factor is the same for all stages, because then it changes no cut.
         """
         num_ranks = self.request.num_ranks
-        in_all = num_ranks * self.request.num_replicas
-        on_host = self.request.ranks_per_host or in_all
-        first = (min(on_host, in_all - rank // on_host * on_host) for rank in range(num_ranks))
-        factors = [stretch(self.profile.slowdown, count) for count in first]
+        world_size = num_ranks * self.request.num_replicas
+        on_host = self.request.ranks_per_host or world_size
+        neighbours = (
+            min(on_host, world_size - rank // on_host * on_host) for rank in range(num_ranks)
+        )
+        factors = [stretch(self.profile.slowdown, count) for count in neighbours]
         if min(factors) == max(factors):
             return None
         return tuple(factors[p % num_ranks] for p in range(self.num_stages))
 
     def estimate(self, bounds: Bounds) -> float:
-        """About how long a step takes."""
+        """Estimate the seconds of a step by the formula of `cuts`, without a simulation."""
         seconds = value(self.terms, bounds)
         if self.virtual_stages > 1:
-            # A rank works on all its stages, and only fill and drain are shorter.
+            # A rank works on all of its stages; only filling and draining become shorter.
             work = [self._work[i, j] for i, j in pairwise(bounds)]
             num_ranks = self.request.num_ranks
             busiest = max(sum(work[rank::num_ranks]) for rank in range(num_ranks))
@@ -112,7 +132,7 @@ class Candidate:
 
     @cached_property
     def least_seconds(self) -> float:
-        """Of a step if the hosts' processors were never idle."""
+        """Least seconds of a step: those it would take if no processor were ever idle."""
         request, num_ranks = self.request, self.request.num_ranks * self.request.num_replicas
         on_host = min(num_ranks, request.ranks_per_host or num_ranks)
         share = min(stretch(self.profile.slowdown, n) / n for n in range(1, on_host + 1))
@@ -121,40 +141,44 @@ class Candidate:
 
     @cached_property
     def terms(self) -> Terms:
-        """Seconds of every possible stage."""
-        profile, samples, request = self.profile, self.microbatch_size, self.request
+        """Seconds of every possible stage, for `best_cuts`."""
+        profile, size, request = self.profile, self.microbatch_size, self.request
         repeats = self.num_microbatches - 1
-        f = self._sums(lambda piece: profile.at(piece.forward, samples)) + profile.dispatch_seconds
-        b = self._sums(lambda piece: profile.at(piece.backward, samples)) + profile.dispatch_seconds
+        f = self._sums(lambda piece: profile.at(piece.forward, size)) + profile.dispatch_seconds
+        b = self._sums(lambda piece: profile.at(piece.backward, size)) + profile.dispatch_seconds
         if request.num_ranks > 1:
-            # A rank asks for its input when it gets to it, so the transfer adds to its stage.
+            # A rank asks for its input when it gets to the action, so the time of the transfer is
+            # added to its stage.
             blocks = range(len(profile.blocks) - 1)
-            over = np.array([boundary_seconds(profile, i, samples) for i in blocks])
-            f[1:-1] += over[:, None]
-            b[:, 1:-1] += over
+            transfers = np.array([boundary_seconds(profile, i, size) for i in blocks])
+            f[1:-1] += transfers[:, None]
+            b[:, 1:-1] += transfers
         once = np.stack([f + b] * self.num_stages)
         weights = self._sums(lambda piece: piece.parameter_bytes)
-        reduce = _line(lambda size: reduce_seconds(profile, request, size, self.num_stages))
-        update = _line(lambda size: update_seconds(profile, size))
+        reduce = _line(lambda n: reduce_seconds(profile, request, n, self.num_stages))
+        update = _line(lambda n: update_seconds(profile, n))
         if request.sync == "ddp":
             once += reduce(weights)
         if self.virtual_stages == 1:
-            # The first rank is the last to end its backwards.
+            # The first rank is the last to end its backwards, so what it does after them counts.
             once[0] += update(weights) + (reduce(weights) if request.sync != "ddp" else 0)
         if self.schedule == "1f1b":
-            # Forwards and backwards alternate: a stage's own sum counts, not two stages' worst.
+            # Forwards and backwards alternate, so the largest sum of a single stage counts, and not
+            # the largest forward of one stage and the largest backward of another.
             f, b = f + b, np.zeros_like(b)
         f, b = (np.where(self._is_stage, repeats * one, np.inf) for one in (f, b))
         return Terms(*(np.stack([one] * self.num_stages) for one in (f, b)), once)
 
     @cached_property
     def needs(self) -> Array:
-        """Memory of a rank with only that stage, of every possible stage, in bytes."""
-        profile, samples, num_ranks = self.profile, self.microbatch_size, self.request.num_ranks
+        """Bytes that a rank with a single stage needs, for every possible stage."""
+        profile, size, num_ranks = self.profile, self.microbatch_size, self.request.num_ranks
         weights = self._sums(lambda piece: memory.weight_bytes(profile, piece))
-        kept = self._sums(lambda piece: memory.kept_bytes(profile, piece, samples))
+        kept = self._sums(lambda piece: memory.kept_bytes(profile, piece, size))
         working = np.zeros_like(kept)
-        most = [max(memory.working_bytes(profile, p, samples) for p in own) for own in self._blocks]
+        most = [
+            max(memory.working_bytes(profile, p, size) for p in pieces) for pieces in self._blocks
+        ]
         for i in range(len(most)):
             working[i, i + 1 :] = np.maximum.accumulate(most[i:])
         in_flight = [
@@ -166,7 +190,7 @@ class Candidate:
 
     @property
     def counted_cut(self) -> Bounds:
-        """As many blocks in every stage, as far as the count allows."""
+        """The cut with the same number of blocks in every stage, as far as the count allows."""
         num_blocks = len(self.profile.blocks)
         return tuple(i * num_blocks // self.num_stages for i in range(self.num_stages + 1))
 
@@ -188,20 +212,20 @@ class Candidate:
 
     @cached_property
     def _work(self) -> Array:
-        """Forward and backward of one micro-batch, of every possible stage."""
-        profile, samples = self.profile, self.microbatch_size
+        """Seconds of one forward and backward of every possible stage."""
+        profile, size = self.profile, self.microbatch_size
         return 2 * profile.dispatch_seconds + self._sums(
-            lambda piece: profile.at(piece.forward, samples) + profile.at(piece.backward, samples)
+            lambda piece: profile.at(piece.forward, size) + profile.at(piece.backward, size)
         )
 
     def _sums(self, cost: Callable[[Piece], float]) -> Array:
-        """[i, j]: of blocks i to j - 1 together."""
+        """Add up a cost: the result at [i, j] is that of blocks i to j - 1 together."""
         upto = np.cumsum([0.0, *(sum(map(cost, pieces)) for pieces in self._blocks)])
         return upto[None, :] - upto[:, None]
 
 
 def _line(cost: Callable[[float], float]) -> Callable[[Array], Array]:
-    """A cost that is a constant and a multiple of the size, for many sizes."""
+    """Turn a linear function of one size into one that takes an array of sizes."""
     constant = cost(0)
     slope = cost(1) - constant
     return lambda sizes: constant + slope * sizes

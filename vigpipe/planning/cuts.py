@@ -1,9 +1,10 @@
-"""The best cuts of a chain of blocks into consecutive stages, by dynamic programming.
+"""Find the best cuts of a chain of blocks into consecutive stages, by dynamic programming.
 
-A cut costs max f + max b + the sum of what every stage adds once. Adding a stage to a cut of the
-first blocks can only raise all three, so of all cuts of the first j blocks into p stages only those
-that no other one beats in all three need be kept; and of those only the ones that, with the best
-that the rest could do, stay below a cut already known.
+A cut costs max f + max b + sum once: f and b are the seconds of a stage's forward and backward, and
+once is what a stage adds once a step. Adding a stage to a cut of the first blocks can only raise
+these three terms. So of all cuts of the first j blocks into p stages, a cut needs to be kept only
+if no other one is at least as good in all three terms, and if it stays below the cost of a known
+cut when the remaining blocks are cut as well as possible.
 """
 
 from itertools import groupby
@@ -18,12 +19,15 @@ _ROUNDING = 1 + 1e-12
 
 
 class Terms(NamedTuple):
-    """What every possible stage costs; all (P, n + 1, n + 1), infinite where it may not be.
+    """Seconds of every possible stage, for P stages and n blocks.
+
+    All arrays are (P, n + 1, n + 1); [p, i, j] is stage p with blocks i to j - 1, and infinite
+    where that stage is not allowed.
 
     Attributes:
-        f: [p, i, j] of stage p with blocks i to j - 1; the dearest stage counts.
-        b: likewise.
-        once: likewise, but every stage counts.
+        f: seconds of the forwards; of a cut, the maximum over the stages counts.
+        b: seconds of the backwards; the maximum counts.
+        once: seconds that a stage adds once a step; the sum over the stages counts.
     """
 
     f: Array
@@ -32,24 +36,29 @@ class Terms(NamedTuple):
 
 
 def value(terms: Terms, bounds: Bounds) -> float:
-    """Of one cut."""
-    own = np.arange(len(bounds) - 1), bounds[:-1], bounds[1:]
-    return float(terms.f[own].max() + terms.b[own].max() + terms.once[own].sum())
+    """Compute the cost of one cut in seconds: max f + max b + sum once."""
+    stages = np.arange(len(bounds) - 1), bounds[:-1], bounds[1:]
+    return float(terms.f[stages].max() + terms.b[stages].max() + terms.once[stages].sum())
 
 
 def best_cuts(terms: Terms) -> list[Bounds]:
-    """The best cut, then others of different (max f, max b, sum); none where none may be."""
+    """Find the best cut, and others with different values of the three terms.
+
+    Returns:
+        Cuts in the order of their cost; empty if no cut is allowed.
+    """
     start = even_cut(terms.f + terms.b)
     if start is None:
         return []
     limit = value(terms, start) * _ROUNDING
     rest_f, rest_b = _rest(terms.f, np.maximum), _rest(terms.b, np.maximum)
     rest_once = _rest(terms.once, np.add)
-    # Of every cut kept: how many blocks it has so far, its three costs, its bounds.
+    # For every cut that is kept: the number of blocks in it so far, its three terms, its bounds.
     at, f, b, once = np.zeros(1, dtype=int), np.zeros(1), np.zeros(1), np.zeros(1)
     cuts: list[Bounds] = [(0,)]
     for p in range(len(terms.f)):
-        # What is to come raises a smaller maximum anyway: cuts that differ below are as good.
+        # The remaining stages raise a smaller maximum at least to `rest`, so cuts whose maxima
+        # differ below that are equally good.
         new_f = np.maximum(np.maximum(f[:, None], terms.f[p, at]), rest_f[p + 1])
         new_b = np.maximum(np.maximum(b[:, None], terms.b[p, at]), rest_b[p + 1])
         new_once = once[:, None] + terms.once[p, at]
@@ -66,7 +75,7 @@ def best_cuts(terms: Terms) -> list[Bounds]:
 
 
 def even_cut(cost: Array) -> Bounds | None:
-    """The cut whose dearest stage is the cheapest possible; None where none may be."""
+    """Find the cut with the smallest maximum cost of a stage; None if no cut is allowed."""
     rest = _rest(cost, np.maximum)
     if not np.isfinite(rest[0, 0]):
         return None
@@ -77,7 +86,7 @@ def even_cut(cost: Array) -> Bounds | None:
 
 
 def _rest(cost: Array, combine: np.ufunc) -> Array:
-    """[p, i]: the least that stages p, p + 1, ... can make of blocks i, i + 1, ... together."""
+    """Compute, at [p, i], the least cost of stages p, p + 1, ... for the blocks i, i + 1, ...."""
     num_stages, size, _ = cost.shape
     rest = np.full((num_stages + 1, size), np.inf)
     rest[-1, -1] = 0
@@ -87,16 +96,16 @@ def _rest(cost: Array, combine: np.ufunc) -> Array:
 
 
 def _unbeaten(rows: list[int], end: int, f: Array, b: Array, once: Array) -> list[int]:
-    """Of cuts that end at the same block, those that no other one beats in all three."""
+    """Keep the cuts that no other one beats in all three terms; all end at the same block."""
     if len(rows) == 1:
-        return rows  # most often
+        return rows  # the most frequent case
     kept: list[tuple[float, float]] = []
     chosen: list[int] = []
     columns = (column[rows, end].tolist() for column in (f, b, once))
     costs = zip(*columns, rows, strict=True)
-    for _, own_b, own_once, row in sorted(costs):
-        most_b, most_once = own_b * _ROUNDING, own_once * _ROUNDING
+    for _, row_b, row_once, row in sorted(costs):
+        most_b, most_once = row_b * _ROUNDING, row_once * _ROUNDING
         if not any(other_b <= most_b and other <= most_once for other_b, other in kept):
-            kept.append((own_b, own_once))
+            kept.append((row_b, row_once))
             chosen.append(row)
     return chosen

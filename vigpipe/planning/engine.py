@@ -1,4 +1,4 @@
-"""The events of a simulation: ranks take operations, wait for messages, share processors, meet."""
+"""Simulate the events of a step: operations, messages, shared processors and all-reduces."""
 
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -7,20 +7,35 @@ from vigpipe.spans import Kind, Span
 
 
 class Operation(NamedTuple):
-    """What a rank does next: an action, or its part in an all-reduce or the update."""
+    """One operation of a rank: a forward, a backward, an all-reduce or the optimizer step.
+
+    Attributes:
+        kind: kind of the span that it makes.
+        stage: index of its stage; -1 for none.
+        microbatch: index of its micro-batch; -1 for none.
+        seconds: how long it takes on a rank that computes alone.
+        needs: number of the message that must have arrived before it starts; -1 for none.
+        transfer: seconds that this message takes.
+        gives: number of the message that may leave when it has ended; -1 for none.
+        meeting: number of the all-reduce, which all replicas begin together; -1 for an operation
+            that computes.
+    """
 
     kind: Kind
     stage: int
     microbatch: int
     seconds: float
-    needs: int = -1  # number of a message, or none
-    transfer: float = 0.0  # of that message
-    gives: int = -1  # number of the message that may leave afterwards
-    meeting: int = -1  # number of an all-reduce, or none: then it is computing
+    needs: int = -1
+    transfer: float = 0.0
+    gives: int = -1
+    meeting: int = -1
 
 
 class _Host:
-    """Ranks that share processors, on a clock of work: what each of them has done by now."""
+    """A host whose ranks share its processors.
+
+    Its clock counts work: the seconds of computing alone that each running rank has done by now.
+    """
 
     __slots__ = ("done", "running", "time", "version")
 
@@ -33,14 +48,16 @@ _RANK, _HOST = 0, 1
 
 
 class Simulation:
-    """The state of a simulation; events are (time, whether rank or host, which, version).
+    """The state of a simulation.
+
+    An event is (time, _RANK or _HOST, index of the rank or host, version of the host).
 
     Args:
-        programs: of every rank.
-        num_ranks: S.
-        stretch: times as long while n ranks of a host compute, by n.
-        host_size: ranks of a host.
-        ask_ahead: whether receives are posted early.
+        programs: the operations of every rank, in their order.
+        num_ranks: S, ranks of one pipeline.
+        stretch: how many times longer an operation takes while n ranks of a host compute, by n.
+        host_size: number of ranks on a host.
+        ask_ahead: whether ranks post their receives before they get to the operation.
     """
 
     def __init__(
@@ -58,16 +75,20 @@ class Simulation:
         self.hosts = [_Host() for _ in range(num_hosts)] if shares else []
         self.host_size = host_size
         self.position = [0] * len(programs)
-        self.since = [0.0] * len(programs)  # when the rank came free, or began to compute
+        self.since = [0.0] * len(programs)  # when the rank became free, or began to compute
         self.computing = [False] * len(programs)
         self.left: list[dict[int, float]] = [{} for _ in range(len(programs) // num_ranks)]
         self.asked: list[dict[int, int]] = [{} for _ in self.left]
         self.meetings: dict[int, list[int]] = {}
         self.events: list[tuple[float, int, int, int]] = []
-        self.found: list[Span] = []
+        self.result: list[Span] = []
 
     def spans(self) -> list[Span]:
-        """Run to the end."""
+        """Run the simulation to its end and return the spans of all ranks.
+
+        Raises:
+            ValueError: ranks wait for one another and never end.
+        """
         for rank in range(len(self.programs)):
             self._next(rank, 0.0)
         while self.events:
@@ -82,13 +103,13 @@ class Simulation:
         stuck = [r for r, done in enumerate(self.position) if done < len(self.programs[r])]
         if stuck:
             raise ValueError(f"the orders wait for one another: ranks {stuck} never end")
-        return self.found
+        return self.result
 
     def _at(self, time: float, what: int, index: int, version: int = 0) -> None:
         heappush(self.events, (time, what, index, version))
 
     def _next(self, rank: int, time: float) -> None:
-        """The rank is free: ask for the input of its next operation."""
+        """Ask for the input of the next operation of a rank that has become free."""
         program, self.since[rank] = self.programs[rank], time
         if self.position[rank] == len(program):
             return
@@ -110,21 +131,21 @@ class Simulation:
                 self._start(rank, time)
 
     def _meet(self, operation: Operation, rank: int, time: float) -> None:
-        """An all-reduce begins when the last replica has come."""
-        # Events come in the order of time, so that is the one that comes now.
-        here = self.meetings.setdefault(operation.meeting, [])
-        here.append(rank)
-        if len(here) == len(self.left):
-            for each in here:
-                self.computing[each] = True
-                self._at(time + operation.seconds, _RANK, each)
+        """Begin an all-reduce when its last replica has arrived."""
+        # Events are handled in the order of time, so the last to be handled is the last to arrive.
+        arrived = self.meetings.setdefault(operation.meeting, [])
+        arrived.append(rank)
+        if len(arrived) == len(self.left):
+            for other in arrived:
+                self.computing[other] = True
+                self._at(time + operation.seconds, _RANK, other)
 
     def _start(self, rank: int, time: float) -> None:
-        """The input is there: compute."""
+        """Start the operation of a rank whose input has arrived."""
         operation, since = self.programs[rank][self.position[rank]], self.since[rank]
         if time > since:
             kind = "wait input" if operation.kind == "forward" else "wait gradient"
-            self.found.append(Span(rank, kind, since, time, operation.stage, operation.microbatch))
+            self.result.append(Span(rank, kind, since, time, operation.stage, operation.microbatch))
         self.since[rank], self.computing[rank] = time, True
         if not self.hosts:
             self._at(time + operation.seconds, _RANK, rank)
@@ -135,10 +156,10 @@ class Simulation:
             host.done += (time - host.time) / self.stretch[len(host.running)]
         host.time = time
         heappush(host.running, (host.done + operation.seconds, rank))
-        self._reckon(host, index)
+        self._schedule_next_end(host, index)
 
-    def _reckon(self, host: _Host, index: int) -> None:
-        """When the next rank of a host will end, if nothing changes before."""
+    def _schedule_next_end(self, host: _Host, index: int) -> None:
+        """Add the event of the next rank of a host to end, unless something changes before."""
         host.version += 1
         if host.running:
             work = max(0.0, host.running[0][0] - host.done)
@@ -146,18 +167,20 @@ class Simulation:
             self._at(end, _HOST, index, host.version)
 
     def _leave(self, host: _Host, index: int, time: float) -> None:
-        # The clock is set, not advanced: ranks that end together then do so without rounding.
+        """End the operation of the rank of a host that is the first to be done."""
+        # The clock is set and not advanced, so that ranks that end together do so without
+        # rounding.
         host.done, rank = heappop(host.running)
         host.time, version = time, host.version
         self._ended(rank, time)
-        if host.version == version:  # no rank of it has gone on
-            self._reckon(host, index)
+        if host.version == version:  # none of its ranks has started another operation
+            self._schedule_next_end(host, index)
 
     def _ended(self, rank: int, time: float) -> None:
-        """An operation is done: what it gives may leave, and the rank goes on."""
+        """End an operation: the message it gives may leave, and the rank goes on."""
         operation = self.programs[rank][self.position[rank]]
         self.computing[rank] = False
-        self.found.append(
+        self.result.append(
             Span(
                 rank,
                 operation.kind,

@@ -1,4 +1,4 @@
-"""Which stage limits a step, and what would help most: by predicting what might be otherwise."""
+"""Explain a proposal: which stage limits its step, and which change would help most."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,16 +11,16 @@ from vigpipe.planning.step import Proposal, Request, predict
 from vigpipe.schedules import Schedule, is_legal
 from vigpipe.spans import COMPUTE, by_rank
 
-_WORTH = 0.99  # what leaves more than this share of a step is not worth a word
+_WORTH = 0.99  # a change that leaves more than this share of the step is not mentioned
 
 
 def explain(profile: Profile, request: Request, proposal: Proposal) -> str:
-    """One sentence: the stage that limits the step, and what would make it shorter.
+    """Say in one sentence which stage limits the step and what would make it shorter.
 
     Args:
-        profile: costs of the pieces.
-        request: what the proposal was wanted for.
-        proposal: of `search` or `predict`.
+        profile: costs of the model's pieces.
+        request: the request that the proposal answers.
+        proposal: a result of `search` or `predict`.
     """
     limit = f"{_limiting(request, proposal)} of every {_seconds(proposal.step_seconds)} step"
     others = sorted(_alternatives(profile, request, proposal), key=lambda other: other[0])
@@ -32,14 +32,14 @@ def explain(profile: Profile, request: Request, proposal: Proposal) -> str:
 
 
 def _limiting(request: Request, proposal: Proposal) -> str:
-    """The rank that computes longest, by its stages."""
+    """Name the stages of the rank that computes longest."""
     busy = {
         rank: sum(span.seconds for span in spans if span.kind in COMPUTE)
         for rank, spans in by_rank(proposal.spans).items()
     }
     rank = max(busy, key=lambda rank: busy[rank])
-    own = range(rank % request.num_ranks, len(proposal.stages), request.num_ranks)
-    names = [f"{i} ({_blocks(proposal.stages[i])})" for i in own]
+    indices = range(rank % request.num_ranks, len(proposal.stages), request.num_ranks)
+    names = [f"{i} ({_blocks(proposal.stages[i])})" for i in indices]
     limits = "limits" if len(names) == 1 else "limit"
     noun = "Stage" if len(names) == 1 else "Stages"
     return f"{noun} {' and '.join(names)} {limits}: computing takes {_seconds(busy[rank])}"
@@ -48,7 +48,7 @@ def _limiting(request: Request, proposal: Proposal) -> str:
 def _alternatives(
     profile: Profile, request: Request, proposal: Proposal
 ) -> Iterator[tuple[float, str]]:
-    """(step_seconds, what would be otherwise)."""
+    """Predict the step of every alternative: pairs of step seconds and what would differ."""
     costs, num_microbatches = proposal.costs, proposal.num_microbatches
     free = [0.0] * len(costs.features)
     yield (
@@ -82,22 +82,22 @@ def _searched(
     schedule: tuple[Schedule, int],
     num_microbatches: int,
     what: str,
-    same: Proposal | None,
+    proposal: Proposal | None,
 ) -> Iterator[tuple[float, str]]:
-    """The best step of another layout, if there is one: the same cut where it can stay."""
+    """Predict the best step of another layout, if it is possible, with the same cut if it fits."""
     name, virtual_stages = schedule
     degrees = name, request.num_ranks, virtual_stages, num_microbatches
     if not is_legal(*degrees) or num_microbatches * request.num_replicas > request.batch_size:
         return
-    if same and virtual_stages == same.virtual_stages:
-        other = predict(profile, request, same.stages, name, virtual_stages, num_microbatches)
+    if proposal and virtual_stages == proposal.virtual_stages:
+        other = predict(profile, request, proposal.stages, name, virtual_stages, num_microbatches)
         limit = request.memory_limit_bytes
         if limit is None or max(other.memory_bytes) <= limit:
             yield other.step_seconds, what
         return
-    one = replace(request, microbatches=(num_microbatches,), schedules=(schedule,))
+    single = replace(request, microbatches=(num_microbatches,), schedules=(schedule,))
     try:
-        yield search(profile, one)[0].step_seconds, what
+        yield search(profile, single)[0].step_seconds, what
     except InputError:  # too many stages, or too little memory
         return
 
@@ -115,7 +115,7 @@ def _step(profile: Profile, request: Request, proposal: Proposal, costs: StageCo
 
 
 def _equal(costs: StageCosts) -> StageCosts:
-    """The same work, spread evenly."""
+    """Spread the work of all stages evenly over them."""
 
     def spread(values: Sequence[Sequence[float]]) -> list[list[float]]:
         mean = [sum(column) / len(values) for column in zip(*values, strict=True)]

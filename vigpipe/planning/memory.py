@@ -1,11 +1,11 @@
-"""Bytes a rank needs: its weights and what belongs to them, what it keeps, what it works with.
+"""Predict the memory of a rank: weights, kept activations and the working set of a backward.
 
     weights × (1 + optimizer_bytes)    with gradients and optimizer state
-  + activations                        kept of every micro-batch that went forward and not yet back
+  + activations                        kept of every micro-batch between its forward and backward
   + working set                        an estimate: the piece with the largest backward holds about
                                        as much again as it kept, and the gradient of its output
 
-What a rank holds before it has a model (Profile.base_bytes) comes on top.
+What a rank holds before it has a model (Profile.base_bytes) is added to this.
 """
 
 import math
@@ -16,31 +16,43 @@ from vigpipe.schedules import Action
 
 
 def weight_bytes(profile: Profile, piece: Piece) -> int:
-    """Of a piece's weights, gradients and optimizer state."""
+    """Compute the bytes of a piece's weights, gradients and optimizer state."""
     return math.ceil(piece.parameter_bytes * (1 + profile.optimizer_bytes))
 
 
 def kept_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
-    """Of a piece's activations between forward and backward of one micro-batch."""
+    """Compute the bytes of activations that a piece keeps from forward to backward.
+
+    Args:
+        profile: the profile that the piece belongs to.
+        piece: the piece.
+        microbatch_size: samples in the micro-batch.
+    """
     return math.ceil(profile.at(piece.activation_bytes, microbatch_size))
 
 
 def working_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
-    """Of what a piece's backward needs beside that."""
-    return kept_bytes(profile, piece, microbatch_size) + math.ceil(
-        profile.at(piece.boundary_bytes, microbatch_size)
-    )
-
-
-def peak(own: Sequence[Action], kept: Mapping[int, int]) -> int:
-    """The most that micro-batches in flight hold together.
+    """Estimate the bytes that a piece's backward needs beside its kept activations.
 
     Args:
-        own: a rank's actions in their order.
-        kept: of one micro-batch, by stage of the rank; all 1: their number.
+        profile: the profile that the piece belongs to.
+        piece: the piece.
+        microbatch_size: samples in the micro-batch.
+    """
+    gradient_bytes = math.ceil(profile.at(piece.boundary_bytes, microbatch_size))
+    return kept_bytes(profile, piece, microbatch_size) + gradient_bytes
+
+
+def peak(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
+    """Compute the most that the micro-batches in flight on a rank hold together.
+
+    Args:
+        actions: the rank's actions in their order.
+        kept: bytes that one micro-batch keeps, by stage of the rank. With 1 for every stage, the
+            result is the number of micro-batches in flight.
     """
     held = most = 0
-    for kind, stage, _ in own:
+    for kind, stage, _ in actions:
         if kind == "forward":
             held += kept[stage]
             most = max(most, held)
@@ -51,25 +63,25 @@ def peak(own: Sequence[Action], kept: Mapping[int, int]) -> int:
 
 def rank_bytes(
     profile: Profile,
-    own: Sequence[Action],
+    actions: Sequence[Action],
     pieces: Mapping[int, Sequence[Piece]],
     microbatch_size: int,
 ) -> int:
-    """Bytes of one rank in a training step, without Profile.base_bytes.
+    """Compute the peak bytes of one rank in a training step, without Profile.base_bytes.
 
     Args:
-        profile: costs of the pieces.
-        own: the rank's actions in their order.
-        pieces: of each of its stages, by number of the stage.
-        microbatch_size: samples of the largest micro-batch.
+        profile: costs of the model's pieces.
+        actions: the rank's actions in their order.
+        pieces: pieces of each stage that the rank holds, by stage index.
+        microbatch_size: samples in the largest micro-batch.
     """
-    every = [piece for stage in pieces.values() for piece in stage]
+    all_pieces = [piece for stage in pieces.values() for piece in stage]
     kept = {
         number: sum(kept_bytes(profile, piece, microbatch_size) for piece in stage)
         for number, stage in pieces.items()
     }
     return (
-        sum(weight_bytes(profile, piece) for piece in every)
-        + peak(own, kept)
-        + max(working_bytes(profile, piece, microbatch_size) for piece in every)
+        sum(weight_bytes(profile, piece) for piece in all_pieces)
+        + peak(actions, kept)
+        + max(working_bytes(profile, piece, microbatch_size) for piece in all_pieces)
     )

@@ -1,4 +1,4 @@
-"""What the pieces of a model cost on a machine: measured by `vigpipe plan`, kept as a JSON file."""
+"""The profile of a model: the measured costs of its pieces on one machine, kept as JSON."""
 
 import json
 from bisect import bisect_left
@@ -10,20 +10,23 @@ from typing import Any
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import no_duplicates, read_text
 
-_MOST = 1e18  # seconds, bytes or samples; what is made of them stays a finite number
+_MOST = (
+    1e18  # largest number of seconds, bytes or samples, so that all sums and products stay finite
+)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The stem, a block, or the readout with the loss, on one micro-batch.
+    """Costs of one micro-batch on a piece: the stem, a block, or the readout with the loss.
 
     Attributes:
         name: `stem`, `block 3`, `readout`.
-        forward: seconds, by the rows of Profile.rows.
-        backward: likewise; what recomputation costs is in it.
-        activation_bytes: kept from the forward to the backward, likewise.
-        boundary_bytes: of the features it hands to the next piece, and of their gradient, likewise.
-        parameter_bytes: of its weights.
+        forward: seconds of a forward, one value for each micro-batch size in Profile.rows.
+        backward: seconds of a backward, recomputation included, likewise by size.
+        activation_bytes: bytes kept from the forward to the backward, likewise by size.
+        boundary_bytes: bytes of the features that the piece hands to the next one, and of their
+            gradient, likewise by size.
+        parameter_bytes: bytes of the weights.
     """
 
     name: str
@@ -36,25 +39,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of a model on a machine, one rank alone unless said otherwise.
+    """Costs of a model on a machine, with one rank alone on it unless said otherwise.
 
     Attributes:
-        model: its name.
-        options: what else the costs depend on (dtype, image size, graph, ...), as text.
-        rows: samples of a micro-batch, ascending, that the pieces were timed with.
-        stem: images to nodes; of no cost where the model has none.
-        blocks: in the order of the model.
-        readout: nodes to loss.
+        model: name of the model.
+        options: what else the costs depend on (dtype, image size, graph, ...), as text by name.
+        rows: micro-batch sizes, in samples and ascending, that the pieces were timed with.
+        stem: costs from images to nodes; zero where the model has no stem.
+        blocks: costs of the blocks, in the order of the model.
+        readout: costs from nodes to the loss.
         slowdown: how many times longer a micro-batch takes while 1, 2, ... ranks of a host compute
-            at once; begins with 1.
-        dispatch_seconds: of a rank for every forward or backward, beside the pieces.
-        latency_seconds: of a transfer between neighbouring ranks.
-        bandwidth: of such a transfer, bytes a second.
-        update_seconds: of the optimizer step and all else once a step, with the whole model.
-        fixed_seconds: of that, what does not shrink when the model is cut.
-        optimizer_bytes: of gradients and optimizer state, by byte of the weights.
-        base_bytes: of a rank before it has a model.
-        facts: hardware, threads a rank, versions, commit, date.
+            at the same time; begins with 1.
+        dispatch_seconds: seconds of every forward or backward that no piece accounts for.
+        latency_seconds: seconds of a small message between neighbouring ranks.
+        bandwidth: bytes per second of a large message between them.
+        update_seconds: seconds of the optimizer step, and of all else that is done once a step,
+            with the whole model on one rank.
+        fixed_seconds: part of update_seconds that does not shrink when the model is cut.
+        optimizer_bytes: bytes of gradients and optimizer state per byte of weights.
+        base_bytes: memory of a rank before it has a model.
+        facts: hardware, threads per rank, versions, commit, date.
     """
 
     model: str
@@ -74,10 +78,14 @@ class Profile:
     facts: Mapping[str, Any]
 
     def at(self, values: Sequence[float], microbatch_size: float) -> float:
-        """A piece's cost at a size between two measured ones, on the line through them.
+        """Interpolate a cost linearly between the two nearest measured micro-batch sizes.
 
-        Beyond the largest, in proportion to it; below the smallest, that of the smallest in
-        proportion.
+        Above the largest and below the smallest measured size, the cost is in proportion to the
+        size.
+
+        Args:
+            values: the cost at every size in `rows`.
+            microbatch_size: samples in a micro-batch.
         """
         if microbatch_size <= self.rows[0]:
             return values[0] * microbatch_size / self.rows[0]
@@ -89,21 +97,21 @@ class Profile:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the whole model."""
+        """Bytes of the weights of the whole model."""
         return sum(piece.parameter_bytes for piece in (self.stem, *self.blocks, self.readout))
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a JSON file that `read_profile` reads."""
+    """Write a profile as a JSON file, which `read_profile` reads."""
     text = json.dumps(asdict(profile), indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile.
+    """Read a profile that `write_profile` wrote.
 
     Raises:
-        InputError: the file cannot be read, is no profile, or holds impossible numbers.
+        InputError: the file cannot be read, is not a profile, or holds impossible numbers.
     """
     hint = "vigpipe plan without --profile makes one"
     try:
@@ -112,9 +120,9 @@ def read_profile(path: Path) -> Profile:
         raise InputError(f"--profile {error}; {hint}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
-    known = {f.name for f in fields(Profile)}
-    if not isinstance(table, dict) or set(table) != known:
-        wrong = sorted(set(table) ^ known) if isinstance(table, dict) else ["an object"]
+    expected = {f.name for f in fields(Profile)}
+    if not isinstance(table, dict) or set(table) != expected:
+        wrong = sorted(set(table) ^ expected) if isinstance(table, dict) else ["an object"]
         raise InputError(f"--profile {path}: no profile ({wrong[0]!r} is amiss); {hint}")
     try:
         profile = Profile(
@@ -135,7 +143,17 @@ def read_profile(path: Path) -> Profile:
 
 
 def check_options(profile: Profile, where: str, model: str, options: Mapping[str, str]) -> None:
-    """Raise InputError if the profile is of another model, or of the model with other options."""
+    """Check that a profile was measured with a run's model and options.
+
+    Args:
+        profile: the profile.
+        where: where it comes from, for the error message.
+        model: name of the run's model.
+        options: the run's options that the costs depend on, as text by name.
+
+    Raises:
+        InputError: the model or an option differs.
+    """
     if profile.model != model:
         raise InputError(
             f"{where}: is a profile of {profile.model!r}, but --model is {model!r}; leave "
@@ -158,8 +176,8 @@ def _piece(table: Mapping[str, Any]) -> Piece:
     wrong = set(table) ^ {f.name for f in fields(Piece)}
     if wrong:
         raise ValueError(f"{min(wrong)!r} of a piece is amiss")
-    own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    piece = Piece(**own)
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    piece = Piece(**values)
     if not isinstance(piece.name, str) or not piece.name.isprintable():
         raise ValueError(f"{piece.name!r} is no name of a piece")
     for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):

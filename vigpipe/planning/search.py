@@ -1,10 +1,11 @@
-"""The best layout for a profile: cut, schedule and number of micro-batches.
+"""Search the best layout for a profile: cut, schedule and number of micro-batches.
 
 1. For every legal schedule and M, dynamic programming finds the best cuts by a formula (`cuts.py`)
    that is exact for GPipe on ranks that do not share processors.
-2. The most promising of them are simulated with all there is: the schedule, transfers, shared
-   processors, all-reduce.
-3. From the best, a stage gives a block and another takes one while that helps.
+2. The most promising of them are simulated with the schedule, transfers, shared processors and
+   all-reduce.
+3. Starting from the best, one stage gives a block away and another takes one, as long as that makes
+   the step shorter.
 
 Steps 2 and 3 end when MAX_ACTIONS forwards and backwards have been simulated.
 """
@@ -28,15 +29,15 @@ from vigpipe.spans import step_seconds
 
 MAX_ACTIONS = 60_000
 NUM_PROPOSALS = 3
-_NEAR = 1.3  # a layout whose estimate is this many times the best step found is not looked at
+_NEAR = 1.3  # a layout whose estimate is this many times the best step is not simulated
 
 
 def search(profile: Profile, request: Request) -> list[Proposal]:
-    """The best layouts, the best first; equally fast ones by memory.
+    """Find the best layouts for a request, the fastest first and equally fast ones by memory.
 
     Raises:
-        InputError: there are more stages than blocks, no number of micro-batches goes with a
-            schedule, or nothing fits the memory limit.
+        InputError: there are more stages than blocks, no number of micro-batches is legal for a
+            schedule, or no layout keeps to the memory limit.
     """
     candidates = _candidates(profile, request)
     for candidate in candidates:
@@ -77,7 +78,12 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
 
 
 class _Evaluated:
-    """Simulated layouts and their steps."""
+    """The layouts that have been simulated so far.
+
+    Attributes:
+        seconds: step seconds of every layout.
+        num_actions: forwards and backwards that have been simulated for them.
+    """
 
     def __init__(self, profile: Profile, request: Request) -> None:
         self.profile, self.request = profile, request
@@ -86,30 +92,30 @@ class _Evaluated:
 
     @property
     def best(self) -> float:
-        """Seconds of the fastest."""
+        """Step seconds of the fastest layout."""
         return min(self.seconds.values())
 
     def ranking(self) -> list[tuple[Candidate, Bounds]]:
-        """All, the fastest first."""
+        """List all layouts, the fastest first."""
         return sorted(self.seconds, key=lambda key: self.seconds[key])
 
     def evaluate(self, candidate: Candidate, bounds: Bounds) -> float:
-        """Simulate a layout, once."""
+        """Return the step seconds of a layout, simulated at the first call."""
         key = candidate, bounds
         if key not in self.seconds:
             profile, request = self.profile, self.request
             stages, order = candidate.stages(bounds), candidate.order
             costs = stage_costs(profile, request, stages, candidate.num_microbatches)
-            followed = num_simulated(
+            num_replicas = num_simulated(
                 request.num_ranks, request.num_replicas, profile.slowdown, request.ranks_per_host
             )
-            self.num_actions += followed * sum(map(len, order))
+            self.num_actions += num_replicas * sum(map(len, order))
             spans = simulate_step(profile, request, order, costs, candidate.schedule, distinct=True)
             self.seconds[key] = step_seconds(spans)
         return self.seconds[key]
 
     def climb(self, candidate: Candidate, bounds: Bounds) -> None:
-        """Let one stage give a block and another take one while that makes the step shorter."""
+        """Move single blocks from one stage to another while that makes the step shorter."""
         moved = True
         while moved:
             moved = False
@@ -124,7 +130,7 @@ class _Evaluated:
 
 
 def _neighbours(bounds: Bounds) -> Iterator[Bounds]:
-    """Cuts in which one stage has a block less and another one more."""
+    """Yield the cuts in which one stage has one block less and another stage has one more."""
     edges = range(1, len(bounds) - 1)
     for first in edges:
         for last in range(first, len(bounds) - 1):
@@ -136,7 +142,7 @@ def _neighbours(bounds: Bounds) -> Iterator[Bounds]:
 
 
 def _candidates(profile: Profile, request: Request) -> list[Candidate]:
-    """Every legal schedule and number of micro-batches."""
+    """List every legal combination of schedule and number of micro-batches."""
     num_blocks, num_ranks = len(profile.blocks), request.num_ranks
     schedules: list[tuple[Schedule, int]] = [
         (name, v) for name, v in request.schedules if num_ranks * v <= num_blocks
@@ -168,13 +174,13 @@ def _candidates(profile: Profile, request: Request) -> list[Candidate]:
 
 
 def _what_would_fit(request: Request, candidates: Iterable[Candidate]) -> str:
-    """The message for a memory limit that nothing fits."""
+    """Write the message for a memory limit that no layout keeps to."""
     leanest = [(max(c.bytes_by_rank(c.leanest_cut)), c) for c in candidates]
     need, candidate = min(leanest, key=lambda pair: pair[0])
     rank = candidate.bytes_by_rank(candidate.leanest_cut).index(need)
-    own = range(rank, candidate.num_stages, request.num_ranks)
+    indices = range(rank, candidate.num_stages, request.num_ranks)
     stages = candidate.stages(candidate.leanest_cut)
-    names = " and ".join(f"{i} (blocks {stages[i][0]} to {stages[i][-1]})" for i in own)
+    names = " and ".join(f"{i} (blocks {stages[i][0]} to {stages[i][-1]})" for i in indices)
     return (
         f"--memory-limit: no plan fits {request.memory_limit_bytes:,} bytes a rank; the smallest "
         f"limit that would is {need:,} bytes, which stage {names} needs with --schedule "

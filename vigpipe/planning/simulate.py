@@ -1,4 +1,4 @@
-r"""One training step, event by event: who computes, waits for a transfer, adds gradients up, when.
+r"""Simulate one training step: when each rank computes, waits, and adds gradients up.
 
 A rank takes its actions in their order. An action starts when the rank is free and its input has
 arrived:
@@ -7,11 +7,11 @@ arrived:
                           \__ transfer __
     receiver   [ .....  busy ..... ][wait input  ][forward 0]
 
-A transfer begins when the sender has ended and the receiver asks for it, and torch's schedules of
-one stage a rank ask when they get to the action; those of several stages ask ahead, so that the
-transfer above would begin at the sender's end and be hidden. Ranks of a host that compute at once
-share it: with n of them each proceeds at 1 / slowdown[n - 1] of its speed (processor sharing), and
-the speeds change at every event.
+A transfer begins when the sender has ended and the receiver has asked for it. Torch's schedules
+with one stage a rank ask when they get to the action. Those with several stages ask ahead, so that
+the transfer above would begin at the sender's end and be hidden. Ranks that compute at the same
+time on one host share it: with n of them each proceeds at 1 / slowdown[n - 1] of its speed
+(processor sharing), and the speeds change at every event.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,18 @@ from vigpipe.spans import WAITING, Span
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What the stages of one pipeline cost; replicas cost the same. All in seconds.
+    """Costs of the stages of one pipeline, in seconds; all replicas cost the same.
 
     Attributes:
-        forward: by stage and micro-batch, of a rank that computes alone.
-        backward: likewise.
-        features: transfer from stage i to stage i + 1, by i; free between stages of one rank.
-        gradients: transfer from stage i + 1 back to stage i, by i.
-        dispatch: of a rank for every forward or backward, beside the two.
-        reduce: adding the gradients of a stage up over the replicas, by stage.
-        update: of the weights and all else once a step, by position of the rank.
+        forward: seconds of a forward by stage and micro-batch, on a rank that computes alone.
+        backward: seconds of a backward, likewise.
+        features: seconds of the transfer from stage i to stage i + 1, by i; not needed between
+            stages of one rank.
+        gradients: seconds of the transfer from stage i + 1 back to stage i, by i.
+        dispatch: seconds that a rank needs for every forward or backward in addition.
+        reduce: seconds of adding up the gradients of a stage over the replicas, by stage.
+        update: seconds of the optimizer and all else that is done once a step, by the rank's
+            position in the pipeline.
     """
 
     forward: Sequence[Sequence[float]]
@@ -59,23 +61,25 @@ def simulate(
     """Simulate a training step of all ranks.
 
     Args:
-        orders: of one pipeline; rank = replica_index * len(orders) + position.
-        costs: of its stages.
-        num_replicas: D; with one there is no all-reduce.
-        slowdown: times as long an action takes while 1, 2, ... ranks of its host compute. Beyond
-            its end n ranks take turns: the last value times n / len(slowdown). None: ranks do not
-            hinder one another.
-        ranks_per_host: hosts are filled in the order of ranks; None: one host has them all.
-        reduce_before_send: a stage's gradients are added up inside its last backward, before the
-            gradient of its input leaves (DDP); else once after a rank's last action.
-        ask_ahead: receives are posted before the rank gets to them.
-        distinct: leave out the replicas that do the same as the first, where all do.
+        orders: actions of every rank of one pipeline, by the rank's position in it.
+        costs: costs of its stages, in seconds.
+        num_replicas: D, number of replicas; with one there is no all-reduce.
+        slowdown: how many times longer an action takes while 1, 2, ... ranks of its host compute.
+            Where more ranks compute than it has values, they take turns: the factor is the last
+            value times n / len(slowdown). None if ranks do not slow each other down.
+        ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
+            has all ranks.
+        reduce_before_send: whether a stage's gradients are added up inside its last backward,
+            before the gradient of its input leaves (as DDP does), or once after the rank's last
+            action.
+        ask_ahead: whether receives are posted before the rank gets to them.
+        distinct: whether to leave out the replicas that do the same as the first one.
 
     Returns:
-        The spans of every rank from 0 to its own end, without gap or overlap.
+        The spans of every rank, from 0 to the rank's end without gap or overlap.
 
     Raises:
-        ValueError: the orders wait for one another.
+        ValueError: the ranks wait for one another and never end.
     """
     num_ranks = len(orders)
     simulated = num_simulated(num_ranks, num_replicas, slowdown, ranks_per_host)
@@ -84,7 +88,7 @@ def simulate(
         for position in range(num_ranks)
     ] * simulated
     host_size = min(ranks_per_host or len(programs), len(programs))
-    copies = 1  # for how many ranks of its host each simulated one stands
+    copies = 1  # ranks of its host that each simulated rank stands for
     if simulated < num_replicas:
         copies = (ranks_per_host or num_ranks * num_replicas) // num_ranks or 1
     factors = [stretch(slowdown, n * copies) for n in range(host_size + 1)]
@@ -104,9 +108,19 @@ def num_simulated(
     slowdown: Sequence[float] | None,
     ranks_per_host: int | None,
 ) -> int:
-    """Replicas that one simulation must follow.
+    """Count the replicas that must be simulated.
 
-    One is enough where all share their hosts in the same way: they do the same at the same time.
+    One is enough where all replicas share their hosts in the same way, because then they do the
+    same at the same time.
+
+    Args:
+        num_ranks: S, ranks of one pipeline.
+        num_replicas: D, number of replicas.
+        slowdown: as in `simulate`.
+        ranks_per_host: as in `simulate`.
+
+    Returns:
+        1 or num_replicas.
     """
     if slowdown is None or ranks_per_host is None or num_ranks % ranks_per_host == 0:
         return 1
@@ -115,7 +129,7 @@ def num_simulated(
 
 
 def stretch(slowdown: Sequence[float] | None, num_computing: int) -> float:
-    """How many times as long an action takes while so many ranks of its host compute."""
+    """Return how many times longer an action takes while so many ranks of its host compute."""
     if slowdown is None or num_computing == 0:
         return 1.0
     if num_computing <= len(slowdown):
@@ -124,11 +138,11 @@ def stretch(slowdown: Sequence[float] | None, num_computing: int) -> float:
 
 
 def bubble(spans: Sequence[Span]) -> float:
-    """Share of the schedule that ranks wait.
+    """Compute the bubble: the share of the schedule in which ranks wait.
 
     The schedule lasts from the first start to the last end of a backward over all ranks; a rank
-    that has ended its own last backward waits until then, whatever it does meanwhile. Equal stages:
-    (S - 1) / (M + S - 1).
+    that has ended its own last backward counts as waiting until then, whatever it does meanwhile.
+    With equal stages the bubble is (S - 1) / (M + S - 1).
     """
     last_backward: dict[int, float] = {}
     for span in spans:
@@ -138,7 +152,7 @@ def bubble(spans: Sequence[Span]) -> float:
         return 0.0
     end = max(last_backward.values())
     duration = end - min(span.start for span in spans)
-    waits = sum(end - own for own in last_backward.values())
+    waits = sum(end - rank_end for rank_end in last_backward.values())
     waits += sum(
         span.seconds
         for span in spans
@@ -159,21 +173,21 @@ def _program(
     left = {stage: num_microbatches for stage in range(position, num_stages, num_ranks)}
     program: list[Operation] = []
     for kind, stage, microbatch in orders[position]:
-        # Message 2 * (stage * M + m) is what forward m of the stage gives, the next one its
-        # backward's.
-        own = 2 * (stage * num_microbatches + microbatch)
+        # Forward m of a stage gives message 2 * (stage * M + m), and its backward gives the next
+        # number.
+        message = 2 * (stage * num_microbatches + microbatch)
         if kind == "forward":
             seconds = costs.forward[stage][microbatch] + costs.dispatch
             received = not alone and stage > 0
-            needs = own - 2 * num_microbatches if received else -1
+            needs = message - 2 * num_microbatches if received else -1
             transfer = costs.features[stage - 1] if received else 0.0
-            gives = own
+            gives = message
         else:
             seconds = costs.backward[stage][microbatch] + costs.dispatch
             received = not alone and stage < num_stages - 1
-            needs = own + 1 + 2 * num_microbatches if received else -1
+            needs = message + 1 + 2 * num_microbatches if received else -1
             transfer = costs.gradients[stage] if received else 0.0
-            gives = own + 1
+            gives = message + 1
             left[stage] -= 1
             if reduces and reduce_before_send and left[stage] == 0:
                 program.append(

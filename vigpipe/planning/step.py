@@ -1,4 +1,4 @@
-"""One predicted step: what a given cut, schedule and number of micro-batches cost."""
+"""Predict one training step from a cut, a schedule and a number of micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,22 +10,24 @@ from vigpipe.planning.simulate import StageCosts, bubble, simulate
 from vigpipe.schedules import VIRTUAL, Orders, Schedule, orders
 from vigpipe.spans import Span, step_seconds
 
-Stages = tuple[tuple[int, ...], ...]  # block numbers of every stage, virtual ones counted
+Stages = tuple[tuple[int, ...], ...]  # block indices of every stage, in the order of the stages
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is wanted for.
+    """The layouts to choose from, and what they must keep to.
 
     Attributes:
-        num_ranks: S, of one pipeline.
-        num_replicas: D.
+        num_ranks: S, ranks of one pipeline.
+        num_replicas: D, copies of the pipeline.
         batch_size: B, samples of a step over all replicas.
-        microbatches: numbers M to choose from.
-        schedules: (schedule, virtual stages) to choose from.
-        memory_limit_bytes: of a rank, Profile.base_bytes included; None: no limit.
-        ranks_per_host: hosts are filled in the order of ranks; None: one host has them all.
-        sync: how replicas' gradients are added up.
+        microbatches: numbers M of micro-batches to choose from.
+        schedules: pairs (schedule, virtual stages per rank) to choose from.
+        memory_limit_bytes: memory that a rank may use, Profile.base_bytes included; None for no
+            limit.
+        ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
+            has all ranks.
+        sync: how the gradients of the replicas are added up.
     """
 
     num_ranks: int
@@ -40,18 +42,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A layout and what it is predicted to cost.
+    """A layout and its predicted costs.
 
     Attributes:
-        stages: block numbers of every stage, virtual ones counted.
-        schedule: its name.
-        virtual_stages: V, stages each rank holds.
-        num_microbatches: M, of one replica.
-        step_seconds: of a training step.
-        bubble: share of the schedule that ranks wait.
-        memory_bytes: of every rank of one pipeline, Profile.base_bytes included.
-        costs: of the stages.
-        spans: of all ranks.
+        stages: block indices of every stage, in the order of the stages.
+        schedule: name of the schedule.
+        virtual_stages: V, stages that each rank holds.
+        num_microbatches: M, micro-batches of one replica.
+        step_seconds: seconds of a training step.
+        bubble: share of the schedule in which ranks wait.
+        memory_bytes: memory of every rank of one pipeline, Profile.base_bytes included.
+        costs: costs of the stages.
+        spans: the simulated spans of all ranks.
     """
 
     stages: Stages
@@ -74,16 +76,19 @@ def predict(
     num_microbatches: int,
     costs: StageCosts | None = None,
 ) -> Proposal:
-    """Simulate a step of a given layout.
+    """Predict the step time of one cut by simulating a step.
 
     Args:
-        profile: costs of the pieces.
-        request: of it num_ranks, num_replicas, batch_size, ranks_per_host and sync.
-        stages: the cut.
-        schedule: its name.
-        virtual_stages: V.
-        num_microbatches: M; legal for the schedule, and M * D at most the batch.
-        costs: to use instead of those of the cut, for "what if".
+        profile: costs of the model's pieces.
+        request: its num_ranks, num_replicas, batch_size, ranks_per_host and sync are used.
+        stages: block indices of every stage.
+        schedule: name of the schedule.
+        virtual_stages: V, stages that each rank holds.
+        num_microbatches: M; must be legal for the schedule, and M × D at most the batch size.
+        costs: costs of the stages to use instead of the profile's, for "what if" questions.
+
+    Returns:
+        The layout with its predicted step time, bubble and memory.
     """
     order = orders(schedule, request.num_ranks, virtual_stages, num_microbatches)
     if costs is None:
@@ -111,7 +116,19 @@ def simulate_step(
     *,
     distinct: bool = False,
 ) -> list[Span]:
-    """The spans of a step on the request's machine; `distinct` as in `simulate`."""
+    """Simulate a step with the request's replicas and hosts.
+
+    Args:
+        profile: its slowdown is used.
+        request: its num_replicas, ranks_per_host and sync are used.
+        order: the actions of every rank of one pipeline.
+        costs: costs of the stages, in seconds.
+        schedule: name of the schedule that the order belongs to.
+        distinct: leave out replicas that do the same as the first, as in `simulate`.
+
+    Returns:
+        The spans of the simulated ranks.
+    """
     return simulate(
         order,
         costs,
@@ -125,7 +142,7 @@ def simulate_step(
 
 
 def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[int, ...]:
-    """Samples of each micro-batch of replica 0, the largest first.
+    """Return the number of samples in each micro-batch of replica 0, the largest first.
 
     B samples are cut into D * M micro-batches whose sizes differ by at most one. The first replica
     has the larger ones, and the others wait for it.
@@ -135,7 +152,7 @@ def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[int, ...]
 
 
 def pieces_of(profile: Profile, blocks: Sequence[int]) -> list[Piece]:
-    """A stage's pieces: the stem goes with the first block, the readout with the last."""
+    """List the pieces of a stage: the stem goes with the first block, the readout with the last."""
     pieces = [profile.blocks[i] for i in blocks]
     if blocks[0] == 0:
         pieces.insert(0, profile.stem)
@@ -147,26 +164,34 @@ def pieces_of(profile: Profile, blocks: Sequence[int]) -> list[Piece]:
 def stage_costs(
     profile: Profile, request: Request, stages: Stages, num_microbatches: int
 ) -> StageCosts:
-    """The seconds of every stage of a cut.
+    """Compute what every stage of a cut costs, in seconds.
 
-    A transfer takes latency + bytes / bandwidth, for the largest micro-batch: the others are padded
-    to it, and the padding is dropped before a stage computes. Adding up over D replicas goes around
-    a ring: 2(D - 1) latencies, and 2(D - 1) / D of the bytes. The optimizer's share goes by bytes
-    of weights.
+    A transfer takes latency + bytes / bandwidth. Its bytes are those of the largest micro-batch,
+    because the others are padded to its size; a stage drops the padding before it computes. Adding
+    gradients up over D replicas goes around a ring: 2(D - 1) latencies, and 2(D - 1) / D of the
+    bytes. The optimizer's time is shared out in proportion to the bytes of the weights.
+
+    Args:
+        profile: costs of the model's pieces.
+        request: its num_ranks, num_replicas, batch_size and sync are used.
+        stages: block indices of every stage.
+        num_microbatches: M, micro-batches of one replica.
+
+    Returns:
+        The costs by stage and micro-batch.
     """
     sizes = microbatch_sizes(request, num_microbatches)
+    distinct_sizes = sorted(set(sizes))
     pieces = [pieces_of(profile, blocks) for blocks in stages]
-    forward = [[sum(profile.at(p.forward, n) for p in s) for n in sorted({*sizes})] for s in pieces]
-    backward = [
-        [sum(profile.at(p.backward, n) for p in s) for n in sorted({*sizes})] for s in pieces
-    ]
-    which = [sorted({*sizes}).index(n) for n in sizes]
+    forward = [[sum(profile.at(p.forward, n) for p in s) for n in distinct_sizes] for s in pieces]
+    backward = [[sum(profile.at(p.backward, n) for p in s) for n in distinct_sizes] for s in pieces]
+    size_index = [distinct_sizes.index(n) for n in sizes]
     transfers = [boundary_seconds(profile, blocks[-1], sizes[0]) for blocks in stages[:-1]]
     weights = [sum(piece.parameter_bytes for piece in s) for s in pieces]
     num_ranks = request.num_ranks
     return StageCosts(
-        forward=[[own[i] for i in which] for own in forward],
-        backward=[[own[i] for i in which] for own in backward],
+        forward=[[by_size[i] for i in size_index] for by_size in forward],
+        backward=[[by_size[i] for i in size_index] for by_size in backward],
         features=transfers,
         gradients=transfers,
         dispatch=profile.dispatch_seconds,
@@ -180,8 +205,19 @@ def stage_costs(
 def reduce_seconds(
     profile: Profile, request: Request, weight_bytes: float, num_stages: int
 ) -> float:
-    """All-reduce of a stage's gradients, its share of the latency where a rank has several."""
-    # A rank adds up all of its stages at once, DDP each on its own.
+    """Compute the seconds that adding up a stage's gradients over the replicas takes.
+
+    Args:
+        profile: its latency and bandwidth are used.
+        request: its num_replicas, num_ranks and sync are used.
+        weight_bytes: bytes of the stage's weights.
+        num_stages: number of stages in the plan. A rank adds up the gradients of all its stages
+            at once, so its stages share the latency.
+
+    Returns:
+        Seconds; 0 with one replica.
+    """
+    # DDP adds up each stage on its own.
     at_once = 1 if request.sync == "ddp" else num_stages // request.num_ranks
     width = 2 if request.sync == "double" else 1  # float64 sums of float32 gradients
     steps = 2 * (request.num_replicas - 1)
@@ -190,13 +226,19 @@ def reduce_seconds(
 
 
 def update_seconds(profile: Profile, weight_bytes: float) -> float:
-    """Optimizer step of a rank with so many bytes of weights."""
+    """Compute the seconds of the optimizer step on a rank with so many bytes of weights."""
     shared = profile.update_seconds - profile.fixed_seconds
     return profile.fixed_seconds + shared * weight_bytes / max(1, profile.parameter_bytes)
 
 
 def boundary_seconds(profile: Profile, block: int, microbatch_size: int) -> float:
-    """Transfer of what a block hands on, or of its gradient."""
+    """Compute the seconds of sending a block's output, or its gradient, to another rank.
+
+    Args:
+        profile: its latency and bandwidth are used.
+        block: index of the block whose output is sent.
+        microbatch_size: samples in the micro-batch.
+    """
     size = profile.at(profile.blocks[block].boundary_bytes, microbatch_size)
     return profile.latency_seconds + size / profile.bandwidth
 
@@ -204,15 +246,26 @@ def boundary_seconds(profile: Profile, block: int, microbatch_size: int) -> floa
 def memory_bytes(
     profile: Profile, request: Request, order: Orders, stages: Stages, num_microbatches: int
 ) -> tuple[int, ...]:
-    """Of every rank of one pipeline, Profile.base_bytes included."""
-    microbatch_size = microbatch_sizes(request, num_microbatches)[0]
+    """Compute the peak memory of every rank of one pipeline, Profile.base_bytes included.
+
+    Args:
+        profile: costs of the model's pieces.
+        request: its num_ranks, num_replicas and batch_size are used.
+        order: the actions of every rank of one pipeline.
+        stages: block indices of every stage.
+        num_microbatches: M, micro-batches of one replica.
+
+    Returns:
+        Bytes, by rank.
+    """
+    largest = microbatch_sizes(request, num_microbatches)[0]
     return tuple(
         profile.base_bytes
         + rank_bytes(
             profile,
-            own,
+            actions,
             {i: pieces_of(profile, stages[i]) for i in range(rank, len(stages), request.num_ranks)},
-            microbatch_size,
+            largest,
         )
-        for rank, own in enumerate(order)
+        for rank, actions in enumerate(order)
     )
