@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from vigpipe.analysis.account import account
+from vigpipe.analysis.account import make_accounts
 from vigpipe.analysis.bubble import (
     Bubble,
     explain_bubble,
@@ -78,7 +78,7 @@ def rows_of(steps: dict[int, list[Step]], layout: Layout) -> list[Row]:
 
 def explained(layout: Layout, seconds: Seconds = equal, before: Sequence[Span] = ()) -> Bubble:
     steps = recorded(layout, seconds, before)
-    bubble = explain_bubble(account(rows_of(steps, layout), layout), steps, layout)
+    bubble = explain_bubble(make_accounts(rows_of(steps, layout), layout), steps, layout)
     assert bubble is not None
     reasons = bubble.fill_and_drain + bubble.imbalance + bubble.variation + bubble.transfer
     assert reasons == pytest.approx(bubble.measured)
@@ -106,7 +106,7 @@ def test_an_account_is_the_mean_over_the_training_steps():
         row(2, "all-reduce", 0.5),
         row(1, "step", 99.0, phase="test"),
     ]
-    (own,) = account(rows, Layout(2, 2, 2))
+    (own,) = make_accounts(rows, Layout(2, 2, 2))
     assert (own.rank, own.replica, own.stages) == (3, 1, (1,))
     assert own.step_seconds == 11
     assert own.seconds["compute"] == 9
@@ -122,14 +122,14 @@ def test_an_account_is_the_mean_over_the_training_steps():
 
 def test_accounts_of_virtual_stages_and_replicas():
     layout = Layout(2, 2, 2, "interleaved1f1b", 2)
-    accounts = account(rows_of(recorded(layout), layout), layout)
+    accounts = make_accounts(rows_of(recorded(layout), layout), layout)
     assert [own.stages for own in accounts] == [(0, 2), (1, 3)] * 2
     assert [own.replica for own in accounts] == [0, 0, 1, 1]
     assert all(own.seconds["unaccounted"] == pytest.approx(0) for own in accounts)
 
 
 def test_no_rows_give_no_account():
-    assert account([], GPIPE) == []
+    assert make_accounts([], GPIPE) == []
 
 
 # ---- the bubble ------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def test_what_is_no_waiting_makes_the_bubble_a_smaller_share():
 def test_one_stage_has_no_bubble():
     layout = Layout(1, 3, 2)
     steps = recorded(layout)
-    assert explain_bubble(account(rows_of(steps, layout), layout), steps, layout) is None
+    assert explain_bubble(make_accounts(rows_of(steps, layout), layout), steps, layout) is None
 
 
 def test_a_run_of_which_nothing_was_recorded_has_none():
     # The run may have ended in its warm-up.
     assert explain_bubble([], {0: [], 1: []}, GPIPE) is None
     steps = recorded(GPIPE)
-    accounts = account(rows_of(steps, GPIPE), GPIPE)
+    accounts = make_accounts(rows_of(steps, GPIPE), GPIPE)
     assert explain_bubble(accounts, {0: steps[0], 1: []}, GPIPE) is None
 
 

@@ -1,1 +1,1 @@
-"""What the recorded times say: where a step goes, and why ranks wait."""
+"""Analyse the recorded times: where the time of a step goes, and why ranks wait."""

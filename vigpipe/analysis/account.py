@@ -46,7 +46,7 @@ class Account:
         }
 
 
-def account(rows: Sequence[Row], layout: Layout) -> list[Account]:
+def make_accounts(rows: Sequence[Row], layout: Layout) -> list[Account]:
     """Make every rank's account of the training steps from the rows of timing.csv."""
     totals: dict[int, dict[str, float]] = {}
     steps: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Why ranks wait: the measured bubble, and how it differs from the formula's."""
+"""Explain why ranks wait: the measured bubble, and how it differs from the formula's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ from vigpipe.timing.recorder import Step
 
 @dataclass(frozen=True)
 class Bubble:
-    """The share of a step in which ranks wait for each other, mean over the ranks, and its reasons.
+    """Shares of a step in which ranks wait for each other, means over the ranks, by reason.
 
     Attributes:
-        measured: waiting for input, for gradients, and for what is sent to leave.
-        formula: (S - 1) / (V M + S - 1), of equal stages without transfers.
-        fill_and_drain: what equal stages with the mean of the measured times would wait.
-        imbalance: what they wait more because stages differ.
-        variation: because micro-batches differ.
-        transfer: the rest: handing on, and the schedule's own work between micro-batches.
+        measured: share of waiting for input, for gradients, and for sent tensors to leave.
+        formula: (S - 1) / (V M + S - 1), the share for equal stages without transfers.
+        fill_and_drain: share that equal stages with the mean of the measured times would wait.
+        imbalance: share that they wait in addition because stages differ.
+        variation: share that they wait in addition because micro-batches differ.
+        transfer: the rest of the measured share: transfers, and the schedule's own work between
+            micro-batches.
     """
 
     measured: float
@@ -36,15 +37,18 @@ class Bubble:
 def explain_bubble(
     accounts: Sequence[Account], steps: Mapping[int, Sequence[Step]], layout: Layout
 ) -> Bubble | None:
-    """The bubble and its reasons; None where nothing was recorded closely, or there is one stage.
+    """Explain the bubble by comparing simulations of the measured steps.
 
-    Every reason is a difference of two simulated schedules, from the simplest to the one that knows
-    the measured times of every micro-batch; the seconds are shares of the measured step.
+    Every reason is the difference of two simulated schedules, from one with equal stages to one
+    with the measured times of every micro-batch, as a share of the measured step.
 
     Args:
-        accounts: of all ranks.
-        steps: recorded closely, by rank: those from which the reasons are taken.
-        layout: the degrees.
+        accounts: accounts of all ranks.
+        steps: recorded steps by rank, with the spans that the simulations are made from.
+        layout: degrees of parallelism and the schedule.
+
+    Returns:
+        The bubble, or None if there is one stage or no recorded step.
     """
     if layout.pipeline_size == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None
@@ -67,41 +71,46 @@ def explain_bubble(
 
 
 def ideal_bubble(layout: Layout) -> float:
-    """(S - 1) / (V M + S - 1): V = 1 is GPipe's and 1F1B's; arXiv:2104.04473, section 2.2."""
-    stages, pieces = layout.pipeline_size, layout.num_microbatches
-    return (stages - 1) / (layout.virtual_stages * pieces + stages - 1)
+    """Compute the bubble of equal stages: (S - 1) / (V M + S - 1).
+
+    Narayanan et al. 2021 (arXiv:2104.04473), section 2.2; V = 1 for GPipe and 1F1B.
+    """
+    size, num_microbatches = layout.pipeline_size, layout.num_microbatches
+    return (size - 1) / (layout.virtual_stages * num_microbatches + size - 1)
 
 
-Times = dict[Kind, list[list[float]]]  # of every stage and micro-batch
+Times = dict[Kind, list[list[float]]]  # seconds by kind, stage and micro-batch
 
 
 def _times(steps: Mapping[int, Sequence[Step]], layout: Layout, replica: int) -> list[Times]:
-    """Measured seconds of one replica's forwards and backwards, a step at a time."""
+    """Return the measured seconds of one replica's forwards and backwards, one entry per step."""
     ranks = [rank for rank in steps if layout.replica_index(rank) == replica]
-    num_stages, pieces = layout.num_stages, layout.num_microbatches
-    found: list[Times] = []
-    for together in zip(*(steps[rank] for rank in ranks), strict=True):
-        times: Times = {kind: [[0.0] * pieces for _ in range(num_stages)] for kind in COMPUTE}
-        for step in together:
+    num_stages, num_microbatches = layout.num_stages, layout.num_microbatches
+    by_step: list[Times] = []
+    for same_step in zip(*(steps[rank] for rank in ranks), strict=True):
+        times: Times = {
+            kind: [[0.0] * num_microbatches for _ in range(num_stages)] for kind in COMPUTE
+        }
+        for step in same_step:
             for span in step.spans:
                 if span.kind in COMPUTE:
                     times[span.kind][span.stage][span.microbatch] += span.seconds
-        found.append(times)
-    return found
+        by_step.append(times)
+    return by_step
 
 
 def _waits(times: Times, layout: Layout) -> tuple[float, float, float]:
-    """Seconds a rank waits in a step: with equal stages, unequal ones, varying micro-batches."""
-    every = {kind: fmean(fmean(stage) for stage in times[kind]) for kind in COMPUTE}
-    equal: Times = {k: [[every[k]] * len(stage) for stage in times[k]] for k in COMPUTE}
+    """Simulate how long a rank waits in a step: with equal stages, unequal ones, measured times."""
+    mean = {kind: fmean(fmean(stage) for stage in times[kind]) for kind in COMPUTE}
+    equal: Times = {k: [[mean[k]] * len(stage) for stage in times[k]] for k in COMPUTE}
     unequal: Times = {k: [[fmean(stage)] * len(stage) for stage in times[k]] for k in COMPUTE}
     waits = [_wait(predicted_spans(case, layout), layout) for case in (equal, unequal, times)]
     return waits[0], waits[1], waits[2]
 
 
 def predicted_spans(times: Times, layout: Layout) -> list[Span]:
-    """The schedule of one replica with these times, and nothing else that takes any."""
-    own = orders(
+    """Simulate the schedule of one replica in which only forwards and backwards take time."""
+    actions = orders(
         layout.schedule, layout.pipeline_size, layout.virtual_stages, layout.num_microbatches
     )
     num_stages = layout.num_stages
@@ -114,7 +123,7 @@ def predicted_spans(times: Times, layout: Layout) -> list[Span]:
         reduce=[0.0] * num_stages,
         update=[0.0] * layout.pipeline_size,
     )
-    return simulate(own, costs)
+    return simulate(actions, costs)
 
 
 def _wait(spans: Sequence[Span], layout: Layout) -> float:
@@ -123,17 +132,17 @@ def _wait(spans: Sequence[Span], layout: Layout) -> float:
 
 
 def mean_times(steps: Mapping[int, Sequence[Step]], layout: Layout) -> Times:
-    """Measured seconds of every stage's forward and backward, mean over replicas and steps.
+    """Average every stage's measured forward and backward over replicas, steps and micro-batches.
 
-    The same for every micro-batch.
+    All micro-batches of a stage get the same seconds.
     """
     samples = [
         times for replica in range(layout.num_replicas) for times in _times(steps, layout, replica)
     ]
-    pieces = layout.num_microbatches
     return {
         kind: [
-            [fmean(value for sample in samples for value in sample[kind][stage])] * pieces
+            [fmean(value for sample in samples for value in sample[kind][stage])]
+            * layout.num_microbatches
             for stage in range(layout.num_stages)
         ]
         for kind in COMPUTE

@@ -1,4 +1,4 @@
-"""The timing of a run: gathered from all ranks, written to its folder, told to the user."""
+"""Gather the timing of a run from all ranks, write it to its folder, and describe it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.analysis.account import PARTS, Account, account
+from vigpipe.analysis.account import PARTS, Account, make_accounts
 from vigpipe.analysis.bubble import Bubble, explain_bubble, mean_times, predicted_spans
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
@@ -29,17 +29,17 @@ from vigpipe.timing.trace import write_trace
 
 @dataclass(frozen=True)
 class Timing:
-    """What the ranks of a run have recorded.
+    """The recorded timing of all ranks of a run.
 
     Attributes:
-        layout: the degrees.
-        num_warmup: steps that were left out before the first one recorded.
-        rows: of all ranks.
-        steps: recorded closely, by phase and rank, all on the clock of rank 0.
+        layout: degrees of parallelism and the schedule.
+        num_warmup: steps that were left out before the first recorded one.
+        rows: rows of timing.csv, of all ranks.
+        steps: recorded steps by phase and rank, all on the clock of rank 0.
         clock_error_seconds: how far the times of one event on two ranks may be apart; see
             `vigpipe.timing.clock.clock_error`.
-        overhead: share of a step that timing itself costs the rank it costs most.
-        peak_bytes: most memory of every rank.
+        overhead: share of a step that timing itself costs, of the rank that it costs most.
+        peak_bytes: peak memory of every rank, in bytes.
     """
 
     layout: Layout
@@ -52,41 +52,50 @@ class Timing:
 
     @cached_property
     def accounts(self) -> list[Account]:
-        """Where every rank's time goes."""
-        return account(self.rows, self.layout)
+        """Accounts of every rank: where the time of its steps goes."""
+        return make_accounts(self.rows, self.layout)
 
     @cached_property
     def bubble(self) -> Bubble | None:
-        """Why ranks wait; every step is simulated for it, so only once."""
+        """Why ranks wait; cached, because every step is simulated for it."""
         return explain_bubble(self.accounts, self.steps["train"], self.layout)
 
     @property
     def measured_spans(self) -> list[Span]:
-        """The last training step, of all ranks."""
-        last = [own[-1].spans for own in self.steps["train"].values() if own]
+        """Spans of the last recorded training step on all ranks."""
+        last = [steps[-1].spans for steps in self.steps["train"].values() if steps]
         return [span for spans in last for span in spans]
 
     @property
     def predicted_spans(self) -> list[Span]:
-        """The schedule with the mean of the measured times, without transfers; of one replica."""
+        """Simulated spans of one replica, from the mean measured times and without transfers."""
         return predicted_spans(mean_times(self.steps["train"], self.layout), self.layout)
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the entry "timing" of summary.json."""
         train = step_statistics(self.rows, "train")
         return {
             "warmup_steps": self.num_warmup,
             "step_seconds": None if train is None else asdict(train),
             "overhead": self.overhead,
             "clock_error_seconds": self.clock_error_seconds,
-            "accounting": [own.as_table() for own in self.accounts],
+            "accounting": [account.as_table() for account in self.accounts],
             "bubble": None if self.bubble is None else asdict(self.bubble),
             "peak_bytes": self.peak_bytes,
         }
 
 
 def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
-    """The recorder of a rank, if the run is timed."""
+    """Make the recorder of a rank.
+
+    Args:
+        run: the run.
+        rank: position in the world.
+        device: device of this rank.
+
+    Returns:
+        The recorder, or None if the run is not timed.
+    """
     config = run.config
     if not (config.timing or config.trace):
         return None
@@ -100,7 +109,7 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
 
 
 def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
-    """Bring together what all ranks have recorded; all of them call this.
+    """Gather what all ranks have recorded; all ranks call this together.
 
     Args:
         rank_state: of this rank, with a recorder.
@@ -108,7 +117,7 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
             read a second time here.
 
     Returns:
-        It, on the rank that writes the run's files; else None.
+        The timing on the rank that writes the run's files, None on the others.
     """
     recorder = rank_state.recorder
     assert recorder is not None
@@ -163,7 +172,14 @@ def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:  # noqa: ANN
 
 
 def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -> None:
-    """Write timing.csv, timing.md, timeline.json and, if asked for, the trace and the pictures."""
+    """Write timing.csv, timing.md, timeline.json and, with --trace, the trace and the pictures.
+
+    Args:
+        timing: the gathered timing.
+        run: the run that was timed.
+        folder: folder of the run's files.
+        device: device of this rank, whose hardware timing.md names.
+    """
     write_rows(timing.rows, folder / "timing.csv")
     (folder / "timing.md").write_text(
         f"# Timing of {run.config.model}, {run.layout}\n\n{describe(timing, 'github')}\n\n"
@@ -177,7 +193,7 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
     (folder / "timeline.json").write_text(
         json.dumps(
             {
-                "step": next(own[-1].step for own in timing.steps["train"].values()),
+                "step": next(steps[-1].step for steps in timing.steps["train"].values()),
                 "microbatches": timing.layout.num_microbatches,
                 "clock_error_seconds": timing.clock_error_seconds,
                 "measured": _since_begin(measured),
@@ -189,13 +205,13 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
     )
     if not run.config.trace:
         return
-    every = {
+    traced = {
         rank: [step for phase in PHASES for step in timing.steps[phase][rank] if step.events]
         for rank in timing.steps["train"]
     }
     layout = timing.layout
-    replica_of = {rank: layout.replica_index(rank) for rank in every}
-    write_trace(every, replica_of, timing.clock_error_seconds, folder / "trace.json")
+    replica_of = {rank: layout.replica_index(rank) for rank in traced}
+    write_trace(traced, replica_of, timing.clock_error_seconds, folder / "trace.json")
     timelines = {
         "measured, the last timed step": measured,
         "simulated, with the mean of the measured times and free transfers": predicted,
@@ -212,24 +228,24 @@ def _since_begin(spans: Sequence[Span]) -> list[Sequence[object]]:
 
 
 def describe(timing: Timing, fmt: str = "simple") -> str:
-    """All of it for people to read: text, or Markdown with `github`."""
+    """Describe the timing for people to read: as text, or as Markdown with `github`."""
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")
-    parts: list[str] = []
+    sections: list[str] = []
     if train is None:
-        parts.append(f"No step was timed: the run ended in the warm-up of {timing.num_warmup}.")
+        sections.append(f"No step was timed: the run ended in the warm-up of {timing.num_warmup}.")
     else:
-        parts.append(
+        sections.append(
             f"{train.count} steps after a warm-up of {timing.num_warmup}: median "
             f"{1e3 * train.median:.3f} ms, {1e3 * train.min:.3f} to {1e3 * train.max:.3f} ms; a "
             "step lasts as long as its slowest rank. Timing itself costs "
             f"{timing.overhead:.2%} of a step."
         )
-        parts += [f"{heading}Where a step goes", account_table(timing.accounts, fmt)]
+        sections += [f"{heading}Where a step goes", account_table(timing.accounts, fmt)]
     bubble = timing.bubble
     if bubble is not None:
-        parts += [f"{heading}The bubble", bubble_sentence(bubble)]
-    parts += [
+        sections += [f"{heading}The bubble", bubble_sentence(bubble)]
+    sections += [
         f"{heading}As in the study's tables",
         study_table(timing.rows, fmt),
         tables(timing.rows, fmt),
@@ -238,37 +254,40 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
             f"rank {rank}: {peak / 1e6:.0f} MB" for rank, peak in enumerate(timing.peak_bytes)
         ),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:
-    """Milliseconds of a step by what a rank does, mean over the steps; and the share missed."""
+    """Make a table of the accounts: mean milliseconds of a step by what a rank does.
+
+    The last column is the share of the step that is not accounted for.
+    """
     lines = [
         (
-            str(own.rank),
-            ", ".join(map(str, own.stages)),
+            str(account.rank),
+            ", ".join(map(str, account.stages)),
             *(
                 f"{1e3 * x:.2f}"
-                for x in (own.step_seconds, *(own.seconds[part] for part in PARTS[:-1]))
+                for x in (account.step_seconds, *(account.seconds[part] for part in PARTS[:-1]))
             ),
-            f"{own.seconds['unaccounted'] / own.step_seconds:.2%}",
+            f"{account.seconds['unaccounted'] / account.step_seconds:.2%}",
         )
-        for own in accounts
+        for account in accounts
     ]
     headers = ["rank", "stage", "step, ms", *PARTS]
     return tabulate(lines, headers=headers, tablefmt=fmt, disable_numparse=True, stralign="right")
 
 
 def bubble_sentence(bubble: Bubble) -> str:
-    """The measured bubble beside the formula's, and what makes the difference."""
+    """Write the measured bubble, the formula's, and the reasons of the difference as text."""
     reasons: Mapping[str, float] = {
         "filling and draining": bubble.fill_and_drain,
         "unequal stages": bubble.imbalance,
         "unequal micro-batches": bubble.variation,
         "transfers and what the schedule itself does": bubble.transfer,
     }
-    told = "; ".join(f"{name} {share:+.1%}" for name, share in reasons.items())
+    shares = "; ".join(f"{name} {share:+.1%}" for name, share in reasons.items())
     return (
         f"Ranks wait {bubble.measured:.1%} of a step; (S - 1) / (V M + S - 1) gives "
-        f"{bubble.formula:.1%} of the schedule. Of a step: {told}."
+        f"{bubble.formula:.1%} of the schedule. Of a step: {shares}."
     )

@@ -1,1 +1,1 @@
-"""The verbs of the command line, one file each; `train` is vigpipe/train.py."""
+"""The commands of `vigpipe`, one file each; `train` is in vigpipe/train.py."""

@@ -1,1 +1,1 @@
-"""What runs have left, as one HTML page that opens from disk."""
+"""Show the files of one or several runs as one HTML page that opens from disk."""

@@ -1,1 +1,1 @@
-"""The experiment of the study, done again: every layout in turn, beside the published figures."""
+"""Repeat the experiment of the study: run every layout in turn, beside the published figures."""

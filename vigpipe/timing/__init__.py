@@ -1,1 +1,1 @@
-"""What a run measures of itself, and the files it leaves."""
+"""Measure the time of a run's steps, and write the files that show it."""

@@ -1,4 +1,4 @@
-"""Clocks: what time it is for a rank's work, and how far the ranks' clocks are apart."""
+"""Read the time of a rank's work, and measure how far the clocks of the ranks are apart."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,25 +11,28 @@ NUM_EXCHANGES = 20
 
 
 class Clock(Protocol):
-    """Stamps cost little and are turned into seconds later, once the device has done its work."""
+    """A clock of a device: stamps are cheap, and are turned into seconds later."""
 
     stamp: Callable[[], Any]
 
     def begin(self) -> None:
-        """Before the first stamp of a step, when the device is idle."""
+        """Begin a step; called before its first stamp, when the device is idle."""
         ...
 
     def finish(self) -> None:
-        """Wait until the device has reached the last stamp of a step."""
+        """Wait until the device has reached the last stamp of the step."""
         ...
 
     def seconds(self, stamp: Any) -> float:  # noqa: ANN401
-        """When it was, on this host's `time.perf_counter`; the device must have reached it."""
+        """Return the time of a stamp on this host's `time.perf_counter`.
+
+        The device must have reached the stamp.
+        """
         ...
 
 
 class HostClock:
-    """A CPU works while it is called."""
+    """The clock of a CPU, whose work is done when a call returns."""
 
     def __init__(self) -> None:
         self.stamp = time.perf_counter
@@ -41,15 +44,16 @@ class HostClock:
         """Nothing to do."""
 
     def seconds(self, stamp: float) -> float:
-        """See Clock."""
+        """Return the stamp, which is in seconds already."""
         return stamp
 
 
 class CudaClock:
-    """Events on the current stream: when the GPU gets there, without waiting for it.
+    """The clock of a GPU: events on the current stream, which the host does not wait for.
 
-    An event's time is told relative to another one, in float32 milliseconds, so that every step has
-    a first event of its own; the device is idle then, and the host knows the time.
+    The time of an event is only known relative to another event, in float32 milliseconds. So every
+    step begins with an event of its own, at a moment when the device is idle and the host's clock
+    gives its time.
     """
 
     def __init__(self) -> None:
@@ -58,13 +62,13 @@ class CudaClock:
         self.stamp = self._stamp
 
     def begin(self) -> None:
-        """See Clock; events of the steps before are used again."""
+        """Record the first event of a step; the events of earlier steps are used again."""
         self._used = 0
         self._first_seconds = time.perf_counter()
         self._first = self._stamp()
 
     def finish(self) -> None:
-        """See Clock."""
+        """Wait until the GPU has reached the last event."""
         torch.cuda.synchronize()
 
     def _stamp(self) -> torch.cuda.Event:
@@ -76,15 +80,15 @@ class CudaClock:
         return event
 
     def seconds(self, stamp: torch.cuda.Event) -> float:
-        """See Clock."""
+        """Return the time of an event on this host's `time.perf_counter`."""
         return self._first_seconds + self._first.elapsed_time(stamp) / 1e3
 
 
 class Stopwatch:
-    """Adds up the time between entering and leaving; one step is told while the next one runs.
+    """Adds up the time between entering and leaving; a step is read while the next one runs.
 
     Args:
-        clock: of the device, and of this stopwatch alone.
+        clock: a clock of the device that nothing else uses.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -93,7 +97,7 @@ class Stopwatch:
         clock.begin()
 
     def restart(self) -> float:
-        """Seconds since the last restart; the device has reached the last stamp meanwhile."""
+        """Return the seconds added up since the last restart, and begin anew."""
         self._clock.finish()
         times = [self._clock.seconds(stamp) for stamp in self._stamps]
         self._stamps.clear()
@@ -108,7 +112,7 @@ class Stopwatch:
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Make the clock of a device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 

@@ -1,4 +1,4 @@
-"""What timing itself costs."""
+"""Measure what timing itself costs a rank."""
 
 import time
 from statistics import median
@@ -13,11 +13,11 @@ NUM_REGIONS = 40
 
 
 def stamp_seconds(clock: Clock, device: torch.device) -> float:
-    """Seconds a stamp costs its rank: the same tiny region with and without timing, in turn.
+    """Measure the seconds that a stamp costs its rank.
 
-    Forward and backward, with the alias and the hooks that a region needs, and the rows that are
-    made of them at the end of a step; the median of NUM_REPEATS differences of NUM_REGIONS regions
-    each.
+    The same tiny regions run with and without timing, in turn. This covers forward and backward,
+    the alias and the hooks that a region needs, and the rows that are made at the end of a step.
+    The result is the median of NUM_REPEATS differences over NUM_REGIONS regions each.
     """
     x = torch.zeros(1, device=device, requires_grad=True)
     differences: list[float] = []

@@ -1,12 +1,12 @@
-"""Record what a rank does in a step: a row of spans without gaps, and regions of the model in them.
+"""Record what a rank does in a step: spans without gaps, and regions of the model inside them.
 
     spans     [wait input][forward 0        ][send][wait input][forward 1        ] ...
     regions               [block 4  ][block 5]                 [block 4  ][block 5]
                            [grapher][ffn]
 
-A stamp ends one span and begins the next, so the spans of a step add up to it. What the model does
-in a backward is seen through hooks on its tensors: a region's backward begins when the gradient of
-its result is there, and ends when that of its inputs is.
+A stamp ends one span and begins the next, so the spans of a step add up to the step. The model's
+regions are followed through a backward by hooks on tensors: a region's backward begins when the
+gradient of its result has been computed, and ends when that of its inputs has.
 """
 
 import time
@@ -24,24 +24,24 @@ from vigpipe.timing.clock import Clock
 
 Phase = Literal["train", "test"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-NUM_CLOSE_STEPS = 3  # the last ones of a phase, whose regions are kept one by one, for a trace
+NUM_CLOSE_STEPS = 3  # the last steps of a phase, whose regions are kept one by one for a trace
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One name's total in one step of one rank: a row of timing.csv.
+    """The total time of one name in one step of one rank: a row of timing.csv.
 
     Attributes:
-        phase: training, or evaluation, where a step is a batch.
-        step: number of the step, or of the batch.
+        phase: training, or evaluation, where each test batch counts as a step.
+        step: number of the step, or of the test batch.
         rank: position in the world.
-        replica: its replica.
-        stage: number in the plan; -1 where it is about no single one.
+        replica: index of the rank's replica.
+        stage: index of the stage in the plan; -1 where the row is not about a single stage.
         name: `step`, `between steps`, a kind of span, or a region of the model.
         direction: forward, backward, recompute (a forward that is repeated in the backward), or
-            nothing.
-        count: how often it occurred.
-        seconds: in all.
+            empty where the name has no direction.
+        count: number of times that it occurred in the step.
+        seconds: total of these times.
     """
 
     phase: Phase
@@ -56,15 +56,15 @@ class Row:
 
 
 class Event(NamedTuple):
-    """One run of a region of the model.
+    """One pass through a region of the model.
 
     Attributes:
-        name: the path of the region.
+        name: path of the region, such as `block 3/grapher`.
         direction: forward, backward or recompute.
-        stage: number in the plan.
-        microbatch: of the replica's.
-        start: seconds, on this host's clock.
-        end: likewise.
+        stage: index of the stage in the plan.
+        microbatch: index among the replica's micro-batches.
+        start: beginning in seconds, on this host's clock.
+        end: end in seconds, on this host's clock.
     """
 
     name: str
@@ -76,13 +76,14 @@ class Event(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A recorded step.
+    """A recorded step of one rank.
 
     Attributes:
-        phase: see Row.
-        step: likewise.
-        spans: without gaps, on this host's clock.
-        events: the regions of the model; of the last NUM_CLOSE_STEPS only.
+        phase: training or evaluation.
+        step: number of the step, or of the test batch.
+        spans: what the rank did, without gaps, on this host's clock.
+        events: passes through regions of the model; kept for the last NUM_CLOSE_STEPS steps of a
+            phase and empty for the others.
     """
 
     phase: Phase
@@ -95,19 +96,21 @@ _Place = tuple[str, int, int]  # a region's path, stage and micro-batch
 
 
 class Recorder:
-    """One rank's record; `enter`, `leave`, `resume` and `region` do nothing outside a step.
+    """Records the steps of one rank.
+
+    `enter`, `leave`, `resume` and `region` do nothing outside a step that is recorded.
 
     Args:
-        clock: of this rank's device.
+        clock: clock of this rank's device.
         rank: position in the world.
-        replica: its replica.
-        num_warmup: steps of either phase that are left out before the first one recorded.
-        num_steps: of either phase that are recorded then.
+        replica: index of the rank's replica.
+        num_warmup: steps of each phase that are left out before the first one that is recorded.
+        num_steps: steps of each phase that are recorded after them.
 
     Attributes:
-        rows: since they were taken last.
-        steps: of every phase.
-        num_stamps: in the last training step; what timing costs is in proportion to it.
+        rows: rows that have been added since `take_rows` was last called.
+        steps: recorded steps by phase.
+        num_stamps: stamps of the last training step; the cost of timing is in proportion to it.
     """
 
     def __init__(
@@ -121,23 +124,27 @@ class Recorder:
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
-        self._last: tuple[Phase, int, float] | None = None  # the step before, and when it ended
+        self._last: tuple[Phase, int, float] | None = None  # the previous step, and when it ended
         self._spans: list[tuple[Kind, int, int, Any, Any]] = []
         self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
         self._path: list[str] = []
         self._events: list[tuple[str, str, int, int, Any, Any]] = []
         self._begun: dict[_Place, Any] = {}  # regions whose backward has begun
-        self._watched: tuple[Any, list[_Place]] = (None, [])  # the last result, whose it is
+        self._watched: tuple[Any, list[_Place]] = (
+            None,
+            [],
+        )  # the last result, and the regions that it is the result of
 
     # ---- a step ------------------------------------------------------------------------------
 
     @contextmanager
     def step(self, phase: Phase, number: int) -> Iterator[None]:
-        """Record what happens inside, if it is one of the steps to be recorded.
+        """Record what happens inside, if this is one of the steps to be recorded.
 
         Args:
             phase: training or evaluation.
-            number: of the step; batches are counted here, on from one evaluation to the next.
+            number: number of the training step. Test batches are counted here instead, from one
+                evaluation on to the next.
         """
         self._num_seen[phase] += 1
         if not 0 < self._num_seen[phase] - self.num_warmup <= self.num_steps:
@@ -198,7 +205,7 @@ class Recorder:
         ]
 
     def take_rows(self) -> list[Row]:
-        """The rows since the last call."""
+        """Return the rows that have been added since the last call, and forget them."""
         rows, self.rows = self.rows, []
         return rows
 
@@ -207,31 +214,32 @@ class Recorder:
     def enter(
         self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
     ) -> None:
-        """End what went on, and begin something else.
+        """End the current span, and begin another one.
 
         Args:
-            kind: what begins.
-            stage: number in the plan.
-            microbatch: of the replica's.
-            gap: what the rank did since it left the last thing, or since it began to send.
+            kind: kind of the span that begins.
+            stage: index of its stage in the plan; -1 for none.
+            microbatch: index of its micro-batch; -1 for none.
+            gap: kind of the span that ends, if the rank has called `leave` or begun to send
+                before; None to keep it.
         """
         if self._phase is None:
             return
         now = self.clock.stamp()
-        if kind == "all-reduce":  # DDP's: the backward it is a part of has nothing else to do
+        if kind == "all-reduce":  # inside DDP's backward, which has nothing else left to do
             self._close_backward(now)
-        before, its_stage, its_microbatch, start = self._open
-        if gap is not None and before in (None, "send"):
-            before = gap
+        ended, its_stage, its_microbatch, start = self._open
+        if gap is not None and ended in (None, "send"):
+            ended = gap
             if gap in ("wait input", "wait gradient"):
                 its_stage, its_microbatch = stage, microbatch
-        self._spans.append((before or "other", its_stage, its_microbatch, start, now))
+        self._spans.append((ended or "other", its_stage, its_microbatch, start, now))
         self._open = (kind, stage, microbatch, now)
         if kind == "forward":
             self._path.clear()
 
     def leave(self) -> None:
-        """End what went on; what the time until the next thing was spent on, that one tells."""
+        """End the current span; the next `enter` says what the time until then was spent on."""
         if self._phase is None:
             return
         now = self.clock.stamp()
@@ -240,7 +248,7 @@ class Recorder:
         self._open = (None, -1, -1, now)
 
     def resume(self) -> None:
-        """Go on with what was left last, as if there had been no gap."""
+        """Continue the span that was left last, as if there had been no gap."""
         if self._phase is None or self._open[0] is not None:
             return
         kind, stage, microbatch, start, _ = self._spans.pop()
@@ -249,7 +257,16 @@ class Recorder:
     # ---- regions -----------------------------------------------------------------------------
 
     def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Run a region of the model: a Listener of vigpipe.model.regions."""
+        """Run a region of the model and record it; this is a Listener of vigpipe.model.regions.
+
+        Args:
+            name: name of the region within the one around it.
+            function: what the region computes.
+            inputs: arguments of the function.
+
+        Returns:
+            The result of the function.
+        """
         if self._phase is None:
             return function(*inputs)
         kind, stage, microbatch, _ = self._open
@@ -260,7 +277,7 @@ class Recorder:
         self._path.append(path)
         try:
             result = function(*aliases)
-        finally:  # a repetition is left by an exception once it has all that the backward needs
+        finally:  # a recomputation ends with an exception once it has all that the backward needs
             self._path.pop()
             direction = "recompute" if is_repeated else "forward"
             self._events.append((path, direction, stage, microbatch, start, self.clock.stamp()))
@@ -274,15 +291,17 @@ class Recorder:
         if last is None:
             return
         watched, places = self._watched
-        if watched is not None and watched() is last:  # that of a region inside: they begin as one
+        if (
+            watched is not None and watched() is last
+        ):  # also the result of a region inside: both begin together
             places.append(place)
         else:
             places = [place]
             self._watched = (weakref.ref(last), places)
             last.register_hook(partial(self._begin_backward, places))
-        given = next((x for x in aliases if isinstance(x, Tensor) and x.requires_grad), None)
-        if given is not None:
-            given.register_hook(partial(self._end_backward, place))
+        first = next((x for x in aliases if isinstance(x, Tensor) and x.requires_grad), None)
+        if first is not None:
+            first.register_hook(partial(self._end_backward, place))
 
     def _begin_backward(self, places: list[_Place], gradient: Tensor) -> None:
         if self._phase is not None:
@@ -297,16 +316,16 @@ class Recorder:
             self._events.append((path, "backward", stage, microbatch, start, self.clock.stamp()))
 
     def _close_backward(self, now: Any) -> None:  # noqa: ANN401
-        """Regions without an input that carries a gradient end when the stage's backward does."""
+        """End the regions whose inputs carry no gradient together with the stage's backward."""
         for (path, stage, microbatch), start in self._begun.items():
             self._events.append((path, "backward", stage, microbatch, start, now))
         self._begun.clear()
 
 
 def _alias(x: Any) -> Any:  # noqa: ANN401
-    """`x` as a tensor of its own, whose gradient is complete when the region has given its share.
+    """Return `x` as a separate tensor, whose gradient is complete when the region's backward ends.
 
-    Not `view_as`, which gives dimensions of size 1 other strides, forward and backward, and layers
-    choose by strides the order in which they sum.
+    `view_as` would give dimensions of size 1 other strides, forward and backward, and layers choose
+    the order in which they sum by strides.
     """
     return x.expand_as(x) if isinstance(x, Tensor) and x.requires_grad else x

@@ -1,4 +1,4 @@
-"""From the rows of timing.csv to tables: what a step, a stage, a block and its parts take."""
+"""Make tables from the rows of timing.csv: the time of steps, stages, blocks and their parts."""
 
 import csv
 import re
@@ -15,22 +15,22 @@ from vigpipe.timing.recorder import PHASES, Phase, Row
 
 Key = tuple[int, str, str]  # stage, name, direction
 
-OF_RANKS = ("step", "between steps", *KINDS)  # names that are about no part of the model
+OF_RANKS = ("step", "between steps", *KINDS)  # names that are about a rank and not about the model
 DIRECTIONS = ("", "forward", "recompute", "backward")
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the seconds that something took, a step at a time.
+    """Statistics of the seconds that something took, one value per step.
 
     Attributes:
-        mean: seconds.
-        std: of the sample; 0 of a single value.
-        min: the least.
-        max: the most.
-        median: half are below.
-        p95: 95 of 100 are below.
-        count: steps.
+        mean: mean in seconds.
+        std: standard deviation of the sample in seconds; 0 for a single value.
+        min: smallest value in seconds.
+        max: largest value in seconds.
+        median: median in seconds.
+        p95: 95th percentile in seconds.
+        count: number of values.
     """
 
     mean: float
@@ -43,7 +43,7 @@ class Statistics:
 
 
 def statistics(seconds: Sequence[float]) -> Statistics:
-    """Of at least one value."""
+    """Compute the statistics of at least one value in seconds."""
     values = np.asarray(seconds, dtype=float)
     return Statistics(
         mean=float(values.mean()),
@@ -57,7 +57,7 @@ def statistics(seconds: Sequence[float]) -> Statistics:
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Write timing.csv."""
+    """Write rows as timing.csv."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([field.name for field in fields(Row)])
@@ -65,7 +65,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 
 
 def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
-    """Seconds of every name, step by step: of the replica, or the rank, that took longest."""
+    """Return the seconds of every name, step by step, of the rank that took longest."""
     most: dict[Key, dict[int, float]] = defaultdict(dict)
     for row in rows:
         if row.phase == phase:
@@ -75,13 +75,18 @@ def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
 
 
 def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
-    """Of whole steps, each as long as its slowest rank; None if there is none."""
+    """Compute the statistics of whole steps, each as long as its slowest rank; None without any."""
     steps = slowest(rows, phase).get((-1, "step", ""))
     return statistics(steps) if steps else None
 
 
 def tables(rows: Sequence[Row], fmt: str = "simple") -> str:
-    """Everything that was timed, training and test phases apart, for people to read."""
+    """Write tables of everything that was timed, for training and test apart.
+
+    Args:
+        rows: rows of timing.csv.
+        fmt: format of tabulate, such as `simple` or `github`.
+    """
     parts: list[str] = []
     for phase, title in zip(PHASES, ("Training steps", "Test batches"), strict=True):
         seconds = slowest(rows, phase)
@@ -97,10 +102,14 @@ def tables(rows: Sequence[Row], fmt: str = "simple") -> str:
 
 
 def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
-    """The study's tables: seconds of a mini-batch on every stage, of a block and of the readout.
+    """Write a table like the study's: seconds of a mini-batch, every stage, a block, the readout.
 
     J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024), tables 1 to 9: mean, standard
-    deviation, least and most, training and test apart.
+    deviation, minimum and maximum, for training and test apart.
+
+    Args:
+        rows: rows of timing.csv.
+        fmt: format of tabulate, such as `simple` or `github`.
     """
     lines: list[tuple[str, ...]] = []
     for phase in PHASES:
@@ -131,13 +140,13 @@ def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
 
 
 def _added(seconds: Mapping[Key, list[float]], stage: int) -> list[float]:
-    """A stage's forwards and backwards of every step."""
-    own = [seconds[key] for kind in COMPUTE if (key := (stage, kind, "")) in seconds]
-    return [sum(values) for values in zip(*own, strict=True)]
+    """Add up the seconds of a stage's forwards and backwards in every step."""
+    by_kind = [seconds[key] for kind in COMPUTE if (key := (stage, kind, "")) in seconds]
+    return [sum(values) for values in zip(*by_kind, strict=True)]
 
 
 def _split(seconds: Mapping[Key, list[float]]) -> tuple[list[Key], list[Key]]:
-    """Keys of steps and spans, and those of the model's regions, in the order of a step."""
+    """Separate the keys of steps and spans from those of the model's regions, and sort both."""
     spans = [key for key in seconds if key[1] in OF_RANKS]
     regions = [key for key in seconds if key[1] not in OF_RANKS]
     return (
@@ -147,7 +156,7 @@ def _split(seconds: Mapping[Key, list[float]]) -> tuple[list[Key], list[Key]]:
 
 
 def _place(name: str) -> tuple[int, int, str]:
-    """Where a region comes in a forward: the stem, the blocks by number, the readout, the loss."""
+    """Return a key to sort regions by: the stem, the blocks by number, the readout, the loss."""
     block = re.match(r"block (\d+)", name)
     first = name.split("/")[0]
     order = ("stem", "block", "readout", "loss")

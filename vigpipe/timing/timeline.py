@@ -1,4 +1,4 @@
-"""A picture of a step: one row a rank, and in it what the rank did when."""
+"""Draw the timeline of a step: one row per rank, with what the rank did and when."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ COLOURS: dict[Kind, str] = {
     "optimizer": "#cc79a7",
     "other": "#999999",
 }
-_NARROWEST_NUMBERED = 0.012  # of the picture's width: narrower boxes hold no number
+_NARROWEST_NUMBERED = 0.012  # share of the picture's width; narrower boxes hold no number
 
 
 def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]) -> None:
-    """Draw steps one below the other, on a common scale of time.
+    """Draw several steps one below the other, on a common scale of time.
 
     Args:
-        timelines: spans of every step, by title.
-        paths: files to write; the suffix says as what: .png, .svg or .pdf.
+        timelines: spans of each step, by the title of its panel.
+        paths: files to write; the suffix gives the format: .png, .svg or .pdf.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -43,15 +43,15 @@ def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]
     for panel, (title, spans) in zip(panels, timelines.items(), strict=True):
         begin = min(span.start for span in spans)
         ranks = by_rank(spans)
-        for row, own in enumerate(ranks.values()):
+        for row, rank_spans in enumerate(ranks.values()):
             panel.broken_barh(
-                [((span.start - begin) * unit, span.seconds * unit) for span in own],
+                [((span.start - begin) * unit, span.seconds * unit) for span in rank_spans],
                 (row - 0.4, 0.8),
-                facecolors=[COLOURS[span.kind] for span in own],
+                facecolors=[COLOURS[span.kind] for span in rank_spans],
                 edgecolors="white",
                 linewidth=0.4,
             )
-            for span in own:
+            for span in rank_spans:
                 is_numbered = span.microbatch >= 0 and span.kind in ("forward", "backward")
                 if is_numbered and span.seconds > _NARROWEST_NUMBERED * longest:
                     panel.text(

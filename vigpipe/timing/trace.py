@@ -1,4 +1,4 @@
-"""A trace of all ranks for chrome://tracing and ui.perfetto.dev.
+"""Write a trace of all ranks for chrome://tracing and ui.perfetto.dev.
 
 Format: Google's "Trace Event Format", complete events ("ph": "X") in microseconds. A process of the
 trace is a replica, a thread a rank; the regions of the model nest inside the spans by their times.
@@ -26,9 +26,9 @@ def write_trace(
         clock_error_seconds: how far the times of one event on two ranks may be apart.
         path: the file.
     """
-    begin = min(step.spans[0].start for own in steps.values() for step in own)
+    begin = min(step.spans[0].start for rank_steps in steps.values() for step in rank_steps)
     events: list[dict[str, Any]] = []
-    for rank, own in steps.items():
+    for rank, rank_steps in steps.items():
         place = {"pid": replica_of[rank], "tid": rank}
         events += [
             {
@@ -39,7 +39,7 @@ def write_trace(
             },
             {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}},
         ]
-        for step in own:
+        for step in rank_steps:
             events += [
                 {
                     "ph": "X",
@@ -60,7 +60,7 @@ def write_trace(
                     **_times(event.start - begin, event.end - begin),
                     "args": {"step": step.step, "microbatch": event.microbatch},
                 }
-                # Of those that begin together the outermost comes first, as viewers expect.
+                # Where several begin together, the outermost comes first, as viewers expect.
                 for event in sorted(step.events, key=lambda event: (event.start, -event.end))
             ]
     trace = {
@@ -76,6 +76,6 @@ def _label(kind: str, microbatch: int) -> str:
 
 
 def _times(start: float, end: float) -> dict[str, float]:
-    """In microseconds; ends that were the same still are."""
+    """Convert to microseconds, so that spans that touched each other still do after rounding."""
     begins, ends = round(1e6 * start, 3), round(1e6 * end, 3)
     return {"ts": begins, "dur": round(ends - begins, 3)}
