@@ -1,4 +1,4 @@
-"""`vigpipe checkpoint list|verify|export`: look at what a run has left."""
+"""The commands `vigpipe checkpoint list|verify|export`: inspect the checkpoints of runs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ from vigpipe.errors import DONE, WRONG_INPUT, InputError
 
 
 def table_of(run: Path) -> str:
-    """The checkpoints of a run, newest first, by what their manifests say.
+    """Make a table of a run's checkpoints from their manifests, newest first.
 
     Raises:
-        InputError: there is none.
+        InputError: the run has no checkpoint.
     """
     lines: list[tuple[str, ...]] = []
     for checkpoint in checkpoints_at(run):
@@ -44,18 +44,22 @@ def table_of(run: Path) -> str:
 
 
 def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
-    """Read every byte of checkpoints, or of all those of runs, and say what is wrong.
+    """Read every byte of checkpoints and say for each whether it is whole.
+
+    Args:
+        places: checkpoints, or runs whose checkpoints are all read.
+        log: called with one line per checkpoint.
 
     Returns:
-        Exit code: whether all are whole.
+        The exit code: 0 if all checkpoints are whole, else 2.
 
     Raises:
-        InputError: no place is given, or one holds none.
+        InputError: no place is given, or one holds no checkpoint.
     """
     if not places:
         raise InputError("vigpipe checkpoint verify: name checkpoints, or folders of runs")
     code = DONE
-    for checkpoint in (found for place in places for found in checkpoints_at(place)):
+    for checkpoint in (path for place in places for path in checkpoints_at(place)):
         try:
             manifest = verify(checkpoint)
             num_tensors = len(tensor_names(checkpoint, manifest))
@@ -67,18 +71,18 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
 
 
 def export(place: Path, target: Path, ema: bool = False) -> Path:
-    """Write the weights of a checkpoint, or of a run's newest one, as one file that says its model.
+    """Write the weights of a checkpoint as one file, which also describes its model.
 
     Args:
-        place: a checkpoint or a run.
-        target: the .safetensors file.
-        ema: write the moving average in place of the weights.
+        place: a checkpoint, or a run, whose newest checkpoint is taken.
+        target: the .safetensors file to write.
+        ema: whether to write the moving average of the weights instead.
 
     Returns:
-        The checkpoint.
+        The checkpoint that was read.
 
     Raises:
-        InputError: it is damaged, has no moving average, or the file cannot be written.
+        InputError: the checkpoint is damaged, has no moving average, or the file cannot be written.
     """
     checkpoint = checkpoints_at(place)[0]
     manifest = verify(checkpoint)

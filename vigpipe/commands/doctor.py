@@ -1,4 +1,4 @@
-"""`vigpipe doctor`: what this machine offers, which operators serve, and why."""
+"""The command `vigpipe doctor`: show the hardware, and which version of each operator is used."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from vigpipe.run.provenance import format_versions, provenance
 
 
 def doctor() -> str:
-    """The report, line by line; it compiles what is not compiled yet."""
+    """Write the report; operators that are not compiled yet are compiled for it."""
     facts = provenance()
     lines = [
         f"versions: {format_versions(facts['versions'])}",
@@ -33,7 +33,7 @@ def _operators(device_type: str) -> list[str]:
 
 
 def _bfloat16() -> str:
-    """Whether `--dtype bfloat16` can pay on this processor."""
+    """Say whether `--dtype bfloat16` can be faster on this processor."""
     has_bf16 = torch.cpu._is_avx512_bf16_supported()  # torch offers no public name
     has_amx = torch.cpu._is_amx_tile_supported()
     if has_amx or has_bf16:

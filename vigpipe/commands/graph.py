@@ -1,4 +1,4 @@
-"""`vigpipe graph`: which patches of an image a node is connected to, block by block."""
+"""The command `vigpipe graph`: draw which patches of an image a node is connected to."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from vigpipe.model.weights import load_weights
 
 
 def draw_graph(config: GraphConfig) -> None:
-    """Draw the graphs of one image, and say which.
+    """Draw one node's neighbours in some blocks of a model, and print what was drawn.
 
     Raises:
         InputError: an option or a file is wrong.
@@ -45,8 +45,10 @@ def draw_graph(config: GraphConfig) -> None:
         _, graphs = model.eval()(images, return_graph=True)
     panels = [panel(i, graphs[i], model.specs[i], pixel, description.image_size) for i in blocks]
     draw(description.pixels(images)[0], panels, config.out)
-    numbers = f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
-    print(f"{config.out}: {numbers} of {description.model}, node at pixel {pixel[0]},{pixel[1]}")
+    blocks_drawn = f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
+    print(
+        f"{config.out}: {blocks_drawn} of {description.model}, node at pixel {pixel[0]},{pixel[1]}"
+    )
     if config.weights is None:
         print(
             "The weights are random: so is what the graph means. Give --weights for a trained one."
@@ -54,20 +56,23 @@ def draw_graph(config: GraphConfig) -> None:
 
 
 def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Read a pixel's column and row; by default the image's centre.
+    """Read a pixel's column and row.
 
     Args:
-        text: `X,Y` as given.
-        size: (H, W) of the drawn image.
+        text: `X,Y` as given; None for the centre of the image.
+        size: (H, W) of the drawn image, in pixels.
+
+    Returns:
+        Column and row.
 
     Raises:
-        InputError: not two whole numbers, or outside the image.
+        InputError: the text is not two whole numbers, or the pixel is outside the image.
     """
     height, width = size
     if text is None:
         return width // 2, height // 2
     try:
-        x, y = (int(part) for part in text.split(","))
+        x, y = (int(word) for word in text.split(","))
     except ValueError as error:
         raise InputError(
             f"--node {text}: must be a pixel's column and row, two whole numbers such as "
@@ -82,40 +87,44 @@ def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
-    """Read the numbers of the blocks to draw; by default the first, the middle and the last.
+    """Read the indices of the blocks to draw.
 
     Args:
-        text: `I,J,...` as given.
-        backbone: for every entry of the model's backbone whether it has a graph.
+        text: `I,J,...` as given; None for the first, the middle and the last block.
+        backbone: for every entry of the model's backbone, whether it has a graph.
+
+    Returns:
+        Indices of entries in the backbone, without repetition.
 
     Raises:
-        InputError: not whole numbers, out of range, or a downsampling entry.
+        InputError: the text is not whole numbers, or one is out of range or has no graph.
     """
-    known = [i for i, has_graph in enumerate(backbone) if has_graph]
+    with_graph = [i for i, has_graph in enumerate(backbone) if has_graph]
     if text is None:
-        return sorted({known[0], known[len(known) // 2], known[-1]})
+        return sorted({with_graph[0], with_graph[len(with_graph) // 2], with_graph[-1]})
     try:
-        blocks = [int(part) for part in text.split(",")]
+        blocks = [int(word) for word in text.split(",")]
     except ValueError as error:
         raise InputError(
-            f"--block {text}: must be numbers of blocks, such as --block {known[0]},{known[-1]}"
+            f"--block {text}: must be numbers of blocks, such as --block {with_graph[0]},"
+            f"{with_graph[-1]}"
         ) from error
     for block in blocks:
         if not 0 <= block < len(backbone):
             raise InputError(
                 f"--block {block}: the model has entries 0 to {len(backbone) - 1}; choose among "
-                f"{_ranges(known)}"
+                f"{_ranges(with_graph)}"
             )
         if not backbone[block]:
             raise InputError(
                 f"--block {block}: entry {block} of the backbone only halves the resolution and "
-                f"has no graph; choose among {_ranges(known)}"
+                f"has no graph; choose among {_ranges(with_graph)}"
             )
     return list(dict.fromkeys(blocks))
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 4, 5 as `0-2, 4-5`."""
+    """Write numbers as ranges: 0, 1, 2, 4, 5 as `0-2, 4-5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -128,14 +137,14 @@ def _ranges(numbers: Sequence[int]) -> str:
 def panel(
     block: int, graph: BlockGraph, spec: BlockSpec, pixel: tuple[int, int], size: tuple[int, int]
 ) -> Panel:
-    """Look one node's edges up.
+    """Make the panel that shows the neighbours of one node in one block.
 
     Args:
-        block: number of the entry in the backbone.
-        graph: of that block; the first image's is drawn.
-        spec: its plan.
-        pixel: (column, row) in the image; the node is the patch that covers it.
-        size: (H, W) of the image.
+        block: index of the entry in the backbone.
+        graph: graph of that block; the one of the first image is drawn.
+        spec: specification of the block.
+        pixel: (column, row) in the image; the node is the patch that covers this pixel.
+        size: (H, W) of the image, in pixels.
     """
     assert spec.rule is not None
     row, column = (

@@ -1,4 +1,4 @@
-"""`vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan file."""
+"""The command `vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan."""
 
 import os
 import re
@@ -30,9 +30,9 @@ from vigpipe.schedules import Schedule
 from vigpipe.start import run_on_ranks
 from vigpipe.timing.timeline import draw_timeline
 
-_MOST_SIZES = 4  # of micro-batches that are profiled
-_CROWDED = 1.5  # times as slow beside others: more than shared caches and memory explain
-_MARK = "# Made by vigpipe plan"  # in a file that may be overwritten
+_MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
+_CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
+_MARK = "# Made by vigpipe plan"  # marks a file that may be overwritten
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BYTES = {
@@ -49,13 +49,17 @@ _BITS_A_SECOND = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e1
 
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run `vigpipe plan`: with ranks beside it that show how they hinder one another.
+    """Run the command `vigpipe plan`.
 
-    As many as the layout has, but no more than the host has room for; none with --profile.
+    Without --profile it starts several ranks, to measure how much they slow each other down: as
+    many as the layout has, but no more than the host has cores for.
 
     Args:
         config: the options.
-        arguments: the command line, for ranks that are started here.
+        arguments: the command line, for the ranks that are started here.
+
+    Returns:
+        The exit code.
     """
     launch = from_environment(os.environ)
     num_ranks = launch.world_size
@@ -73,14 +77,17 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
 
 
 def propose(run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:
-    """Measure as one of several ranks; rank 0 searches, prints and writes.
+    """Measure as one of several ranks; rank 0 then searches, prints and writes the plan.
 
     Args:
-        run: whose model is meant, on one stage.
+        run: the run to plan, on one stage.
         rank: position in the world.
-        device: of this rank.
-        folder: not used; a plan has a file of its own.
+        device: device of this rank.
+        folder: not used; the path of the plan is an option.
         config: the options.
+
+    Raises:
+        InputError: an option or the profile is wrong, or no layout is possible.
     """
     request = make_request(config, run)
     if config.profile is None:
@@ -113,20 +120,24 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
-    """The run with the best cut for its layout (`--stages auto`); all ranks call this together.
+    """Find the best cut for a run's layout (`--stages auto`); all ranks call this together.
 
-    Rank 0 measures the blocks, searches, and writes the plan to the run's folder.
+    Rank 0 measures the blocks with the others beside it, searches, and writes the plan to the run's
+    folder.
 
     Args:
         run: the run, cut evenly.
         rank: position in the world.
-        device: of this rank.
-        folder: of the run's files.
+        device: device of this rank.
+        folder: folder of the run's files.
+
+    Returns:
+        The run with the best cut, the same on every rank.
     """
     layout = run.layout
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
-    found: list[Proposal | None] = [None]
+    proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(
             num_ranks=layout.pipeline_size,
@@ -139,9 +150,9 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)
         write_profile(profile, path.with_suffix(".profile.json"))
-        found = [best]
-    dist.broadcast_object_list(found, src=0)
-    best = found[0]
+        proposals = [best]
+    dist.broadcast_object_list(proposals, src=0)
+    best = proposals[0]
     assert best is not None
     note = f"planned: {_described(best)}, {1e3 * best.step_seconds:.1f} ms a step; see {path}"
     return replace(
@@ -153,7 +164,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
 
 
 def make_request(config: PlanConfig, run: Run) -> Request:
-    """What the options ask for.
+    """Make the planner's request from the options.
 
     Raises:
         InputError: a number is out of range, a unit is unknown, or there are more stages than
@@ -202,13 +213,13 @@ def make_request(config: PlanConfig, run: Run) -> Request:
 
 
 def _sensible(num_stages: int) -> list[int]:
-    """Numbers of micro-batches worth a look: up to eight a stage, ever farther apart."""
+    """List numbers of micro-batches to try: up to eight per stage, with growing distances."""
     counts = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128]
     return [m for m in counts if m <= 8 * max(2, num_stages)]
 
 
 def with_network(profile: Profile, config: PlanConfig) -> Profile:
-    """The profile, on a network that the options describe."""
+    """Replace the profile's latency and bandwidth by those that the options give."""
     if config.latency is not None:
         seconds = _quantity("--latency", config.latency, _SECONDS, "20us")
         profile = replace(profile, latency_seconds=seconds)
@@ -233,10 +244,17 @@ def _quantity(option: str, text: str, units: dict[str, float], example: str) -> 
 def write_plan(
     best: Proposal, profile: Profile, request: Request, config: TrainConfig, out: Path
 ) -> None:
-    """Write the plan file with what it promises.
+    """Write a plan file, with the predicted figures as comments.
+
+    Args:
+        best: the layout to write.
+        profile: the profile that it was predicted from.
+        request: the request that it answers.
+        config: options for the command line that the file recommends.
+        out: path of the file.
 
     Raises:
-        InputError: the file cannot be written, or was made by somebody else.
+        InputError: the file cannot be written, or exists and was not made by `vigpipe plan`.
     """
     facts = profile.facts
     versions = facts.get("versions", {})

@@ -1,4 +1,4 @@
-"""`vigpipe predict`: the most likely classes of image files."""
+"""The command `vigpipe predict`: print the most likely classes of image files."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ from vigpipe.start import set_up_device
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
-    """Predict on every rank of the layout, ranks started as for training.
+    """Run the command `vigpipe predict`; its ranks are started as for training.
 
     Args:
         config: the options.
         given: image files and folders.
-        arguments: the command line, for ranks that are started here.
+        arguments: the command line, for the ranks that are started here.
 
     Returns:
         The exit code.
@@ -62,27 +62,28 @@ def _predict(
         print(f"note: {note}", file=sys.stderr)
     rank_state = make_rank_state(run, launch.rank, device)
     names = run.source.class_names
-    for each in predict(rank_state, paths):
+    for prediction in predict(rank_state, paths):
         if rank_state.is_writer:
-            print(each.as_json(names) if config.format == "json" else each.as_text(names))
+            is_json = config.format == "json"
+            print(prediction.as_json(names) if is_json else prediction.as_text(names))
     return DONE
 
 
 def list_files(given: Sequence[Path]) -> list[Path]:
-    """The files as given, folders replaced by the images in and below them.
+    """List the given files, with folders replaced by the images in and below them.
 
     Raises:
-        InputError: nothing is given, something is not there, or a folder holds no image.
+        InputError: nothing is given, a path does not exist, or a folder holds no image.
     """
     if not given:
         raise InputError("predict: name image files or folders of them, such as photos/cat.png")
     paths: list[Path] = []
     for path in given:
-        if os.path.isdir(path):  # Path's own raises for a name of 300 letters
-            found = images_below(path)
-            if not found:
+        if os.path.isdir(path):  # Path.is_dir raises an error for a name of 300 letters
+            images = images_below(path)
+            if not images:
                 raise InputError(f"{path}: holds no images; name image files or a folder of them")
-            paths += found
+            paths += images
         elif os.path.lexists(path):
             paths.append(path)
         else:
@@ -91,7 +92,7 @@ def list_files(given: Sequence[Path]) -> list[Path]:
 
 
 def _bad_images(paths: Sequence[Path], launch: Launch) -> set[Path]:
-    """Unreadable images; the ranks share the search."""
-    mine = paths[launch.rank :: launch.world_size]
-    found = run_with_heartbeats(lambda: list(find_bad_images(mine)), launch.world_size)
-    return {path for each in all_gather_values(found, launch.world_size) for path in each}
+    """Find the unreadable images; every rank reads a share of them."""
+    to_read = paths[launch.rank :: launch.world_size]
+    bad = run_with_heartbeats(lambda: list(find_bad_images(to_read)), launch.world_size)
+    return {path for of_rank in all_gather_values(bad, launch.world_size) for path in of_rank}

@@ -1,4 +1,4 @@
-"""`vigpipe time`: a few steps and test batches of a run, timed down to the parts of its blocks."""
+"""The command `vigpipe time`: time a few steps and test batches, down to the parts of blocks."""
 
 import time
 from pathlib import Path
@@ -22,14 +22,16 @@ from vigpipe.train import train_step
 def time_steps(
     run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
 ) -> None:
-    """Time steps as one rank; every other step runs untimed, to show what timing costs.
+    """Time the steps of a run as one of its ranks.
+
+    Every other step runs untimed, to show what timing costs.
 
     Args:
-        run: the run; its steps are those that are timed.
+        run: the run; its number of steps is that of all steps, timed and untimed.
         rank: position in the world.
-        device: of this rank.
-        folder: of the run's files.
-        num_test_batches: batches of the evaluation; the warm-up is among them.
+        device: device of this rank.
+        folder: folder of the run's files.
+        num_test_batches: batches of the evaluation, the warm-up included.
     """
     started = time.perf_counter()
     recorder = make_recorder(run, rank, device)
@@ -49,11 +51,11 @@ def time_steps(
         else:
             loss, _ = train_step(rank_state, batch)
         synchronize(device)
-        taken = time.perf_counter() - start
+        step_seconds = time.perf_counter() - start
         if 0 <= since < 2 * recorder.num_steps:
-            seconds[is_timed].append(taken)
+            seconds[is_timed].append(step_seconds)
         if record is not None and loss is not None:
-            record.add_step(rank_state.step, epoch, loss, lr, taken, batch.num_samples)
+            record.add_step(rank_state.step, epoch, loss, lr, step_seconds, batch.num_samples)
     score = evaluate(rank_state, num_test_batches * run.batch_size)
     rank_state.reader.close()
     timing = gather_timing(rank_state, clocks)
@@ -62,7 +64,7 @@ def time_steps(
     medians = {
         name: median(seconds[is_timed])
         for name, is_timed in (("timed", True), ("untimed", False))
-        if seconds[is_timed]  # a single step after the warm-up is timed
+        if seconds[is_timed]  # a single step after the warm-up is timed, and none untimed
     }
     summary = summarize(rank_state, Scores(score, None), loss, started)
     summary["timing"] = {**timing.summary(), "median_seconds": medians}

@@ -1,4 +1,4 @@
-"""What is checked before the first run: the options together, the images, the machine."""
+"""Check the options, the images and the machine before the first run of the study."""
 
 import os
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ MODEL = "vig_study"
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the runs go.
+    """The machine that the runs use.
 
     Attributes:
-        has_slurm: every run is a step of srun.
-        num_cores: that the runs may use.
+        has_slurm: whether every run is started with srun, as a step of the allocation.
+        num_cores: number of cores that the runs may use.
     """
 
     has_slurm: bool
@@ -28,17 +28,17 @@ class Machine:
 
 
 def find_machine(config: StudyConfig) -> Machine:
-    """Whether to use srun, and how many cores there are.
+    """Find out whether to use srun, and how many cores there are.
 
     Raises:
-        InputError: this process is a rank itself, or srun is asked for outside an allocation.
+        InputError: this process is itself a rank, or srun is asked for outside an allocation.
     """
     if from_environment(os.environ).launcher != "alone":
         raise InputError(
             "vigpipe study starts its ranks itself: call it once, without srun or torchrun in "
             "front; in an allocation of Slurm it calls srun for every run"
         )
-    # Within a step srun would wait for the processors that the step itself has.
+    # Inside a step, srun would wait for the processors that this step itself holds.
     in_batch = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     if config.launcher == "srun" and not in_batch:
         raise InputError(
@@ -58,7 +58,7 @@ def _local_cores() -> int:
 
 
 def check_numbers(config: StudyConfig, layouts: Mapping[str, Layout]) -> None:
-    """Raise InputError for numbers that are out of range or do not go together."""
+    """Raise InputError for numbers that are out of range or do not fit together."""
     least = {"images": 1, "batch": 1, "rounds": 1, "warmup": 0, "test_batches": 1, "threads": 1}
     for name, smallest in least.items():
         if getattr(config, name) < smallest:
@@ -80,23 +80,23 @@ def check_numbers(config: StudyConfig, layouts: Mapping[str, Layout]) -> None:
             f"choose at least {warmup + 1}"
         )
     for name, layout in layouts.items():
-        pieces = layout.num_microbatches * layout.num_replicas
-        if pieces > batch:
+        total_microbatches = layout.num_microbatches * layout.num_replicas
+        if total_microbatches > batch:
             raise InputError(
-                f"--configs {name}: cuts a batch into {pieces} micro-batches, but --batch has "
-                f"{batch} samples; choose a larger batch or other layouts"
+                f"--configs {name}: cuts a batch into {total_microbatches} micro-batches, but "
+                f"--batch has {batch} samples; choose a larger batch or other layouts"
             )
 
 
 def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tuple[str, int]:
-    """Refuse before the first run what a later one would fail with.
+    """Check before the first run everything that a later run would fail with and that needs torch.
 
     Returns:
-        The images in words, and the number of the model's blocks.
+        A description of the images, and the number of blocks of the model.
 
     Raises:
-        InputError: a layout does not fit the model, the images are not there or too few, or the
-            profile is of something else.
+        InputError: a layout does not fit the model, images are missing or too few, or the
+            profile is of another model or other options.
     """
     import torch
 
@@ -138,7 +138,7 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
 
 
 def profile_path(config: StudyConfig) -> Path | None:
-    """Where a profile may lie already."""
+    """Return the path of the profile to use if it exists; None if there can be none yet."""
     if config.profile is not None or config.keep_runs is None:
         return config.profile
     return config.keep_runs / "profile.json"

@@ -1,4 +1,4 @@
-"""The study's claims against the numbers: what held and what did not, in sentences."""
+"""Hold the study's claims against the measured numbers, and say which hold, in sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,20 @@ from statistics import median
 from vigpipe.study.configs import SEQUENTIAL, baseline, ceiling, name_of
 from vigpipe.study.outcome import Outcome
 
-REPORTED_SPEEDUP = 1.96  # of 2 stages and 5 micro-batches, as the study's text has it
+REPORTED_SPEEDUP = 1.96  # of 2 stages and 5 micro-batches, in the study's text
 _TWO_STAGES, _ACCUMULATED = "2x5", "accumulated-5"
-_ENOUGH = 0.95  # of a published ratio counts as the same
-_SAME_LOSS = 1e-5  # relative: what sums in another order leave of float32
-_NEGLIGIBLE = 0.02  # of a step
+_ENOUGH = 0.95  # share of a published ratio that counts as equal to it
+_SAME_LOSS = 1e-5  # relative difference in float32 that another order of summing explains
+_NEGLIGIBLE = 0.02  # share of a step that counts as negligible
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and what became of it.
+    """The verdict on one claim of the study.
 
     Attributes:
-        held: None where the layouts that it is about were not run.
-        text: sentences.
+        held: whether the claim held; None if the layouts that it is about were not run.
+        text: the claim and the evidence, in sentences.
     """
 
     held: bool | None
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def two_paragraphs(outcome: Outcome) -> str:
-    """What held, and what did not; Markdown."""
+    """Write which claims held, which did not, and which could not be checked, as Markdown."""
     verdicts = [
         speedup(outcome),
         loss_of_stages(outcome),
@@ -39,17 +39,17 @@ def two_paragraphs(outcome: Outcome) -> str:
     held = [v.text for v in verdicts if v.held]
     failed = [v.text for v in verdicts if v.held is False]
     missing = [v.text for v in verdicts if v.held is None]
-    parts = [
+    paragraphs = [
         "**What held.** " + (" ".join(held) or "None of the claims that were looked at."),
         "**What did not hold.** " + (" ".join(failed) or "None of the claims that were looked at."),
     ]
     if missing:
-        parts.append("**Not looked at.** " + " ".join(missing))
-    return "\n\n".join(parts)
+        paragraphs.append("**Not looked at.** " + " ".join(missing))
+    return "\n\n".join(paragraphs)
 
 
 def speedup(outcome: Outcome) -> Verdict:
-    """The 1.96× of two stages with five micro-batches, and what it is made of."""
+    """Check the speed-up of 1.96× of two stages, five micro-batches, and what it consists of."""
     claim = f"*{REPORTED_SPEEDUP}× with two stages and 5 micro-batches*"
     whole = outcome.ratios(_TWO_STAGES, SEQUENTIAL)
     if not whole:
@@ -93,7 +93,7 @@ def speedup(outcome: Outcome) -> Verdict:
 
 
 def loss_of_stages(outcome: Outcome) -> Verdict:
-    """Whether splitting the model leaves the loss of the same micro-batches as it is."""
+    """Check that splitting the model does not change the loss of the same micro-batches."""
     claim = "*The loss does not depend on stages and copies*"
     stages: dict[str, float] = {}
     copies: dict[str, float] = {}
@@ -108,15 +108,15 @@ def loss_of_stages(outcome: Outcome) -> Verdict:
         "pipelines": stages,
         "copies": copies,
     }
-    told = "; ".join(
-        f"{what} ({', '.join(found)}): {_distance(max(found.values()))}"
-        for what, found in compared.items()
-        if found
+    distances = "; ".join(
+        f"{what} ({', '.join(by_name)}): {_distance(max(by_name.values()))}"
+        for what, by_name in compared.items()
+        if by_name
     )
     held = max([*stages.values(), *copies.values()]) <= _SAME_LOSS
     text = (
         f"{claim}: against the unsplit model on the same micro-batches, over {_steps(outcome)}, "
-        f"{told}."
+        f"{distances}."
     )
     if not held:
         text += f" That is more than the {_SAME_LOSS:.0e} that another order of sums explains."
@@ -124,17 +124,17 @@ def loss_of_stages(outcome: Outcome) -> Verdict:
 
 
 def loss_of_microbatches(outcome: Outcome) -> Verdict:
-    """Whether cutting the mini-batch leaves the loss as it is."""
+    """Check whether cutting the mini-batch into micro-batches changes the loss."""
     claim = "*Micro-batches leave the loss unaffected*"
-    found = {
+    differences = {
         name: difference(outcome, name, SEQUENTIAL)
         for name, layout in outcome.layouts.items()
         if SEQUENTIAL in outcome.runs and layout.num_microbatches * layout.num_replicas > 1
     }
-    if not found:
+    if not differences:
         return Verdict(None, f"{claim}: needs {SEQUENTIAL} and a layout with micro-batches.")
-    name = max(found, key=lambda name: found[name][0])
-    largest, step, last = found[name]
+    name = max(differences, key=lambda name: differences[name][0])
+    largest, step, last = differences[name]
     held = largest <= _SAME_LOSS
     text = (
         f"{claim}: against the whole mini-batch the largest relative difference is "
@@ -150,7 +150,7 @@ def loss_of_microbatches(outcome: Outcome) -> Verdict:
 
 
 def synchronisation(outcome: Outcome) -> Verdict:
-    """Whether adding gradients up over the copies is a negligible part of a step."""
+    """Check whether adding up the gradients of the copies takes a negligible share of a step."""
     claim = "*Synchronising gradients is negligible*"
     shares: dict[str, tuple[float, float, float]] = {}
     for name, layout in outcome.layouts.items():
@@ -183,14 +183,19 @@ def synchronisation(outcome: Outcome) -> Verdict:
 
 
 def difference(outcome: Outcome, name: str, other: str) -> tuple[float, int, float]:
-    """Of the losses of two layouts, relative to the second's, over all rounds.
+    """Compare the losses of two layouts over all rounds, relative to those of the second.
+
+    Args:
+        outcome: the runs.
+        name: name of the first layout.
+        other: name of the second layout.
 
     Returns:
-        The largest, its step, and the one at the last step.
+        The largest relative difference, its step, and the difference at the last step.
     """
     most: dict[int, float] = {}
-    for own, its in zip(outcome.runs[name], outcome.runs[other], strict=True):
-        for step, relative in relative_differences(own.losses, its.losses).items():
+    for run, other_run in zip(outcome.runs[name], outcome.runs[other], strict=True):
+        for step, relative in relative_differences(run.losses, other_run.losses).items():
             most[step] = max(relative, most.get(step, 0.0))
     where = max(most, key=lambda step: most[step])
     return most[where], where, most[max(most)]
@@ -199,7 +204,7 @@ def difference(outcome: Outcome, name: str, other: str) -> tuple[float, int, flo
 def relative_differences(
     losses: Mapping[int, float], others: Mapping[int, float]
 ) -> dict[int, float]:
-    """|a - b| / |b| by step."""
+    """Compute |a - b| / |b| of two losses a and b, by step."""
     return {
         step: abs(losses[step] - other) / abs(other) if losses[step] != other else 0.0
         for step, other in others.items()

@@ -1,4 +1,4 @@
-"""The layouts of the experiment and what was published about them.
+"""The layouts of the experiment, their names, and the figures published about them.
 
 J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024): the mean seconds of a mini-batch of 1,000
 CIFAR-10 images on a node with two Xeon Gold 5120, 56 logical CPUs, of a block's forward and of the
@@ -33,10 +33,10 @@ _FORMS = (
 
 
 def parse_configs(text: str) -> dict[str, Layout]:
-    """The layouts of a comma list, by name.
+    """Parse a comma list of layouts into layouts by name.
 
     Raises:
-        InputError: a name is none, or is there twice.
+        InputError: a word is not the name of a layout, or a name is there twice.
     """
     layouts: dict[str, Layout] = {}
     for name in (word.strip() for word in text.split(",")):
@@ -66,31 +66,33 @@ def _layout(name: str) -> Layout | None:
 
 
 def name_of(layout: Layout) -> str:
-    """The name of a layout in `--configs`."""
-    copies, stages, pieces = layout.num_replicas, layout.pipeline_size, layout.num_microbatches
+    """Return the name of a layout in `--configs`."""
+    copies, stages = layout.num_replicas, layout.pipeline_size
+    num_microbatches = layout.num_microbatches
     if copies > 1:
-        return f"{copies}x{stages}x{pieces}"
+        return f"{copies}x{stages}x{num_microbatches}"
     if stages > 1:
-        return f"{stages}x{pieces}"
-    return f"accumulated-{pieces}" if pieces > 1 else SEQUENTIAL
+        return f"{stages}x{num_microbatches}"
+    return f"accumulated-{num_microbatches}" if num_microbatches > 1 else SEQUENTIAL
 
 
 def baseline(layout: Layout) -> Layout:
-    """The same D * M micro-batches on one stage: what splitting a model is to be held against."""
+    """Return the baseline of a layout: the same D × M micro-batches on one stage."""
     return Layout(num_microbatches=layout.num_microbatches * layout.num_replicas)
 
 
 def ceiling(layout: Layout) -> float:
-    """How many times faster than its baseline a layout of equal stages can be: D S M / (M + S - 1).
+    """Compute the largest possible speed-up of equal stages: D S M / (M + S - 1).
 
-    GPipe (arXiv:1811.06965): a pipeline needs M + S - 1 times the S-th part of a micro-batch.
+    Huang et al. 2018 (GPipe, arXiv:1811.06965): a pipeline takes M + S - 1 times the S-th part of a
+    micro-batch, where its baseline takes M micro-batches.
     """
-    stages, pieces = layout.pipeline_size, layout.num_microbatches
-    return layout.num_replicas * stages * pieces / (pieces + stages - 1)
+    stages, num_microbatches = layout.pipeline_size, layout.num_microbatches
+    return layout.num_replicas * stages * num_microbatches / (num_microbatches + stages - 1)
 
 
 def published_speedup(name: str) -> float | None:
-    """How many times faster than the whole mini-batch on one stage the study had it."""
+    """Return the published speed-up over the whole mini-batch on one stage; None without one."""
     if name == SEQUENTIAL or name not in STEP_SECONDS:
         return None
     return STEP_SECONDS[SEQUENTIAL] / STEP_SECONDS[name]

@@ -1,4 +1,4 @@
-"""What one run of the experiment has shown: the numbers that the tables are made of."""
+"""Read the numbers of one run of the experiment, which the tables are made of."""
 
 import json
 import re
@@ -19,24 +19,26 @@ from vigpipe.timing.tables import slowest
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run's numbers; seconds.
+    """The numbers of one run.
 
     Attributes:
-        name: of its layout.
-        layout: the degrees.
-        round_number: from 1.
-        losses: by step, of all steps.
-        step_seconds: by phase and step, or test batch, of those timed: of the slowest rank.
-        block_seconds: by phase, forward of one block on all micro-batches of a step; every block
-            of every timed step.
-        readout_seconds: likewise of the readout.
-        latency_seconds: of test batches that were recorded closely, from their first forward to
-            their last; of one replica's share.
-        bubble: share of a step that ranks wait for one another; None on one stage.
-        all_reduce_seconds: of a step, least and most: of the stage that takes longest, on the copy
-            that comes last, which waits for nobody, and on the one that comes first.
-        peak_bytes: of every rank.
-        facts: provenance: versions, commit, hardware, threads_per_rank.
+        name: name of the layout.
+        layout: degrees of parallelism.
+        round_number: number of the round, from 1.
+        losses: training loss by step, of all steps.
+        step_seconds: seconds on the slowest rank, by phase and step (or test batch); timed ones
+            only.
+        block_seconds: by phase, the seconds of the forward of one block on all micro-batches of a
+            step, one value for every block and timed step.
+        readout_seconds: by phase, the same seconds of the readout.
+        latency_seconds: seconds from the first forward of a test batch to the end of its last,
+            one value for each recorded test batch and replica.
+        bubble: share of a step in which ranks wait for one another; None with one stage.
+        all_reduce_seconds: seconds of a step spent in adding up gradients, on the stage that takes
+            longest: the least over its copies, which is that of the copy that comes last and waits
+            for no other, and the most, which is that of the copy that comes first.
+        peak_bytes: peak memory of every rank.
+        facts: versions, commit, hardware and threads_per_rank.
     """
 
     name: str
@@ -55,6 +57,12 @@ class MeasuredRun:
 
 def read_measured(folder: Path, name: str, layout: Layout, round_number: int) -> MeasuredRun:
     """Read the folder of a run of `vigpipe time`.
+
+    Args:
+        folder: the run's folder.
+        name: name of the layout.
+        layout: degrees of parallelism.
+        round_number: number of the round, from 1.
 
     Raises:
         InputError: a file is missing or broken, or nothing was timed.
@@ -84,11 +92,11 @@ def read_measured(folder: Path, name: str, layout: Layout, round_number: int) ->
 
 
 def _steps(rows: Sequence[Row], phase: Phase) -> dict[int, float]:
-    found: dict[int, float] = {}
+    slowest_rank: dict[int, float] = {}
     for row in rows:
         if row.phase == phase and row.name == "step":
-            found[row.step] = max(row.seconds, found.get(row.step, 0.0))
-    return found
+            slowest_rank[row.step] = max(row.seconds, slowest_rank.get(row.step, 0.0))
+    return slowest_rank
 
 
 def _forward(rows: Sequence[Row], phase: Phase, pattern: str) -> list[float]:
@@ -101,7 +109,7 @@ def _forward(rows: Sequence[Row], phase: Phase, pattern: str) -> list[float]:
 
 
 def _all_reduce(rows: Sequence[Row], layout: Layout) -> tuple[float, float]:
-    """Least and most over the copies of a stage, mean over the steps, of the longest stage."""
+    """Return the least and the most seconds over the copies of the slowest stage, mean of steps."""
     seconds: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.phase == "train" and row.name == "all-reduce":
@@ -113,9 +121,9 @@ def _all_reduce(rows: Sequence[Row], layout: Layout) -> tuple[float, float]:
 
 
 def _latencies(path: Path) -> list[float]:
-    """Seconds from the first forward of a test batch to the end of its last, a replica at a time.
+    """Read the seconds from the first forward of a test batch to the end of its last, by replica.
 
-    timing.csv has no clock in common; the trace has one.
+    They are read from the trace because its ranks have a common clock, unlike those of timing.csv.
     """
     trace = parse_object(read_text(path, MOST_ROWS), str(path))
     times: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
@@ -130,9 +138,11 @@ def _latencies(path: Path) -> list[float]:
         raise InputError(
             f"{path}: is no trace of vigpipe time ({error}); delete the run and start anew"
         ) from error
-    return [1e-6 * (max(e for _, e in own) - min(s for s, _ in own)) for own in times.values()]
+    return [
+        1e-6 * (max(e for _, e in spans) - min(s for s, _ in spans)) for spans in times.values()
+    ]
 
 
 def _facts(run: ReportedRun) -> dict[str, Any]:
-    known = json.loads(read_text(run.folder / "summary.json"))
-    return {key: known.get(key) for key in ("versions", "commit", "hardware", "threads_per_rank")}
+    summary = json.loads(read_text(run.folder / "summary.json"))
+    return {key: summary.get(key) for key in ("versions", "commit", "hardware", "threads_per_rank")}

@@ -1,4 +1,4 @@
-"""Options of `vigpipe study`; without torch, so that `--help` is quick."""
+"""Options of `vigpipe study`; this module does without torch, so that `--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path

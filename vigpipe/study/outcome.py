@@ -1,4 +1,4 @@
-"""The experiment's outcome: every run beside the others, and what was predicted for its layout."""
+"""The outcome of the experiment: the runs of all layouts, and the predictions for them."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,13 @@ from vigpipe.timing.recorder import PHASES, Phase
 
 @dataclass(frozen=True)
 class Prediction:
-    """A training step, simulated from what the blocks cost.
+    """A training step of a layout, simulated from the costs of the blocks.
 
     Attributes:
-        here_seconds: on the machine that was profiled, whose ranks hinder one another.
-        apart_seconds: with cores of its own for every rank.
-        all_reduce_seconds: adding gradients up over the copies, of the latter.
+        here_seconds: step seconds on the profiled machine, whose ranks slow each other down.
+        apart_seconds: step seconds if every rank had its own cores.
+        all_reduce_seconds: seconds of adding up gradients over the copies, if every rank had its
+            own cores.
     """
 
     here_seconds: float
@@ -33,16 +34,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All runs.
+    """All runs of the experiment, and the predictions for their layouts.
 
     Attributes:
-        layouts: by name, in the order of the tables.
-        runs: of every layout, one a round.
-        predictions: by name, also of baselines that were not run.
-        batch_size: B.
-        num_warmup: steps, and test batches, of a run that were not timed.
-        num_cores: that the runs had.
-        num_threads: of a rank.
+        layouts: layouts by name, in the order of the tables.
+        runs: runs of every layout by its name, one per round.
+        predictions: predictions by name of the layout, baselines that were not run included.
+        batch_size: B, samples of one optimizer step over all replicas.
+        num_warmup: steps, and test batches, at the beginning of a run that were not timed.
+        num_cores: number of cores that the runs could use.
+        num_threads: threads of every rank.
     """
 
     layouts: Mapping[str, Layout]
@@ -55,32 +56,38 @@ class Outcome:
 
     @property
     def num_rounds(self) -> int:
-        """Times that every layout ran."""
+        """Number of times that every layout was run."""
         return len(next(iter(self.runs.values())))
 
     def pooled_seconds(self, name: str, phase: Phase) -> list[float]:
-        """Of every timed step, or test batch, of all rounds."""
+        """Return the seconds of every timed step, or test batch, of all rounds of a layout."""
         return [s for run in self.runs[name] for s in run.step_seconds[phase].values()]
 
     def ratios(self, name: str, other: str, phase: Phase = "train") -> list[float]:
-        """How many times faster a layout is than another one, by their medians, round by round.
+        """Compute how many times faster a layout is than another one, round by round.
 
-        Empty where one of the two was not run.
+        Args:
+            name: name of the layout.
+            other: name of the layout that it is compared with.
+            phase: training steps or test batches.
+
+        Returns:
+            Ratios of the medians, one per round; empty if one of the two was not run.
         """
         if name not in self.runs or other not in self.runs:
             return []
         return [
-            median(its.step_seconds[phase].values()) / median(own.step_seconds[phase].values())
-            for own, its in zip(self.runs[name], self.runs[other], strict=True)
+            median(other_run.step_seconds[phase].values())
+            / median(run.step_seconds[phase].values())
+            for run, other_run in zip(self.runs[name], self.runs[other], strict=True)
         ]
 
     def simulated_ratio(self, name: str, other: str) -> float:
-        """The same of simulated training steps with cores for every rank."""
-        own, its = self.predictions[name], self.predictions[other]
-        return its.apart_seconds / own.apart_seconds
+        """Compute the ratio of `ratios` for simulated steps with cores for every rank."""
+        return self.predictions[other].apart_seconds / self.predictions[name].apart_seconds
 
     def is_crowded(self, name: str) -> bool:
-        """Whether the threads of all ranks outnumber the cores."""
+        """Return whether the threads of all ranks of a layout outnumber the cores."""
         return self.layouts[name].world_size * self.num_threads > self.num_cores
 
 
@@ -90,9 +97,12 @@ def predict_all(
     """Simulate every layout, its baseline and the whole mini-batch on one stage.
 
     Args:
-        profile: what the blocks cost here.
-        layouts: even cuts, gpipe.
-        batch_size: B.
+        profile: measured costs of the blocks on this machine.
+        layouts: layouts by name; all are cut evenly and use gpipe.
+        batch_size: B, samples of one optimizer step over all replicas.
+
+    Returns:
+        Predictions by name of the layout.
     """
     most = max(layout.world_size for layout in layouts.values())
     apart = replace(profile, slowdown=(1.0,) * most)
@@ -109,8 +119,8 @@ def predict_all(
         )
         cut = even_plan(len(profile.blocks), layout.pipeline_size).stages
         here, alone = (
-            predict(own, request, cut, "gpipe", 1, layout.num_microbatches)
-            for own in (profile, apart)
+            predict(machine, request, cut, "gpipe", 1, layout.num_microbatches)
+            for machine in (profile, apart)
         )
         reducing = max(
             seconds_by_kind(span for span in alone.spans if span.rank == rank)["all-reduce"]
@@ -123,7 +133,7 @@ def predict_all(
 def write_rows(outcome: Outcome, path: Path) -> None:
     """Write rows.csv: every step and timed test batch of every run.
 
-    Steps that were not timed have a loss and no seconds, test batches seconds and no loss.
+    Steps that were not timed have a loss but no seconds; test batches have seconds but no loss.
     """
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)

@@ -1,4 +1,4 @@
-"""The page of the experiment: README.md with its tables beside the published figures."""
+"""Write the page of the experiment: README.md with tables beside the published figures."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -24,13 +24,13 @@ def write_page(
     """Write README.md.
 
     Args:
-        outcome: the runs.
-        folder: of the results.
-        arguments: the command line behind `vigpipe`.
-        run_command: what a run is started with, its layout left open.
-        data: the images, in words.
+        outcome: the runs and predictions.
+        folder: folder of the results.
+        arguments: the command line after `vigpipe`.
+        run_command: the command that starts a run, with placeholders for its layout.
+        data: description of the images.
     """
-    parts = [
+    sections = [
         f"# The study's experiment: vig_study on {data}, {outcome.num_cores} cores",
         "How much faster is a mini-batch of the study model (J. Raffi, *Distributed Graph Neural "
         "Network*, Pisa 2024) when its blocks are cut into pipeline stages, and which of the "
@@ -45,7 +45,7 @@ def write_page(
         "## Loss\n\n![losses](loss.png)",
         _origin(outcome, arguments, run_command),
     ]
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
 _ABOUT_SPEEDUPS = (

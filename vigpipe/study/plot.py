@@ -1,4 +1,4 @@
-"""The loss curves of all layouts in one plot, and how far they are from the sequential one."""
+"""Draw the loss curves of all layouts, and their distance from the sequential one."""
 
 from pathlib import Path
 
@@ -13,14 +13,15 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
 
 def draw_losses(outcome: Outcome, path: Path) -> None:
-    """Draw the first round.
+    """Draw the losses of the first round.
 
-    Layouts with the same micro-batches lie on one another: one stage is a broad pale line,
-    two stages are a thin line on it, more stages crosses, and copies dots.
+    Curves of layouts with the same micro-batches should coincide. So that all stay visible, one
+    stage is a broad pale line, two stages are a thin line, more stages are crosses, and copies are
+    dots.
 
     Args:
         outcome: the runs.
-        path: the picture.
+        path: the picture to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -28,15 +29,15 @@ def draw_losses(outcome: Outcome, path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     losses, distances = figure.subplots(1, 2)
-    counts = sorted({_pieces(layout) for layout in outcome.layouts.values()})
+    counts = sorted({_total_microbatches(layout) for layout in outcome.layouts.values()})
     colours = dict(zip([n for n in counts if n > 1], _COLOURS * len(counts), strict=False))
     first = {name: runs[0].losses for name, runs in outcome.runs.items()}
     order = {name: index for index, name in enumerate(outcome.layouts)}
-    longest = max(len(own) for own in first.values())
+    longest = max(len(losses_of_run) for losses_of_run in first.values())
     for name, layout in outcome.layouts.items():
-        style = {"color": colours.get(_pieces(layout), "black"), "label": name}
+        style = {"color": colours.get(_total_microbatches(layout), "black"), "label": name}
         if layout.world_size == 1:
-            style |= {"lw": 5, "alpha": 0.3} if _pieces(layout) > 1 else {"lw": 1.5}
+            style |= {"lw": 5, "alpha": 0.3} if _total_microbatches(layout) > 1 else {"lw": 1.5}
         elif layout.num_replicas == 1 and layout.pipeline_size == 2:
             style |= {"lw": 1.2}
         else:
@@ -65,5 +66,5 @@ def draw_losses(outcome: Outcome, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _pieces(layout: Layout) -> int:
+def _total_microbatches(layout: Layout) -> int:
     return layout.num_microbatches * layout.num_replicas

@@ -1,4 +1,4 @@
-"""`vigpipe study`: start the runs one after another, read their folders, write the results."""
+"""The command `vigpipe study`: start the runs in turn, read their folders, write the results."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from vigpipe.study.options import StudyConfig
 
 
 class _Failed(Exception):
-    """A run ended with an exit code other than 0, and has said why."""
+    """A run ended with an exit code other than 0, after it had printed the reason."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -34,14 +34,14 @@ class _Failed(Exception):
 
 
 def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
-    """Run `vigpipe study`.
+    """Run the command `vigpipe study`.
 
     Args:
         config: the options.
-        arguments: the command line behind `vigpipe`, for the page.
+        arguments: the command line after `vigpipe`, for the page.
 
     Returns:
-        The exit code: that of a run that failed, 128 + n if signal n ended the command.
+        The exit code: 0, that of a run that failed, or 128 + n if signal n ended the command.
 
     Raises:
         InputError: an option is wrong, or there are too few images.
@@ -50,8 +50,8 @@ def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
     check_numbers(config, layouts)
     machine = find_machine(config)
     folder = _results_folder(config, machine)
-    # In a process of its own: a run that is started from here counts what this process holds in
-    # its own peak of memory, because Linux hands that on (exec keeps the larger one).
+    # This runs in a process of its own: a run that is started from here counts this process's
+    # peak memory as its own, because on Linux the peak is inherited (exec keeps the larger one).
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         data, num_blocks = pool.submit(check_with_torch, config, layouts).result()
     make_output_folder(folder)
@@ -100,7 +100,7 @@ def _runs_folder(config: StudyConfig, folder: Path) -> Iterator[Path]:
 
 
 def run_options(config: StudyConfig, layout: Layout) -> dict[str, Any]:
-    """The options of `vigpipe time` for a run of a layout, by name."""
+    """Return the options of `vigpipe time` for a run of a layout, by name."""
     num_steps = config.images // config.batch
     return {
         "model": MODEL,
@@ -123,7 +123,18 @@ def run_options(config: StudyConfig, layout: Layout) -> dict[str, Any]:
 def command_line(
     config: StudyConfig, layout: Layout, machine: Machine, verb: str, options: Mapping[str, Any]
 ) -> list[str]:
-    """The words that start the ranks of a layout."""
+    """Make the command line that starts the ranks of a layout.
+
+    Args:
+        config: options of the study.
+        layout: the layout to run; with Slurm it gives the number of tasks.
+        machine: says whether to start with srun.
+        verb: command of `vigpipe`, such as `time`.
+        options: options of that command, by name.
+
+    Returns:
+        The words of the command line.
+    """
     words = [sys.executable, "-m", "vigpipe", verb]
     for name, value in options.items():
         words += [flag(name), str(value)]
@@ -134,17 +145,17 @@ def command_line(
 
 
 def _profile(config: StudyConfig, num_stages: int, runs: Path) -> None:
-    """Measure what the blocks cost here, with up to so many ranks side by side.
+    """Measure the costs of the blocks with up to `num_stages` ranks side by side.
 
-    On this host, also where the runs use srun.
+    This happens on this host, even if the runs use srun.
     """
     options = run_options(config, Layout(num_stages))
     for name in ("dp", "steps", "timing_warmup", "timing_steps", "test_batches"):
         del options[name]
     with tempfile.TemporaryDirectory(prefix=".profile-", dir=runs) as folder:
         options |= {"microbatches": "auto", "out": Path(folder) / "plan.toml"}
-        here = Machine(False, 0)
-        _run("profile of the blocks", command_line(config, Layout(), here, "plan", options))
+        this_host = Machine(False, 0)
+        _run("profile of the blocks", command_line(config, Layout(), this_host, "plan", options))
         os.replace(Path(folder) / "plan.profile.json", runs / "profile.json")
     print()
 
@@ -156,12 +167,12 @@ def _run_all(
         for name, layout in layouts.items():
             folder = _folder(runs, number, name)
             options = run_options(config, layout)
-            told = f"round {number} of {config.rounds}, {name}"
+            title = f"round {number} of {config.rounds}, {name}"
             if folder.exists():
                 _check_kept(folder, options)
-                print(f"{told}: kept", end="")
+                print(f"{title}: kept", end="")
             else:
-                _run_into(folder, told, command_line(config, layout, machine, "time", options))
+                _run_into(folder, title, command_line(config, layout, machine, "time", options))
             seconds = _summary(folder)["timing"]["step_seconds"]["median"]
             print(f", {seconds:.4f} s a step", flush=True)
 
@@ -170,16 +181,16 @@ def _folder(runs: Path, number: int, name: str) -> Path:
     return runs / f"round-{number}-{name}"
 
 
-def _run_into(folder: Path, told: str, words: Sequence[str]) -> None:
-    """A folder that exists holds a run that came to its end."""
+def _run_into(folder: Path, title: str, words: Sequence[str]) -> None:
+    """Run a command into a folder, which comes to exist only when the run has ended well."""
     with tempfile.TemporaryDirectory(prefix=".run-", dir=folder.parent) as name:
         begun = Path(name) / "run"
-        _run(told, [*words, "--out", str(begun)])
+        _run(title, [*words, "--out", str(begun)])
         os.replace(begun, folder)
 
 
-def _run(told: str, words: Sequence[str]) -> None:
-    print(told, end=": ", flush=True)
+def _run(title: str, words: Sequence[str]) -> None:
+    print(title, end=": ", flush=True)
     began = time.perf_counter()
     code = run_child(words)
     if code:
@@ -189,18 +200,20 @@ def _run(told: str, words: Sequence[str]) -> None:
 
 
 def _check_kept(folder: Path, options: Mapping[str, Any]) -> None:
-    """Raise InputError if the run that a folder holds had other options."""
+    """Raise InputError if the run in a kept folder had other options."""
     try:
-        known = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        kept = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         num_tested = _summary(folder)["test"]["images"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: holds no finished run ({error}); delete it") from error
-    known["test_batches"] = num_tested // options["batch_size"]  # of `vigpipe time` alone
+    kept["test_batches"] = (
+        num_tested // options["batch_size"]
+    )  # an option of `vigpipe time`, not in config.toml
     for name, value in options.items():
-        if known.get(name) != value:
+        if kept.get(name) != value:
             raise InputError(
                 f"--keep-runs {folder.parent}: {folder.name} was run with {name} = "
-                f"{known.get(name)}, but now it is {value}; choose another folder or delete it"
+                f"{kept.get(name)}, but now it is {value}; choose another folder or delete it"
             )
 
 

@@ -1,4 +1,4 @@
-"""The tables of the experiment: measured beside published and simulated."""
+"""Make the tables of the experiment: measured figures beside published and simulated ones."""
 
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -26,7 +26,7 @@ NONE = "–"
 
 
 def step_table(outcome: Outcome, fmt: str = "github") -> str:
-    """Measured beside published and simulated."""
+    """Make the table of step seconds: measured, published and simulated."""
     lines = []
     for name, layout in outcome.layouts.items():
         s = statistics(outcome.pooled_seconds(name, "train"))
@@ -46,7 +46,7 @@ def step_table(outcome: Outcome, fmt: str = "github") -> str:
 
 
 def speedup_table(outcome: Outcome, fmt: str = "github") -> str:
-    """Against both baselines, beside the published speed-up and the formula's ceiling."""
+    """Make the table of speed-ups over both baselines, with the published one and the ceiling."""
     lines = []
     for name, layout in outcome.layouts.items():
         if name == SEQUENTIAL:
@@ -72,14 +72,14 @@ def speedup_table(outcome: Outcome, fmt: str = "github") -> str:
 
 
 def bubble_table(outcome: Outcome, fmt: str = "github") -> str:
-    """Waiting, measured and by the formula; the step, measured and simulated; memory."""
+    """Make the table of bubbles (measured and by the formula), predicted steps and peak memory."""
     lines = []
     for name, layout in outcome.layouts.items():
         runs = outcome.runs[name]
         bubbles = [run.bubble for run in runs if run.bubble is not None]
         prediction = outcome.predictions[name]
         measured = median(outcome.pooled_seconds(name, "train"))
-        peaks = [max(own) for own in zip(*(run.peak_bytes for run in runs), strict=True)]
+        peaks = [max(of_rank) for of_rank in zip(*(run.peak_bytes for run in runs), strict=True)]
         lines.append(
             (
                 name,
@@ -99,7 +99,7 @@ def bubble_table(outcome: Outcome, fmt: str = "github") -> str:
 
 
 def block_table(outcome: Outcome, fmt: str = "github") -> str:
-    """One block and the readout, as in the study's tables."""
+    """Make the table of the forward seconds of one block and of the readout, as in the study."""
     lines: list[tuple[str, ...]] = [
         ("published", phase, str(BLOCK_SECONDS[phase]), *[""] * 9) for phase in PHASES
     ]
@@ -121,7 +121,7 @@ def block_table(outcome: Outcome, fmt: str = "github") -> str:
 
 
 def inference_table(outcome: Outcome, fmt: str = "github") -> str:
-    """Forward-only test batches against S and M."""
+    """Make the table of test batches: seconds, latency and throughput by S and M."""
     lines = []
     for name, layout in outcome.layouts.items():
         seconds = outcome.pooled_seconds(name, "test")
