@@ -1,1 +1,1 @@
-"""`vigpipe bench NAME`: ratios measured side by side in one run."""
+"""The commands `vigpipe bench NAME`: ratios that are measured side by side in one run."""

@@ -1,4 +1,4 @@
-"""How good is a trained model: its learning curve, beside classifiers that look at raw pixels."""
+"""How good is a trained model? Show its learning curve, beside classifiers on raw pixels."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import format_versions, this_command
 
 NUM_NEIGHBOURS = 10
-INVERSE_REGULARISATION = 1e-3  # of the linear classifier, on standardised pixels
+INVERSE_REGULARISATION = 1e-3  # C of the linear classifier, on standardised pixels
 
 
 def bench_accuracy(run: Path, out: Path | None) -> None:
@@ -25,10 +25,10 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
 
     Args:
         run: the run's folder.
-        out: where to write them.
+        out: folder to write to; None for runs/<time>.
 
     Raises:
-        InputError: the folder holds no finished run, or its data are gone.
+        InputError: the folder holds no finished run, or its data do not exist any more.
     """
     rows, summary, options = _read_run(run)
     source = open_source(
@@ -38,7 +38,7 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         crop_pct=options.get("crop_pct", 1.0),
     )
     scores = [
-        *[(name, row["top1"], row["top5"]) for name, row in _last(rows)],
+        *[(name, row["top1"], row["top5"]) for name, row in _final_scores(rows)],
         *[(name, top1, None) for name, top1 in pixel_baselines(source).items()],
     ]
     folder = make_output_folder(out)
@@ -74,7 +74,7 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
 
 
 def pixel_baselines(source: Source) -> dict[str, float]:
-    """Top-1 of classifiers on raw pixels, by name."""
+    """Compute the top-1 scores of classifiers on raw pixels, by the name of the classifier."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline
@@ -113,14 +113,14 @@ def _read_run(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
     return rows, summary, options
 
 
-def _last(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _final_scores(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     last = [row for row in rows if "top1" in row][-1]
     named = [("trained weights", last)]
     return [*named, ("their moving average", last["ema"])] if "ema" in last else named
 
 
 def _write_epochs(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A row an epoch: mean training loss, and the scores of the test images."""
+    """Write one row per epoch: mean training loss, and the scores of the test images."""
     losses: dict[int, list[float]] = {}
     for row in rows:
         if "step" in row:

@@ -1,4 +1,4 @@
-"""Benchmarks in one process: contenders in turn, and the memory of each in a process of its own."""
+"""Benchmark contenders in one process, and measure the memory of each in a fresh process."""
 
 import csv
 import gc
@@ -24,20 +24,20 @@ MB = 1e6
 
 
 def set_up(config: OpsBench) -> torch.device:
-    """Threads and allocator as a rank has them; the device.
+    """Set threads and allocator as for a rank, and choose the device.
 
     Raises:
-        InputError: a count below 1, or no such device.
+        InputError: a count is below 1, or the device does not exist.
     """
     for name in ("repeats", "threads"):
         if getattr(config, name) < 1:
             raise InputError(f"--{name} {getattr(config, name)}: must be at least 1")
     device = choose_device(config.device, 0, 1)
-    _settle(config.threads)
+    _set_threads_and_allocator(config.threads)
     return device
 
 
-def _settle(threads: int) -> None:
+def _set_threads_and_allocator(threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
 
@@ -45,15 +45,21 @@ def _settle(threads: int) -> None:
 def peaks(
     make: Callable[..., Callable[[], object]], *arguments: object, device: str, threads: int
 ) -> tuple[float, float]:
-    """Memory of a contender, in bytes: the whole process's peak, and what the work added to it.
+    """Measure the memory of a contender in a fresh process.
 
     Args:
         make: builds the contender from the arguments; must be importable by its name.
-        arguments: of `make`; the device is handed on as `device=`.
-        device: where it runs.
+        arguments: arguments of `make`, which also gets the device as `device=`.
+        device: type of the device to run on, `cpu` or `cuda`.
         threads: threads of the process.
+
+    Returns:
+        Bytes: the peak of the whole process, and how much of it two calls of the contender added.
+
+    Raises:
+        RuntimeError: the process ended before it could report.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would inherit what the parent used
+    context = multiprocessing.get_context("spawn")  # a fork would inherit the memory of its parent
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
         target=_measure_peaks, args=(sender, make, arguments, device, threads)
@@ -76,7 +82,7 @@ def _measure_peaks(
     threads: int,
 ) -> None:
     device = torch.device(device_name)
-    _settle(threads)
+    _set_threads_and_allocator(threads)
     _load_everything(device)
     contender = make(*arguments, device=device)
     gc.collect()
@@ -94,7 +100,7 @@ def _measure_peaks(
 
 
 def _load_everything(device: torch.device) -> None:
-    """Let torch and the operators load what they load at their first use, which is no work."""
+    """Let torch and the operators load what they load at first use, which must not be counted."""
     x = torch.ones(1, 4, 4, device=device, requires_grad=True)
     for fused in (False, True):
         for y in (
@@ -106,7 +112,7 @@ def _load_everything(device: torch.device) -> None:
 
 def _forget_peak() -> None:
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # proc(5): the resident peak starts anew
+        file.write("5")  # resets the resident peak, see proc(5)
 
 
 def _resident_bytes() -> int:
@@ -132,15 +138,15 @@ def write_page(
     seconds: Mapping[str, Sequence[float]],
     device: torch.device,
 ) -> None:
-    """Print a table; write it to README.md, and every repeat to rows.csv.
+    """Print a table, write it to README.md, and write every repeat to rows.csv.
 
     Args:
-        out: folder; by default runs/<time>.
-        title: heading.
-        text: what was asked, and what the columns are.
-        rows: of the table.
-        seconds: of every repeat, by contender.
-        device: where it was measured.
+        out: folder to write to; None for runs/<time>.
+        title: heading of the page.
+        text: what was measured, and what the columns mean.
+        rows: rows of the table, by column.
+        seconds: seconds of every repeat, by contender.
+        device: device of the measurement.
     """
     folder = make_output_folder(out)
     print(f"{text}\n\n{tabulate(rows, headers='keys', disable_numparse=True)}\n")
@@ -160,7 +166,7 @@ def write_page(
     print(f"{folder}/README.md, rows.csv")
 
 
-def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Largest difference, against the largest number."""
-    ours, theirs = ours.detach().double(), theirs.detach().double()
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-300))
+def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Compute the largest difference, divided by the largest expected number."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-300))

@@ -1,4 +1,4 @@
-"""How good is the planner's cut? Every cut in two stages, measured beside it."""
+"""How good is the planner's cut? Measure it beside every other cut into two stages."""
 
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,18 @@ from vigpipe.run.facts import Run
 
 
 def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
-    """Profile the model, plan two stages, and measure every cut in turn; as one of two ranks."""
+    """Profile the model, plan two stages, and time every cut in turn, as one of two ranks.
+
+    Args:
+        run: the run with the layout, model and data to time.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the results.
+        num_repeats: timed repeats of every contender.
+
+    Raises:
+        InputError: the layout does not have two ranks.
+    """
     check_two_ranks(run, "bench cuts")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])

@@ -1,10 +1,10 @@
-"""How do step time, bubble and synchronisation grow with S, M and D? Ranks sleep, the rest is real.
+"""How do step time, bubble and synchronisation grow with S, M and D? Emulate a cluster.
 
-The compute of a stage is replaced by sleeping for its profiled time, which needs no core; schedule,
-tensors, transfers and all-reduce are those of a training run. So 32 ranks run on a laptop, and what
-a step takes beyond the profiled times is the cost of running a pipeline at all.
+The computing of a stage is replaced by sleeping for its profiled time, which needs no core. The
+schedule, tensors, transfers and all-reduce are those of a training run. So 32 ranks run on a
+laptop, and the time of a step beyond the profiled times is the overhead of running a pipeline.
 
-All layouts share one world; a smaller one runs on its first ranks:
+All layouts share one world; one that needs fewer ranks runs on the first of them:
 
     rank           0  1  2  3  4  5  6  7
     4 stages × 2   a replica   another one
@@ -43,21 +43,21 @@ from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.planning.profile import Profile, read_profile
 from vigpipe.run.folder import make_output_folder
 
-IMAGE_SHAPE = (1,)  # the stem sleeps; images cross no boundary
-NUM_SLEEPS = 50  # to see how exact they are
+IMAGE_SHAPE = (1,)  # of a sample; the stem sleeps, and images cross no boundary
+NUM_SLEEPS = 50  # sleeps of a lone rank, to see how exact they are
 DEVICE = torch.device("cpu")
-LONGEST_SECONDS = 1e5  # of a step
+LONGEST_SECONDS = 1e5  # longest step that is accepted
 PATIENCE_SECONDS = 300.0  # beyond the sleep itself, until a silent peer counts as lost
 
 
 def run_emulation(options: EmulateBench, arguments: Sequence[str]) -> int:
-    """Emulate every layout; ranks are started as for training.
+    """Run the command `vigpipe bench emulate`; its ranks are started as for training.
 
-    Under srun and torchrun there must be as many ranks as the largest layout has, or more.
+    Under srun and torchrun there must be at least as many ranks as the largest layout has.
 
     Args:
-        options: what to emulate.
-        arguments: the command line, for ranks that are started here.
+        options: options of the benchmark.
+        arguments: the command line, for the ranks that are started here.
 
     Returns:
         The exit code.
@@ -86,13 +86,17 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
     folder = make_output_folder(options.out) if launch.rank == 0 else Path()
     torch.set_num_threads(1)
     longest = max(case.ideal_seconds for case in cases)
-    timeout = PATIENCE_SECONDS + 4 * longest  # one waits for others' warm-up and timed step
+    timeout = (
+        PATIENCE_SECONDS + 4 * longest
+    )  # a rank waits for the warm-up and the timed step of others
     init_process_group(launch, "gloo", timeout)
     if launch.rank == 0:
         sleep = sum(case.ideal_seconds for case in cases) * 2 * options.repeats
         print(f"{len(cases)} layouts, {launch.world_size} ranks, {sleep:.0f} s of sleep or more")
         sys.stdout.flush()
-    alone = _late_alone(min(case.shortest_sleep for case in cases)) if launch.rank == 0 else []
+    alone = (
+        _measure_late_sleeps(min(case.shortest_sleep for case in cases)) if launch.rank == 0 else []
+    )
     steps = emulate(cases, options, profile, timeout)
     if launch.rank == 0:
         write_page(folder, options, profile, steps, alone)
@@ -100,10 +104,10 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
 
 
 def list_cases(options: EmulateBench, profile: Profile) -> list[Case]:
-    """Check the options and cross them.
+    """Check the options and list all combinations of stages, micro-batches and replicas.
 
     Raises:
-        InputError: a number is out of its range, a layout does not fit the model or the batch.
+        InputError: a number is out of range, or a layout does not fit the model or the batch.
     """
     for flag, value in (("--repeats", options.repeats), ("--batch-size", options.batch_size)):
         if value is not None and value < 1:
@@ -143,41 +147,48 @@ def _counts(flag: str, text: str) -> list[int]:
 def emulate(
     cases: Sequence[Case], options: EmulateBench, profile: Profile, timeout: float
 ) -> list[Step]:
-    """Run every layout once, then all of them again, and so on; every rank of the world calls this.
+    """Run all layouts once, then all of them again, and so on; every rank of the world calls this.
 
-    A rank holds one layout at a time, so that memory is that of the largest. Before every timed
-    step goes one that is not.
+    A rank holds one layout at a time, so that it needs only the memory of the largest. An untimed
+    step goes before every timed one.
 
     Args:
-        cases: the layouts.
-        options: sync, scale and repeats.
-        profile: of the pieces.
+        cases: layouts to emulate.
+        options: its sync, scale and repeats are used.
+        profile: costs of the model's pieces.
         timeout: seconds until a collective among some of the ranks gives up.
 
     Returns:
-        The timed steps, on rank 0; on others those that they had a share in.
+        The timed steps of the layouts that this rank is in; on rank 0 these are all.
     """
-    gc.freeze()  # or every collection would copy the pages shared with the forkserver
+    gc.freeze()  # or every collection would copy the pages that are shared with the fork server
     groups = make_groups(cases, timeout)
     steps: list[Step] = []
     for repeat in range(options.repeats):
         for case in cases:
             if dist.get_rank() < case.layout.world_size:
-                share = _Share(case, options, profile, groups)
-                share.step()
-                steps.append(share.timed_step(repeat))
-                del share
+                emulated = _EmulatedRank(case, options, profile, groups)
+                emulated.step()
+                steps.append(emulated.timed_step(repeat))
+                del emulated
                 gc.collect()  # schedules and stages refer to one another
-            dist.barrier()  # ranks without a share wait here
+            dist.barrier()  # ranks that the layout does not need wait here
     return steps
 
 
-Groups = dict[tuple[int, ...], dist.ProcessGroup]  # by ranks; a single rank needs none
+Groups = dict[
+    tuple[int, ...], dist.ProcessGroup
+]  # process groups by their ranks; a single rank needs none
 
 
 def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
-    """Those of every layout that this rank is in; every rank of the world calls this."""
-    wanted: dict[tuple[int, ...], None] = {}  # a set in the same order on all ranks
+    """Make the process groups that this rank is in; every rank of the world calls this.
+
+    Args:
+        cases: layouts to emulate.
+        timeout: seconds until a collective of a group gives up.
+    """
+    wanted: dict[tuple[int, ...], None] = {}  # used as a set with the same order on all ranks
     for case in cases:
         for rank in range(case.layout.world_size):
             wanted |= dict.fromkeys(map(tuple, _group_ranks(case.layout, rank)))
@@ -192,7 +203,7 @@ def make_groups(cases: Sequence[Case], timeout: float) -> Groups:
 
 
 def _group_ranks(layout: Layout, rank: int) -> tuple[range, range, range]:
-    """All ranks of a layout; the pipeline of one of them; those that hold the same stage."""
+    """List all ranks of a layout, those of one rank's pipeline, and those with the same stage."""
     stages, world_size = layout.pipeline_size, layout.world_size
     first = layout.replica_index(rank) * stages
     return (
@@ -202,8 +213,8 @@ def _group_ranks(layout: Layout, rank: int) -> tuple[range, range, range]:
     )
 
 
-class _Share:
-    """What a rank holds of a layout."""
+class _EmulatedRank:
+    """The stages, schedule and batch that this rank has in one emulated layout."""
 
     def __init__(self, case: Case, options: EmulateBench, profile: Profile, groups: Groups) -> None:
         self.case, layout, rank = case, case.layout, dist.get_rank()
@@ -237,13 +248,17 @@ class _Share:
             images=torch.zeros(num_samples, *IMAGE_SHAPE) if self.pipeline.has_first else None,
             labels=torch.zeros(num_samples, dtype=torch.int64) if self.pipeline.has_last else None,
         )
-        numbers = sum(
+        num_weights = sum(
             p.numel() for stage_module in stage_modules for p in stage_module.parameters()
         )
-        self.sync_bytes = numbers * (8 if options.sync == "double" else 4)
+        self.sync_bytes = num_weights * (8 if options.sync == "double" else 4)
 
     def step(self) -> tuple[float, float]:
-        """A step without optimizer: seconds of the schedule and of adding gradients up."""
+        """Run a step without the optimizer.
+
+        Returns:
+            Seconds of the schedule, and seconds of adding up gradients.
+        """
         start = time.perf_counter()
         self.pipeline.train_step(self.batch)
         drained = time.perf_counter()
@@ -251,7 +266,7 @@ class _Share:
         return drained - start, time.perf_counter() - drained
 
     def timed_step(self, repeat: int) -> Step:
-        """A step as all its ranks saw it."""
+        """Run a step and gather the times of all its ranks."""
         for model in self.models:
             model.late_seconds.clear()
         self.replicas.gradients.clear()
@@ -262,8 +277,8 @@ class _Share:
         cpu_seconds = time.process_time() - cpu_before
         late = [seconds for model in self.models for seconds in model.late_seconds]
         times = schedule_seconds, sync_seconds, cpu_seconds, sum(late), len(late)
-        own = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
-        ranks = gather_vectors(own, self.world_group)
+        values = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
+        ranks = gather_vectors(values, self.world_group)
         schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
         return Step(
             case=self.case,
@@ -278,13 +293,13 @@ class _Share:
         )
 
 
-def _late_alone(seconds: float) -> list[float]:
-    """How late sleeps of a length end while the other ranks wait."""
+def _measure_late_sleeps(seconds: float) -> list[float]:
+    """Return by how many seconds sleeps of a length end late while the other ranks wait."""
     return [sleep_until(time.perf_counter() + seconds) for _ in range(NUM_SLEEPS)]
 
 
 def _memory_bytes() -> int:
-    """Resident memory of this rank; a page shared by n processes counts 1/n (Linux)."""
+    """Return this rank's resident bytes; a page that n processes share counts as 1/n (Linux)."""
     try:
         text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""The page about an emulated cluster: tables, headline, rows and picture."""
+"""Write the page about an emulated cluster: headline, tables, rows and picture."""
 
 import csv
 import os
@@ -41,11 +41,11 @@ def write_page(
     """Print the tables; write README.md, rows.csv, overhead.png and profile.json.
 
     Args:
-        folder: where to.
-        options: of the bench.
-        profile: that the ranks slept.
-        steps: timed ones of every layout.
-        alone: seconds that sleeps of a lone rank ended late.
+        folder: folder to write to.
+        options: options of the benchmark.
+        profile: profile whose seconds the ranks slept.
+        steps: timed steps of all layouts.
+        alone: seconds by which sleeps of a lone rank ended late.
     """
     measured = by_case(steps)
     sizes = sorted({m.case.microbatch_size for m in measured})
@@ -80,7 +80,7 @@ def write_page(
 
 
 def headline(measured: Sequence[MeasuredLayout]) -> str:
-    """The cost of a micro-batch and of a transfer, and how well it explains the steps."""
+    """Say what a micro-batch and a transfer cost, and how well that explains the steps."""
     overhead = fit_overhead(measured)
     if overhead is None:
         return (
@@ -94,11 +94,11 @@ def headline(measured: Sequence[MeasuredLayout]) -> str:
         f"**Overhead: {microbatch} a micro-batch "
         f"(forward and backward, of which {late * 1e6:.0f} µs is waking up late), "
         f"{transfer} a transfer** of "
-        f"{_kilobytes(measured)}. {_how(overhead)}"
+        f"{_kilobytes(measured)}. {_fit_quality(overhead)}"
     )
 
 
-def _how(overhead: Overhead) -> str:
+def _fit_quality(overhead: Overhead) -> str:
     return (
         f"Least squares over the fastest repeats of {overhead.num_layouts} layouts of 2 and more "
         "stages and the fewest replicas: schedule − ideal = a × (M + S − 1) + b × 2 (S − 1), the "
@@ -119,15 +119,15 @@ def _kilobytes(measured: Sequence[MeasuredLayout]) -> str:
 
 
 def caveats(measured: Sequence[MeasuredLayout], alone: Sequence[float]) -> list[str]:
-    """How exact sleeping is, what the ranks took, and where cores were short: a sentence each."""
-    lates = [1e6 * m.median("late_seconds") for m in measured]
+    """Say how exact sleeping is, what memory the ranks took, and where cores were short."""
+    late = [1e6 * m.median("late_seconds") for m in measured]
     cores = os.cpu_count() or 1
     largest = max(measured, key=lambda m: m.case.layout.world_size)
     memory = largest.median("memory_bytes")
     texts = [
         f"A sleep of a lone rank ends {median(alone) * 1e6:.0f} µs late (median; 95 % within "
-        f"{quantiles(alone, n=20)[-1] * 1e6:.0f} µs); in the timed steps it is {min(lates):.0f} – "
-        f"{max(lates):.0f} µs by layout. {largest.case.layout.world_size} ranks took "
+        f"{quantiles(alone, n=20)[-1] * 1e6:.0f} µs); in the timed steps it is {min(late):.0f} – "
+        f"{max(late):.0f} µs by layout. {largest.case.layout.world_size} ranks took "
         f"{memory / 1e9:.2f} GB together, {memory / largest.case.layout.world_size / 1e6:.0f} MB "
         "each (shared pages counted once)."
     ]
@@ -142,7 +142,7 @@ def caveats(measured: Sequence[MeasuredLayout], alone: Sequence[float]) -> list[
 
 
 def layout_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
-    """A row a layout: step, ideal, bubble, synchronisation."""
+    """Make a table with one row per layout: step, ideal step, bubble and synchronisation."""
     rows = []
     for m in measured:
         layout, seconds = m.case.layout, [1e3 * step.seconds for step in m.steps]
@@ -170,7 +170,7 @@ def layout_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
 
 
 def sync_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
-    """How adding gradients up grows with D; empty without several replicas."""
+    """Make a table of how adding up gradients grows with D; empty if no layout has replicas."""
     rows = []
     for stages, replicas, seconds, size in synchronisation(measured):
         if replicas > 1:
@@ -202,14 +202,14 @@ def sync_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
 
 
 def synchronisation(measured: Sequence[MeasuredLayout]) -> list[tuple[int, int, float, int]]:
-    """(S, D, median seconds of adding up, bytes of the largest buffer), over all M."""
+    """List (S, D, median seconds of adding up, bytes of the largest buffer) over all M."""
     steps: dict[tuple[int, int], list[Step]] = {}
     for m in measured:
         degrees = m.case.layout.pipeline_size, m.case.layout.num_replicas
         steps.setdefault(degrees, []).extend(m.steps)
     return [
-        (*degrees, median(step.sync_seconds for step in own), own[0].sync_bytes)
-        for degrees, own in sorted(steps.items())
+        (*degrees, median(step.sync_seconds for step in same), same[0].sync_bytes)
+        for degrees, same in sorted(steps.items())
     ]
 
 
@@ -227,7 +227,7 @@ def _write_rows(path: Path, steps: Sequence[Step]) -> None:
 
 
 def draw(path: Path, measured: Sequence[MeasuredLayout]) -> None:
-    """Step against ideal by S and by M, and synchronisation by D."""
+    """Draw the step against the ideal one by S and by M, and synchronisation by D."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -239,23 +239,23 @@ def draw(path: Path, measured: Sequence[MeasuredLayout]) -> None:
     all_stages = sorted({m.case.layout.pipeline_size for m in chosen})
     all_microbatches = sorted({m.case.layout.num_microbatches for m in chosen})
     for number in all_microbatches:
-        own = [m for m in chosen if m.case.layout.num_microbatches == number]
-        stages = [m.case.layout.pipeline_size for m in own]
-        by_stages.plot(stages, [m.ratio for m in own], "o-", label=f"M = {number}")
+        same = [m for m in chosen if m.case.layout.num_microbatches == number]
+        stages = [m.case.layout.pipeline_size for m in same]
+        by_stages.plot(stages, [m.ratio for m in same], "o-", label=f"M = {number}")
     by_stages.axhline(1, color="0.6", lw=1)
     by_stages.set(xlabel="stages S", ylabel=f"step / ideal step (D = {fewest})")
     for i, number in enumerate(all_stages):
-        own = [m for m in chosen if m.case.layout.pipeline_size == number]
-        counts = [m.case.layout.num_microbatches for m in own]
-        seconds = [1e3 * m.median("seconds") for m in own]
+        same = [m for m in chosen if m.case.layout.pipeline_size == number]
+        counts = [m.case.layout.num_microbatches for m in same]
+        seconds = [1e3 * m.median("seconds") for m in same]
         by_microbatches.plot(counts, seconds, "o", color=f"C{i}", label=f"S = {number}")
-        ideal = [1e3 * m.case.ideal_seconds for m in own]
+        ideal = [1e3 * m.case.ideal_seconds for m in same]
         by_microbatches.plot(counts, ideal, "--", lw=1, color=f"C{i}")
     by_microbatches.set(xlabel="micro-batches M", ylabel="step, ms (dashed: ideal)", ylim=(0, None))
     points = synchronisation(measured)
     for number in all_stages:
-        own = [(d, 1e3 * seconds) for s, d, seconds, _ in points if s == number]
-        by_replicas.plot(*zip(*own, strict=True), "o-", label=f"S = {number}")
+        curve = [(d, 1e3 * seconds) for s, d, seconds, _ in points if s == number]
+        by_replicas.plot(*zip(*curve, strict=True), "o-", label=f"S = {number}")
     by_replicas.set(xlabel="replicas D", ylabel="adding gradients up, ms", ylim=(0, None))
     all_replicas = sorted({m.case.layout.num_replicas for m in measured})
     ticks = all_stages, all_microbatches, all_replicas

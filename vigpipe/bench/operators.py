@@ -1,4 +1,4 @@
-"""kNN and max-relative aggregation, forward and backward: fused, plain, and as everyone does it."""
+"""Benchmark kNN with max-relative aggregation: fused, plain, and the usual formulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ CONTENDERS = ("reference", "plain", "fused")
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes: images, nodes, channels, neighbours, dilation."""
+    """Sizes of a case: images, nodes per image, channels, neighbours and dilation."""
 
     batch: int
     nodes: int
@@ -35,7 +35,7 @@ CASES = (Case(8, 196, 192, 9), Case(8, 196, 192, 18, 3), Case(4, 1024, 64, 9))
 
 
 def inputs_of(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes, which want a gradient, and the gradient of their aggregate: (B, N, C) each."""
+    """Make random nodes, which require a gradient, and a gradient of their aggregate: (B, N, C)."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch, case.nodes, case.channels)
     x, grad = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
@@ -43,42 +43,60 @@ def inputs_of(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def make(case: Case, name: str, device: torch.device) -> Callable[[], tuple[Tensor, ...]]:
-    """The contender: graph, aggregate and gradient of x, all channels last."""
+    """Make a contender, which returns graph, aggregate and gradient of x, all channels last.
+
+    Args:
+        case: sizes.
+        name: one of CONTENDERS.
+        device: device to run on.
+    """
     x, grad = inputs_of(case, device)
     dense = x.detach().transpose(1, 2).unsqueeze(-1).contiguous().requires_grad_()
     dense_grad = grad.transpose(1, 2).unsqueeze(-1).contiguous()
 
     def run_reference() -> tuple[Tensor, ...]:
-        graph, found = reference.neighbours(dense, dense, None, case.k, case.dilation)
-        (d_x,) = torch.autograd.grad(found, dense, dense_grad)
-        return graph, found.squeeze(-1).transpose(1, 2), d_x.squeeze(-1).transpose(1, 2)
+        graph, aggregate = reference.neighbours(dense, dense, None, case.k, case.dilation)
+        (d_x,) = torch.autograd.grad(aggregate, dense, dense_grad)
+        return graph, aggregate.squeeze(-1).transpose(1, 2), d_x.squeeze(-1).transpose(1, 2)
 
     def run() -> tuple[Tensor, ...]:
-        graph, found = ops.neighbours(x, None, None, case.k, case.dilation, fused=name == "fused")
-        return graph, found, torch.autograd.grad(found, x, grad)[0]
+        graph, aggregate = ops.neighbours(
+            x, None, None, case.k, case.dilation, fused=name == "fused"
+        )
+        return graph, aggregate, torch.autograd.grad(aggregate, x, grad)[0]
 
     return run_reference if name == "reference" else run
 
 
 def compare(
-    case: Case, name: str, theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...]
+    case: Case, name: str, expected: tuple[Tensor, ...], actual: tuple[Tensor, ...]
 ) -> dict[str, str]:
-    """How far a contender is from the reference; result and gradient on the reference's graph."""
-    x, grad = inputs_of(case, theirs[0].device)
-    found, (d_x,) = theirs[1], theirs[2:]
+    """Compare a contender with the reference; result and gradient are on the reference's graph.
+
+    Args:
+        case: sizes.
+        name: one of CONTENDERS.
+        expected: graph, aggregate and gradient of the reference.
+        actual: the same of the contender.
+
+    Returns:
+        Cells of a table by column.
+    """
+    x, grad = inputs_of(case, expected[0].device)
+    aggregate, (d_x,) = expected[1], expected[2:]
     if name != "reference":
-        found = ops.aggregate(x, None, theirs[0], fused=name == "fused")
-        (d_x,) = torch.autograd.grad(found, x, grad)
-    same = (ours[0] == theirs[0]).all(-1)  # (B, N)
+        aggregate = ops.aggregate(x, None, expected[0], fused=name == "fused")
+        (d_x,) = torch.autograd.grad(aggregate, x, grad)
+    same = (actual[0] == expected[0]).all(-1)  # (B, N)
     return {
         "nodes with another graph": f"{int((~same).sum())} of {same.numel()}",
-        "result": f"{relative_difference(found, theirs[1]):.1e}",
-        "gradient": f"{relative_difference(d_x, theirs[2]):.1e}",
+        "result": f"{relative_difference(aggregate, expected[1]):.1e}",
+        "gradient": f"{relative_difference(d_x, expected[2]):.1e}",
     }
 
 
 def bench_ops(config: OpsBench) -> None:
-    """Time the cases, compare results and gradients, and measure memory."""
+    """Run `vigpipe bench ops`: time the cases, compare results and gradients, measure memory."""
     device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
@@ -86,7 +104,7 @@ def bench_ops(config: OpsBench) -> None:
         contenders = {name: make(case, name, device) for name in CONTENDERS}
         timings = alternate(contenders, "reference", config.repeats, device)
         results = {name: contender() for name, contender in contenders.items()}
-        theirs = results["reference"]
+        expected = results["reference"]
         memory = {
             name: peaks(make, case, name, device=device.type, threads=config.threads)[1]
             for name in CONTENDERS
@@ -102,7 +120,7 @@ def bench_ops(config: OpsBench) -> None:
                     "ratio": f"{median(ratios):.2f}× ({min(ratios):.2f} – {max(ratios):.2f})",
                     "memory, MB": f"{memory[name] / MB:.1f}",
                     "of the reference's": f"1/{memory['reference'] / max(memory[name], 1):.1f}",
-                    **compare(case, name, theirs, results[name]),
+                    **compare(case, name, expected, results[name]),
                 }
             )
     write_page(

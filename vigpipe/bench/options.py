@@ -1,4 +1,4 @@
-"""Options of the benchmarks; without torch, so that `--help` is quick."""
+"""Options of the benchmarks; this module does without torch, so that `--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path

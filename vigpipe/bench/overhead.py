@@ -1,4 +1,4 @@
-"""An emulated layout, its ideal step and its measured ones, and the overhead between the two."""
+"""Compare the measured steps of emulated layouts with their ideal ones, and fit the overhead."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,20 +12,21 @@ from vigpipe.parallel.plan import Plan
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.step import pieces_of
 
-SHORT_OF_CORES = 0.5  # share of the cores at work from which a row is marked
+SHORT_OF_CORES = 0.5  # share of busy cores above which a row is marked
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout with what its stages sleep.
+    """An emulated layout, with the seconds that its stages sleep.
 
     Attributes:
-        layout: the degrees.
-        plan: the cut.
-        microbatch_size: samples of a micro-batch.
-        forward: seconds of every stage on a micro-batch.
-        backward: likewise.
-        transfer_bytes: the largest boundary between two stages, for a micro-batch; 0 for one stage.
+        layout: degrees of parallelism and the schedule.
+        plan: the cut into stages.
+        microbatch_size: samples in a micro-batch.
+        forward: seconds that every stage sleeps for the forward of a micro-batch.
+        backward: seconds that every stage sleeps for the backward of a micro-batch.
+        transfer_bytes: bytes of a micro-batch at the largest boundary between two stages; 0 for
+            one stage.
     """
 
     layout: Layout
@@ -37,28 +38,28 @@ class Case:
 
     @property
     def ideal_seconds(self) -> float:
-        """Of a step whose transfers and all-reduce take no time: exact for GPipe."""
+        """Seconds of a step whose transfers and all-reduce take no time; exact for GPipe."""
         waves = (self.layout.num_microbatches - 1) * (max(self.forward) + max(self.backward))
         return waves + sum(self.forward) + sum(self.backward)
 
     @property
     def compute_seconds(self) -> float:
-        """What all stages of a replica sleep in a step, added up."""
+        """Seconds that all stages of a replica together sleep in a step."""
         return self.layout.num_microbatches * (sum(self.forward) + sum(self.backward))
 
     @property
     def bubble(self) -> float:
-        """Share of a step in which a stage waits, for equal stages."""
+        """Share of a step in which a stage waits, if all stages are equal."""
         return (self.layout.pipeline_size - 1) / self.waves
 
     @property
     def waves(self) -> int:
-        """Micro-batches on the critical path, a forward and a backward each."""
+        """Number of micro-batches on the critical path, with a forward and a backward each."""
         return self.layout.num_microbatches + self.layout.pipeline_size - 1
 
     @property
     def transfers(self) -> int:
-        """Transfers on the critical path."""
+        """Number of transfers on the critical path."""
         return 2 * (self.layout.pipeline_size - 1)
 
     @property
@@ -70,7 +71,15 @@ class Case:
 def make_case(
     layout: Layout, plan: Plan, profile: Profile, microbatch_size: int, scale: float
 ) -> Case:
-    """Add up what the stages of a plan cost, as `SleepingModel` does."""
+    """Add up the costs of the stages of a plan, as `SleepingModel` does.
+
+    Args:
+        layout: degrees of parallelism and the schedule.
+        plan: the cut into stages.
+        profile: costs of the model's pieces.
+        microbatch_size: samples in a micro-batch.
+        scale: factor that the profiled seconds are multiplied by.
+    """
 
     def cost(values: Callable[..., Sequence[float]]) -> tuple[float, ...]:
         return tuple(
@@ -81,9 +90,9 @@ def make_case(
             for blocks in plan.stages
         )
 
-    givers = [profile.blocks[blocks[-1]] for blocks in plan.stages[:-1]]
+    senders = [profile.blocks[blocks[-1]] for blocks in plan.stages[:-1]]
     boundary = max(
-        (profile.at(giver.boundary_bytes, microbatch_size) for giver in givers), default=0
+        (profile.at(sender.boundary_bytes, microbatch_size) for sender in senders), default=0
     )
     forward, backward = cost(lambda piece: piece.forward), cost(lambda piece: piece.backward)
     return Case(layout, plan, microbatch_size, forward, backward, round(boundary))
@@ -91,18 +100,19 @@ def make_case(
 
 @dataclass(frozen=True)
 class Step:
-    """A timed step; where ranks differ, the slowest one counts.
+    """A timed step of an emulated layout; the seconds are those of the slowest rank.
 
     Attributes:
-        case: the layout.
-        repeat: which of its steps, from 0.
-        seconds: of schedule and adding gradients up.
-        schedule_seconds: of the schedule alone.
-        sync_seconds: of adding gradients up alone, waiting for other replicas included.
-        late_seconds: past its end that a sleep took to wake up, the mean over all.
-        cpu_seconds: of all ranks together.
-        sync_bytes: of the buffer that a rank adds up.
-        memory_bytes: resident, of all ranks together after the step; shared pages count once.
+        case: the emulated layout.
+        repeat: index of the step among those of its layout.
+        seconds: seconds of the schedule and of adding up gradients.
+        schedule_seconds: seconds of the schedule alone.
+        sync_seconds: seconds of adding up gradients, waiting for other replicas included.
+        late_seconds: seconds by which a sleep ended late, the mean over all sleeps.
+        cpu_seconds: processor seconds of all ranks together.
+        sync_bytes: bytes of the buffer that a rank adds up.
+        memory_bytes: resident memory of all ranks together after the step; a shared page counts
+            once.
     """
 
     case: Case
@@ -118,22 +128,22 @@ class Step:
 
 @dataclass(frozen=True)
 class MeasuredLayout:
-    """The steps of one layout."""
+    """The timed steps of one emulated layout."""
 
     case: Case
     steps: tuple[Step, ...]
 
     def median(self, name: str) -> float:
-        """Of an attribute of the steps."""
+        """Return the median of an attribute of the steps."""
         return median(getattr(step, name) for step in self.steps)
 
     def fastest(self, name: str) -> float:
-        """Least value of an attribute of the steps."""
+        """Return the least value of an attribute of the steps."""
         return min(getattr(step, name) for step in self.steps)
 
     @property
     def ratio(self) -> float:
-        """Measured step to ideal one."""
+        """Ratio of the measured step to the ideal one."""
         return self.median("seconds") / self.case.ideal_seconds
 
     @property
@@ -144,35 +154,36 @@ class MeasuredLayout:
 
     @property
     def busy_cores(self) -> float:
-        """Cores at work during the step, on average."""
+        """Average number of cores at work during the step."""
         return median(step.cpu_seconds / step.seconds for step in self.steps)
 
     @property
     def is_short_of_cores(self) -> bool:
-        """Whether ranks may have waited for a core and not for one another."""
+        """Whether ranks may have waited for a core, and not for one another."""
         return self.busy_cores > SHORT_OF_CORES * (os.cpu_count() or 1)
 
 
 def by_case(steps: Sequence[Step]) -> list[MeasuredLayout]:
-    """Put the steps of a layout together, layouts in the order of their first step."""
+    """Group steps by layout, in the order of the first step of each layout."""
     cases: dict[Case, list[Step]] = {}
     for step in steps:
         cases.setdefault(step.case, []).append(step)
-    return [MeasuredLayout(case, tuple(own)) for case, own in cases.items()]
+    return [MeasuredLayout(case, tuple(same)) for case, same in cases.items()]
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a step takes beyond its ideal, as a x micro-batches + b x transfers on its path.
+    """The overhead of a step over its ideal, as a × micro-batches + b × transfers on its path.
 
     Attributes:
-        microbatch_seconds: a, for a forward and a backward: schedule, autograd, waking up.
-        transfer_seconds: b.
-        microbatch_error: standard error of a.
-        transfer_error: likewise of b.
-        residual_seconds: root mean square of what the fit does not explain.
-        largest_seconds: of what was to be explained.
-        num_layouts: that were fitted.
+        microbatch_seconds: a, the overhead of a forward and a backward: schedule, autograd, and
+            waking up late.
+        transfer_seconds: b, the overhead of a transfer.
+        microbatch_error: standard error of a, in seconds.
+        transfer_error: standard error of b, in seconds.
+        residual_seconds: root mean square of the overhead that the fit does not explain.
+        largest_seconds: largest overhead that was to be explained.
+        num_layouts: number of layouts in the fit.
     """
 
     microbatch_seconds: float
@@ -185,9 +196,9 @@ class Overhead:
 
 
 def select_layouts(measured: Sequence[MeasuredLayout]) -> list[MeasuredLayout]:
-    """The layouts that `fit_overhead` looks at: several stages and the fewest replicas.
+    """Select the layouts for `fit_overhead`: those with several stages and the fewest replicas.
 
-    One stage is left out because it runs without torch's schedule.
+    Layouts of one stage are left out because they run without torch's schedule.
     """
     fewest = min(m.case.layout.num_replicas for m in measured)
     return [
@@ -198,11 +209,13 @@ def select_layouts(measured: Sequence[MeasuredLayout]) -> list[MeasuredLayout]:
 
 
 def fit_overhead(measured: Sequence[MeasuredLayout]) -> Overhead | None:
-    """Least squares on the fastest repeats: other processes on the host can only add to them.
+    """Fit the overhead by least squares over the fastest repeat of every layout.
+
+    The fastest repeats are taken because other processes on the host can only add to them.
 
     Returns:
-        None for fewer than three layouts, or if a transfer comes with as many micro-batches in
-        all of them.
+        The overhead, or None for fewer than three layouts, or if micro-batches and transfers are in
+        the same proportion in all of them.
     """
     chosen = select_layouts(measured)
     counts = np.array([(m.case.waves, m.case.transfers) for m in chosen], float).reshape(-1, 2)

@@ -19,31 +19,43 @@ def bench_pipeline(
 ) -> None:
     """Time a step of the layout against a step of the unsplit model on the same micro-batches.
 
-    One rank runs the unsplit model, with as many threads as every stage has; the others wait. Then
-    every rank runs it by itself, all at once: what they lose against the one alone is the machine's
-    doing (shared caches, memory, a core's two hardware threads), and no pipeline can win it back.
+    One rank runs the unsplit model, with as many threads as every stage has, while the others wait.
+    Then every rank runs it by itself, all at the same time. What they lose compared with the lone
+    rank is due to the machine (shared caches, memory, two hardware threads on a core), and no
+    pipeline can gain it back.
+
+    Args:
+        run: the run with the layout, model and data to time.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the results.
+        num_repeats: timed repeats of every contender.
+
+    Raises:
+        InputError: the layout has a single rank.
     """
     layout = run.layout
     if layout.world_size == 1:
         raise InputError("bench pipeline compares with one stage; choose --stages 2 or more")
     rank_state = make_rank_state(run, rank, device)
     sequential = make_rank_state(run.unsplit(), 0, device)
-    one, crowd, several = (
+    alone, all_at_once, pipelined = (
         "one stage",
         "one stage on every rank at once",
         f"{layout.pipeline_size} stages",
     )
     contenders = {
-        one: step_of(sequential if rank_state.is_writer else None),
-        crowd: step_of(sequential),
-        several: step_of(rank_state),
+        alone: step_of(sequential if rank_state.is_writer else None),
+        all_at_once: step_of(sequential),
+        pipelined: step_of(rank_state),
     }
-    timings = alternate(contenders, one, num_repeats, device)
+    timings = alternate(contenders, alone, num_repeats, device)
     if not rank_state.is_writer:
         return
-    stages, pieces = layout.pipeline_size, layout.num_microbatches
-    ceiling = layout.num_replicas * stages * pieces / (pieces + stages - 1)
-    cores = layout.world_size * median(timings.ratios(crowd))
+    stages, num_microbatches = layout.pipeline_size, layout.num_microbatches
+    waves = num_microbatches + stages - 1
+    ceiling = layout.num_replicas * stages * num_microbatches / waves
+    cores = layout.world_size * median(timings.ratios(all_at_once))
     question = (
         f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {layout}, "
         f"{run.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
@@ -57,7 +69,10 @@ def bench_pipeline(
 
 
 def step_of(rank_state: RankState | None) -> Callable[[], object]:
-    """A training step on the first batch of a run, read before; nothing for no worker."""
+    """Make a training step on the first batch of a run, which is read here.
+
+    Without a rank state the step does nothing.
+    """
     if rank_state is None:
         return lambda: None
     _, batch, _ = next(iter(batches(rank_state)))

@@ -1,4 +1,4 @@
-"""How far off is the predicted step? Layouts of one and two ranks, predicted and then measured."""
+"""How far off is a predicted step? Predict and measure layouts of one and two ranks."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,8 @@ class Case:
     """A layout to predict and to measure.
 
     Attributes:
-        layout: the degrees.
-        plan: the cut.
+        layout: degrees of parallelism and the schedule.
+        plan: the cut into stages.
     """
 
     layout: Layout
@@ -40,7 +40,7 @@ class Case:
 
 
 def list_cases(num_blocks: int, batch_size: int) -> list[Case]:
-    """Layouts of at most two ranks: stages, micro-batches, schedules, cuts, replicas."""
+    """List layouts of at most two ranks with various stages, micro-batches, schedules and cuts."""
     degrees: list[tuple[int, int, int, Literal["gpipe", "1f1b"], int]] = [
         (1, 5, 1, "gpipe", 0),  # stages, micro-batches, replicas, schedule, blocks moved
         (1, 2, 1, "gpipe", 0),
@@ -68,7 +68,18 @@ def list_cases(num_blocks: int, batch_size: int) -> list[Case]:
 def bench_predict(
     run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int
 ) -> None:
-    """Profile the model, predict a step of every layout, and measure it; as one of two ranks."""
+    """Profile the model, predict a step of every layout, and measure it, as one of two ranks.
+
+    Args:
+        run: the run with the layout, model and data to time.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the results.
+        num_repeats: timed repeats of every contender.
+
+    Raises:
+        InputError: the layout does not have two ranks.
+    """
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     cases = list_cases(num_blocks, run.batch_size)
@@ -101,14 +112,22 @@ def check_two_ranks(run: Run, name: str) -> None:
 
 
 def with_layout(run: Run, case: Case) -> Run:
-    """The run with another layout."""
+    """Return the run with the layout and the plan of a case."""
     return replace(run, layout=case.layout, plan=case.plan)
 
 
 def time_layouts(
     run: Run, rank: int, device: torch.device, cases: list[Case], num_repeats: int
 ) -> Timings:
-    """Steps of all layouts in turn; where one rank is enough, the other waits."""
+    """Time the steps of all layouts in turn; where one rank is enough, the other waits.
+
+    Args:
+        run: the run with the model and data.
+        rank: position in the world.
+        device: device of this rank.
+        cases: layouts to time; the first is the reference of the ratios.
+        num_repeats: timed steps of every layout.
+    """
     contenders = {}
     for case in cases:
         takes_part = rank < case.layout.world_size
@@ -122,7 +141,17 @@ def time_layouts(
 def compare_steps(
     profile: Profile, run: Run, cases: list[Case], timings: Timings
 ) -> tuple[list[tuple[str, ...]], list[float]]:
-    """Lines of a table, and how far every prediction is off, as a share of what was measured."""
+    """Compare predicted with measured steps.
+
+    Args:
+        profile: costs of the model's pieces.
+        run: the run with the batch size.
+        cases: layouts to compare.
+        timings: measured steps by the name of the layout.
+
+    Returns:
+        Rows of a table, and the errors of the predictions as shares of the measured median.
+    """
     lines: list[tuple[str, ...]] = []
     errors: list[float] = []
     for case in cases:

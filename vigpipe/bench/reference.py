@@ -1,10 +1,10 @@
-"""What the benchmarks compare with: ViG as everyone writes it today.
+"""The models that the benchmarks compare with: ViG and the study's model as usually written.
 
-Channels first, every layer of a block a 1x1 convolution, and for the graph what the published code
-(huawei-noah/Efficient-AI-Backbones, vig_pytorch) does: the whole (B, N, N) distance matrix, topk
-over it, two gathers of (B, C, N, K) numbers, their difference, its maximum. And the study's model
-as its author wrote it, with torch-geometric's GraphConv. Names of the parameters are those of
-`vigpipe.model`, so weights load from one into the other.
+ViG has channels first, and every layer of a block is a 1x1 convolution. Its graph is made as in the
+published code (huawei-noah/Efficient-AI-Backbones, vig_pytorch): the whole (B, N, N) distance
+matrix, topk over it, two gathers of (B, C, N, K) numbers, their difference, and its maximum. The
+study's model is written as by its author, with torch-geometric's GraphConv. The parameters have the
+names of those in `vigpipe.model`, so weights load from one into the other.
 """
 
 import warnings
@@ -22,7 +22,20 @@ from vigpipe.model.vig import VisionGnn
 def neighbours(
     x: Tensor, y: Tensor, bias: Tensor | None, k: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Graph and max-relative aggregation: (B, C, N, 1), (B, C, M, 1) -> (B, N, K), (B, C, N, 1)."""
+    """Make the kNN graph and the max-relative aggregate.
+
+    Han et al. 2022 (arXiv:2206.00272).
+
+    Args:
+        x: node features, (B, C, N, 1).
+        y: features of the candidates for neighbours, (B, C, M, 1).
+        bias: relative positions to add to the distances, broadcast to (B, N, M); None for none.
+        k: neighbours per node.
+        dilation: every dilation-th of the k * dilation nearest candidates is taken.
+
+    Returns:
+        Indices of the neighbours, (B, N, K) int64, and the aggregate, (B, C, N, 1).
+    """
     with torch.no_grad():
         nodes = F.normalize(x, dim=1).squeeze(-1).transpose(1, 2)  # (B, N, C)
         others = F.normalize(y, dim=1).squeeze(-1).transpose(1, 2)
@@ -32,12 +45,12 @@ def neighbours(
         if bias is not None:
             distance = distance + bias
         graph = torch.topk(-distance, k * dilation).indices[..., ::dilation]
-        own = torch.arange(x.shape[2], device=x.device).view(1, -1, 1).expand_as(graph)
-    return graph, (_gather(y, graph) - _gather(x, own)).max(-1, keepdim=True).values
+        center = torch.arange(x.shape[2], device=x.device).view(1, -1, 1).expand_as(graph)
+    return graph, (_gather(y, graph) - _gather(x, center)).max(-1, keepdim=True).values
 
 
 def _gather(x: Tensor, graph: Tensor) -> Tensor:
-    """(B, C, M, 1), (B, N, K) -> (B, C, N, K)."""
+    """Gather the features of all neighbours: (B, C, M, 1), (B, N, K) -> (B, C, N, K)."""
     num_images, num_channels, num_nodes, _ = x.shape
     offsets = torch.arange(num_images, device=x.device).view(-1, 1, 1) * num_nodes
     table = x.transpose(1, 2).reshape(-1, num_channels)
@@ -120,10 +133,10 @@ class _Stem(nn.Module):
 
 
 class ReferenceVig(nn.Module):
-    """A kNN, max-relative, BatchNorm ViG of the same shape and weights as one of ours.
+    """A kNN, max-relative, BatchNorm ViG with the shape and the weights of a vigpipe model.
 
     Args:
-        model: what to imitate.
+        model: the model whose shape and weights are copied.
     """
 
     def __init__(self, model: VisionGnn) -> None:
@@ -148,7 +161,7 @@ class ReferenceVig(nn.Module):
         self.load_state_dict(state)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C_in, H, W) -> (B, classes)."""
+        """Compute the logits: (B, C_in, H, W) -> (B, classes)."""
         x = self.stem.convs(images) + self.pos_embed
         for block in self.backbone:
             x = block(x)
@@ -156,7 +169,7 @@ class ReferenceVig(nn.Module):
 
 
 def _torch_geometric() -> Any:  # noqa: ANN401
-    with warnings.catch_warnings():  # of what it does itself while it is imported
+    with warnings.catch_warnings():  # warnings about its own code while it is imported
         warnings.simplefilter("ignore")
         import torch_geometric.nn
         import torch_geometric.utils
@@ -191,7 +204,7 @@ class _StudyBlock(nn.Module):
 
 
 class ReferenceStudy(nn.Module):
-    """The study's model with torch-geometric's GraphConv on one graph of all images' pixels."""
+    """The study's model, with torch-geometric's GraphConv on one graph of all images' pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +212,7 @@ class ReferenceStudy(nn.Module):
         self.fc1, self.fc2 = nn.Linear(3, 1024), nn.Linear(1024, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, 10)."""
+        """Compute the logits: (B, 3, H, W) -> (B, 10)."""
         num_images, _, height, width = images.shape
         edges = _torch_geometric().utils.grid(height, width)[0]
         edges = edges[:, edges[0] != edges[1]]  # (2, E), without loops

@@ -1,4 +1,4 @@
-"""What does a checkpoint cost the steps beside which it is written?"""
+"""How much does a checkpoint slow down the steps during which it is written?"""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +16,21 @@ from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.train import train_step
 
-NUM_STEPS = 5  # from checkpoint to checkpoint
+NUM_STEPS = 5  # optimizer steps that each contender does
 
 
 def bench_checkpoint(
     run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int
 ) -> None:
-    """Time some steps alone, and the same with a checkpoint that is begun before them."""
+    """Time some steps alone, and the same steps with a checkpoint that is begun before them.
+
+    Args:
+        run: the run with the layout, model and data to time.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the results.
+        num_repeats: timed repeats of every contender.
+    """
     rank_state = make_rank_state(run, rank, device)
     problems: list[str] = []
     checkpoints = Checkpoints(rank_state, folder, problems.append)

@@ -1,4 +1,4 @@
-"""Time contenders in turn, in one run, and write down what makes the figures believable."""
+"""Time contenders in turn in one run, and write the results with their spread and origin."""
 
 import csv
 import statistics
@@ -14,7 +14,7 @@ from tabulate import tabulate
 from vigpipe.launch.device import synchronize
 from vigpipe.run.provenance import origin
 
-NUM_WARMUP = 2
+NUM_WARMUP = 2  # rounds that are not timed
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Timings:
     """Seconds of every repeat of every contender.
 
     Attributes:
-        seconds: by contender, in the order of the repeats; a repeat lasts as long as its slowest
-            rank.
-        reference: the contender that the others are compared with.
+        seconds: seconds by contender, in the order of the repeats; a repeat lasts as long as its
+            slowest rank.
+        reference: name of the contender that the others are compared with.
     """
 
     seconds: Mapping[str, list[float]]
     reference: str
 
     def ratios(self, name: str) -> list[float]:
-        """How many times faster than the reference, repeat by repeat."""
+        """Compute how many times faster a contender is than the reference, repeat by repeat."""
         pairs = zip(self.seconds[self.reference], self.seconds[name], strict=True)
         return [reference / other for reference, other in pairs]
 
     def table(self, fmt: str = "simple") -> str:
-        """Median and spread of every contender, and of its ratio to the reference."""
+        """Make a table of the median and spread of every contender and of its ratio."""
         rows = [
             (
                 name,
@@ -57,10 +57,19 @@ def alternate(
     num_repeats: int,
     device: torch.device,
 ) -> Timings:
-    """Run every contender once, then all of them again, and so on: noise hits all alike.
+    """Run all contenders once, then all of them again, and so on, so that noise hits all alike.
 
-    Every rank calls this with the same names; a process alone may call it too. The clock starts
-    after a barrier and stops when the device has done its work; two rounds of warm-up are left out.
+    Every rank calls this with the same names; a lone process may call it too. The clock starts
+    after a barrier and stops when the device has done its work. NUM_WARMUP rounds are left out.
+
+    Args:
+        contenders: functions to time, by name.
+        reference: name of the contender that the others are compared with.
+        num_repeats: timed rounds.
+        device: device that the contenders work on.
+
+    Returns:
+        The seconds of every repeat, the same on every rank.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(NUM_WARMUP + num_repeats):
@@ -82,7 +91,15 @@ def alternate(
 def write_results(
     folder: Path, title: str, question: str, timings: Timings, device: torch.device
 ) -> None:
-    """Write README.md and rows.csv of a benchmark to its folder."""
+    """Write README.md and rows.csv of a benchmark.
+
+    Args:
+        folder: folder to write to.
+        title: heading of the page.
+        question: what was measured, and what the answer is.
+        timings: the measured seconds.
+        device: device of this rank, whose hardware the page names.
+    """
     (folder / "README.md").write_text(
         f"# {title}\n\n{question}\n\n{timings.table('github')}\n\n"
         f"{origin(device)}"

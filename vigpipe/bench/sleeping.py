@@ -1,12 +1,12 @@
 """A model that sleeps as long as a measured one computes, with tensors of the true sizes.
 
-What costs a core in a real stage costs none here, so that many stages fit on few cores:
+Sleeping needs no core, so that many stages fit on few cores:
 
-    forward    features are made (touched, so that sending them is as real as it can be), then the
-               rank sleeps until the profiled time is over
-    backward   the same, with the gradient of the input
-    weights    as many bytes as the real ones, never touched; they get no gradient, because
-               what that costs is in the profiled time, but the replicas add up all of it
+    forward    the features are made, with their memory touched so that sending them is real, and
+               the rank sleeps until the profiled time is over
+    backward   the same happens with the gradient of the input
+    weights    they have as many bytes as the real ones, but are never touched and get no gradient,
+               because that is part of the profiled time; the replicas add up buffers of full size
 """
 
 import time
@@ -23,7 +23,7 @@ NUMBER_BYTES = 4  # float32
 
 
 def sleep_until(deadline: float) -> float:
-    """Sleep until time.perf_counter() reads deadline; at once if it has passed.
+    """Sleep until time.perf_counter() reads `deadline`; return at once if it has passed.
 
     Returns:
         Seconds past the deadline on waking up.
@@ -34,21 +34,23 @@ def sleep_until(deadline: float) -> float:
 
 
 class SleepingModel(nn.Module):
-    """Stands where `vigpipe.parallel.split.Cuttable` does; a sample's features are a flat vector.
+    """A model that sleeps, in the place of a `vigpipe.parallel.split.Cuttable`.
+
+    The features of a sample are a flat vector.
 
     Args:
-        profile: what the pieces cost.
-        microbatch_size: samples of a micro-batch, at which the profile is read for the sizes of
-            boundaries.
-        scale: what the profiled seconds are multiplied by.
+        profile: costs of the model's pieces.
+        microbatch_size: samples in a micro-batch, at which the profile gives the boundary bytes.
+        scale: factor that the profiled seconds are multiplied by.
 
     Attributes:
-        late_seconds: of every sleep since it was last emptied, how late it ended.
+        late_seconds: by how many seconds each sleep ended late, since the list was last emptied.
     """
 
     def __init__(self, profile: Profile, microbatch_size: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.profile, self.microbatch_size, self.scale = profile, microbatch_size, scale
+        self.profile, self.scale = profile, scale
+        self.microbatch_size = microbatch_size
         self.num_classes = NUM_CLASSES
         self.span = (0, len(profile.blocks))
         self.has_stem, self.has_readout = True, True
@@ -56,39 +58,42 @@ class SleepingModel(nn.Module):
         self.late_seconds: list[float] = []
         pieces = {"stem": profile.stem, "readout": profile.readout}
         pieces |= {str(i): block for i, block in enumerate(profile.blocks)}
-        # At least one number each, or a stage of a block without weights had nothing to add up.
+        # Each has at least one number, so that a stage whose block has no weights has something to
+        # add up.
         self.weights = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.empty(max(1, piece.parameter_bytes // NUMBER_BYTES)))
                 for name, piece in pieces.items()
             }
         )
-        # Autograd runs the backward of a stage only if something in it wants a gradient; the
-        # images do not. No parameter, so that nobody waits for its gradient.
+        # Autograd runs the backward of a stage only if something in it requires a gradient, and the
+        # images do not. This is not a parameter, so that no one waits for its gradient.
         self.root = torch.zeros((), requires_grad=True)
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Shape of what one sample hands to a block, or to the readout."""
-        giver = self.profile.blocks[block - 1] if block else self.profile.stem
-        size = (
-            self.profile.at(giver.boundary_bytes, self.microbatch_size)
-            / self.microbatch_size
-            / NUMBER_BYTES
-        )
-        return (max(1, round(size)),)
+        """Return the shape of one sample's features where they enter a block, or the readout."""
+        sender = self.profile.blocks[block - 1] if block else self.profile.stem
+        microbatch_bytes = self.profile.at(sender.boundary_bytes, self.microbatch_size)
+        return (max(1, round(microbatch_bytes / self.microbatch_size / NUMBER_BYTES)),)
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
-        """Delete everything but these blocks, and the stem and the readout if they are wanted."""
-        kept = list(blocks)
-        self.span = (kept[0], kept[-1] + 1)
+        """Delete everything but the pieces of one stage.
+
+        Args:
+            blocks: indices of the blocks to keep, consecutive.
+            stem: whether to keep the stem.
+            readout: whether to keep the readout.
+        """
+        indices = list(blocks)
+        self.span = (indices[0], indices[-1] + 1)
         self.has_stem, self.has_readout = stem, readout
-        names = {*map(str, kept), *["stem"] * stem, *["readout"] * readout}
+        names = {*map(str, indices), *["stem"] * stem, *["readout"] * readout}
         for name in set(self.weights) - names:
             del self.weights[name]
 
     @property
     def pieces(self) -> list[Piece]:
-        """What is present, in order."""
+        """The pieces that have been kept, in order."""
         first, end = self.span
         return [
             *[self.profile.stem] * self.has_stem,
@@ -97,26 +102,32 @@ class SleepingModel(nn.Module):
         ]
 
     def forward_seconds(self, num_samples: int) -> float:
-        """What a forward of so many samples sleeps."""
+        """Return the seconds that the forward of so many samples sleeps."""
         return self.scale * sum(self.profile.at(p.forward, num_samples) for p in self.pieces)
 
     def backward_seconds(self, num_samples: int) -> float:
-        """What a backward of so many samples sleeps."""
+        """Return the seconds that the backward of so many samples sleeps."""
         return self.scale * sum(self.profile.at(p.backward, num_samples) for p in self.pieces)
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """(b, ...) -> (b, n): zeros, after the profiled seconds."""
+        """Return zeros after the profiled seconds: (B, ...) -> `output_shape(B)`."""
         return _Sleep.apply(x, self.root, self)  # pyright: ignore[reportReturnType]
 
     def output_shape(self, num_samples: int) -> tuple[int, ...]:
-        """Shape of what `forward` gives."""
+        """Return the shape of the result of `forward` for so many samples."""
         if self.has_readout:
             return (num_samples, self.num_classes)
         return (num_samples, *self.boundary_shape(self.span[1]))
 
     def zeros_after(self, start: float, seconds: float, shape: tuple[int, ...]) -> Tensor:
-        """Zeros of a shape, `seconds` after `start` on time.perf_counter()."""
-        # Not torch.zeros: that leaves it to the first reader to touch the memory.
+        """Make zeros and sleep until a time.
+
+        Args:
+            start: time in seconds on time.perf_counter().
+            seconds: how long after `start` the sleep ends.
+            shape: shape of the zeros.
+        """
+        # torch.zeros would leave it to the first reader to touch the memory.
         values = torch.empty(shape).zero_()
         self.late_seconds.append(sleep_until(start + seconds))
         return values
@@ -132,6 +143,6 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:  # noqa: ANN401
         start = time.perf_counter()
-        num_samples = ctx.shape[0]
-        gradient = ctx.model.zeros_after(start, ctx.model.backward_seconds(num_samples), ctx.shape)
+        seconds = ctx.model.backward_seconds(ctx.shape[0])
+        gradient = ctx.model.zeros_after(start, seconds, ctx.shape)
         return (gradient if ctx.needs_input_grad[0] else None), None, None

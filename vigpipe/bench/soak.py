@@ -1,13 +1,13 @@
-"""A long run to which something happens again and again: does it end as if nothing had?
+"""Does a long run with many faults end with the same weights as one without?
 
-Two runs of the same command line: one that is left alone, and one whose ranks are killed, frozen
-and asked to stop at steps that a seed chooses. What is told of them:
+Two runs have the same command line: one is left alone, and in the other one ranks are killed,
+frozen and asked to stop at steps that a seed chooses. The page reports:
 
     weights    the largest difference between the two at the end
-    memory     of the ranks of the run that is left alone, and their open files: must not grow
-    goodput    the steps' own seconds in the run that is left alone / wall time of the run that is
-               not, from its first start to its last end, restarts, checkpoints and steps done
-               twice included
+    memory     the growth of memory and open files of the ranks of the run that is left alone
+    goodput    the seconds of the steps in the run that is left alone / the wall time of the other
+               run, from its first start to its last end, with restarts, checkpoints and steps
+               done twice
 """
 
 import contextlib
@@ -43,12 +43,12 @@ _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "stop": signal.SIG
 
 
 class Fault(NamedTuple):
-    """What is to happen, and when.
+    """A fault that is planned.
 
     Attributes:
-        step: when this many steps are done.
-        kind: SIGKILL or SIGSTOP to a rank, or SIGTERM to the launcher.
-        rank: which one; -1 for the launcher.
+        step: number of steps after which it happens.
+        kind: SIGKILL (kill) or SIGSTOP (freeze) to a rank, or SIGTERM (stop) to the launcher.
+        rank: rank that gets the signal; -1 for the launcher.
     """
 
     step: int
@@ -58,15 +58,15 @@ class Fault(NamedTuple):
 
 @dataclass
 class Happened:
-    """What a fault cost.
+    """A fault that has happened, and what it cost.
 
     Attributes:
-        step: steps done when it happened.
-        kind: see Fault.
-        rank: see Fault.
-        began: when, by time.perf_counter.
-        lost_steps: that were done again.
-        seconds: from the fault to the first step beyond those that were done.
+        step: number of steps that were done when it happened.
+        kind: kill, freeze or stop.
+        rank: rank that got the signal; -1 for the launcher.
+        began: time of the fault on time.perf_counter.
+        lost_steps: number of steps that had to be done again.
+        seconds: seconds from the fault until the run got beyond the steps that had been done.
     """
 
     step: int
@@ -78,7 +78,7 @@ class Happened:
 
 
 class Sample(NamedTuple):
-    """One rank's memory at a step."""
+    """Memory and open files of one rank at a step."""
 
     step: int
     rank: int
@@ -88,7 +88,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Ended:
-    """A run from its first start to its last end."""
+    """A run that has ended, from its first start to its last end."""
 
     folder: Path
     wall_seconds: float
@@ -97,7 +97,7 @@ class Ended:
 
 
 def bench_soak(options: SoakBench) -> None:
-    """Run both and write README.md, faults.csv and memory.csv; a signal ends what runs, too."""
+    """Run both and write README.md, faults.csv and memory.csv; a signal ends the runs as well."""
     try:
         with stoppable():
             _soak(options)
@@ -127,9 +127,9 @@ def _soak(options: SoakBench) -> None:
 
 
 def choose_faults(options: SoakBench) -> list[Fault]:
-    """About every `faults_every` steps, in random order of kinds and ranks."""
+    """Choose a fault of random kind and rank about every `faults_every` steps."""
     generator = random.Random(options.seed)
-    found: list[Fault] = []
+    faults: list[Fault] = []
     step = 0.0
     while options.faults_every:
         step += generator.uniform(0.5, 1.5) * options.faults_every
@@ -137,12 +137,12 @@ def choose_faults(options: SoakBench) -> list[Fault]:
             break
         kind = generator.choice(get_args(Kind))
         rank = generator.randrange(options.stages * options.dp)
-        found.append(Fault(int(step), kind, -1 if kind == "stop" else rank))
-    return found
+        faults.append(Fault(int(step), kind, -1 if kind == "stop" else rank))
+    return faults
 
 
 def command_of(folder: Path, options: SoakBench) -> list[str]:
-    """The run's command line, the same for every start of it."""
+    """Make the command line of a run, which is the same for all its starts."""
     words: dict[str, Any] = {
         "--model": options.model,
         "--data": options.data,
@@ -165,7 +165,16 @@ def command_of(folder: Path, options: SoakBench) -> list[str]:
 
 
 def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
-    """Start a run, let the faults happen, and start it again whenever it asks for that."""
+    """Start a run, let the faults happen, and start it again whenever it exits to be restarted.
+
+    Args:
+        folder: folder of the run.
+        options: options of the benchmark.
+        faults: faults in the order of their steps; may be empty.
+
+    Raises:
+        InputError: the run ended with an unexpected exit code.
+    """
     happened: list[Happened] = []
     samples: list[Sample] = []
     coming = list(faults)
@@ -180,7 +189,7 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
                     _account(happened, step)
                     if samples[-1:] == [] or step >= samples[-1].step + options.checkpoint_every:
                         samples += _sample(place, step)
-                    if coming and step >= coming[0].step and _happen(coming[0], place, child):
+                    if coming and step >= coming[0].step and _send_signal(coming[0], place, child):
                         fault = coming.pop(0)
                         happened.append(Happened(step, fault.kind, fault.rank, time.perf_counter()))
                     time.sleep(POLL_SECONDS)
@@ -190,7 +199,7 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
                 return Ended(folder, time.perf_counter() - began, happened, samples)
             if code != SAVED:
                 break
-            happened[-1].step = last_step(folder)  # it went on to the end of its step
+            happened[-1].step = last_step(folder)  # it had gone on to the end of its step
             happened[-1].seconds = 0.0
     raise InputError(f"{folder}: the run ended with exit code {code}, for the reason above")
 
@@ -213,7 +222,7 @@ def _started(command: list[str], place: Path) -> "Iterator[subprocess.Popen[byte
 
 
 def last_step(folder: Path) -> int:
-    """The last step in metrics.jsonl; 0 before there is one."""
+    """Return the last step in metrics.jsonl; 0 before there is one."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -230,16 +239,16 @@ def last_step(folder: Path) -> int:
 
 
 def _pids(place: Path) -> dict[int, int]:
-    """Process ids of the ranks there are, by rank."""
-    found: dict[int, int] = {}
+    """Return the process ids of the running ranks, by rank."""
+    pids: dict[int, int] = {}
     for path in sorted(place.glob("vigpipe-*/rank*.pid"), key=lambda path: path.stat().st_mtime):
         with contextlib.suppress(OSError, ValueError):
-            found[int(path.stem.removeprefix("rank"))] = int(path.read_text())
-    return found
+            pids[int(path.stem.removeprefix("rank"))] = int(path.read_text())
+    return pids
 
 
-def _happen(fault: Fault, place: Path, child: "subprocess.Popen[bytes]") -> bool:
-    """Send the signal; False if there is nobody yet to get it."""
+def _send_signal(fault: Fault, place: Path, child: "subprocess.Popen[bytes]") -> bool:
+    """Send the signal of a fault; return False if its process does not run yet."""
     pid = child.pid if fault.rank < 0 else _pids(place).get(fault.rank)
     if pid is None:
         return False
@@ -251,7 +260,7 @@ def _happen(fault: Fault, place: Path, child: "subprocess.Popen[bytes]") -> bool
 
 
 def _account(happened: list[Happened], step: int) -> None:
-    """See how far the last fault has thrown the run back, and when it has made up for that."""
+    """Update the cost of the last fault: steps that are lost, and seconds until they are done."""
     if not happened or happened[-1].seconds > 0:
         return
     last = happened[-1]
@@ -262,17 +271,17 @@ def _account(happened: list[Happened], step: int) -> None:
 
 
 def _sample(place: Path, step: int) -> list[Sample]:
-    found: list[Sample] = []
+    samples: list[Sample] = []
     page = os.sysconf("SC_PAGE_SIZE")
     for rank, pid in sorted(_pids(place).items()):
         with contextlib.suppress(OSError):
             resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
-            found.append(Sample(step, rank, resident, len(os.listdir(f"/proc/{pid}/fd"))))
-    return found
+            samples.append(Sample(step, rank, resident, len(os.listdir(f"/proc/{pid}/fd"))))
+    return samples
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """Write what ranks needed as CSV."""
+    """Write samples of memory as a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(Sample._fields)
@@ -280,38 +289,49 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read what `write_samples` wrote."""
+    """Read samples that `write_samples` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         return [Sample(*map(int, row)) for row in list(csv.reader(file))[1:]]
 
 
 def growth(samples: Sequence[Sample], num_steps: int) -> list[tuple[int, float, int]]:
-    """By rank: how much its memory grew (a share), and by how many its open files.
+    """Compute how much the ranks grew, from the second tenth of the run to its last tenth.
 
-    From the median of the second tenth of the run to that of its last tenth.
+    Returns:
+        (rank, growth of the median memory as a share, growth of the median number of open files).
     """
-    found: list[tuple[int, float, int]] = []
+    grown: list[tuple[int, float, int]] = []
     for rank in sorted({sample.rank for sample in samples}):
-        own = [sample for sample in samples if sample.rank == rank]
-        early = [s for s in own if SETTLED <= s.step / num_steps < 2 * SETTLED]
-        late = [s for s in own if s.step / num_steps >= 1 - SETTLED]
+        of_rank = [sample for sample in samples if sample.rank == rank]
+        early = [s for s in of_rank if SETTLED <= s.step / num_steps < 2 * SETTLED]
+        late = [s for s in of_rank if s.step / num_steps >= 1 - SETTLED]
         if early and late:
-            memory = [median(s.resident_bytes for s in part) for part in (early, late)]
-            files = [median(s.open_files for s in part) for part in (early, late)]
-            found.append((rank, memory[1] / memory[0] - 1, int(files[1] - files[0])))
-    return found
+            memory = [median(s.resident_bytes for s in period) for period in (early, late)]
+            files = [median(s.open_files for s in period) for period in (early, late)]
+            grown.append((rank, memory[1] / memory[0] - 1, int(files[1] - files[0])))
+    return grown
 
 
 def largest_difference(one: Path, other: Path) -> float:
-    """Between the weights of two runs."""
-    ours, theirs = (load_file(run / "model.safetensors") for run in (one, other))
-    if ours.keys() != theirs.keys():
+    """Return the largest difference between the weights of two runs."""
+    weights, other_weights = (load_file(run / "model.safetensors") for run in (one, other))
+    if weights.keys() != other_weights.keys():
         raise RuntimeError(f"{one} and {other} are runs of different models")
-    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
+    return max(
+        float((weights[name].double() - other_weights[name].double()).abs().max())
+        for name in weights
+    )
 
 
 def report(options: SoakBench, left_alone: Path, broken: Ended, samples: Sequence[Sample]) -> str:
-    """The page."""
+    """Write the page about both runs as Markdown.
+
+    Args:
+        options: options of the benchmark.
+        left_alone: folder of the run without faults.
+        broken: the run with faults.
+        samples: memory of the ranks of the run without faults.
+    """
     rows = map(json.loads, (left_alone / "metrics.jsonl").read_text().splitlines())
     useful_seconds = sum(row.get("step_seconds", 0.0) for row in rows)
     goodput = useful_seconds / broken.wall_seconds
@@ -319,12 +339,12 @@ def report(options: SoakBench, left_alone: Path, broken: Ended, samples: Sequenc
     by_kind = [
         (
             kind,
-            len(those),
-            _mean_and_most([fault.lost_steps for fault in those]),
-            _mean_and_most([fault.seconds for fault in those]),
+            len(faults),
+            _mean_and_most([fault.lost_steps for fault in faults]),
+            _mean_and_most([fault.seconds for fault in faults]),
         )
         for kind in get_args(Kind)
-        if (those := [fault for fault in broken.faults if fault.kind == kind])
+        if (faults := [fault for fault in broken.faults if fault.kind == kind])
     ]
     table = tabulate(
         by_kind,

@@ -1,4 +1,4 @@
-"""vig_study on one machine: torch-geometric's formulation, plain torch, and fused."""
+"""Benchmark vig_study on one machine: torch-geometric's formulation, plain torch, and fused."""
 
 from collections.abc import Callable
 from statistics import median
@@ -20,7 +20,7 @@ GB = 1e9
 
 
 def make_model(name: str) -> nn.Module:
-    """The same weights in every formulation."""
+    """Make the model in one of the formulations, all with the same weights."""
     torch.manual_seed(0)
     model = create_model("vig_study", num_classes=10, impl="plain" if name == "plain" else "fused")
     assert isinstance(model, VigStudy)
@@ -32,7 +32,13 @@ def make_model(name: str) -> nn.Module:
 
 
 def make(name: str, batch_size: int, device: torch.device) -> Callable[[], Tensor]:
-    """A training step: forward, backward, Adam; gives the loss."""
+    """Make a training step (forward, backward, Adam), which returns the loss.
+
+    Args:
+        name: one of CONTENDERS.
+        batch_size: images of the step.
+        device: device to run on.
+    """
     model = make_model(name).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     generator = torch.Generator().manual_seed(0)
@@ -50,8 +56,13 @@ def make(name: str, batch_size: int, device: torch.device) -> Callable[[], Tenso
 
 
 def differences(batch_size: int, name: str) -> tuple[float, float]:
-    """Logits and the whole gradient against float64, by torch-geometric: relative 2-norms."""
-    found: list[tuple[Tensor, Tensor]] = []
+    """Compare a formulation in float32 with torch-geometric's in float64.
+
+    Returns:
+        The largest difference of the logits over the largest logit, and the 2-norm of the
+        difference of the whole gradient over that of the gradient.
+    """
+    results: list[tuple[Tensor, Tensor]] = []
     for kind, dtype in (("reference", torch.float64), (name, torch.float32)):
         model = make_model(kind).to(dtype).train()
         generator = torch.Generator().manual_seed(0)
@@ -61,23 +72,27 @@ def differences(batch_size: int, name: str) -> tuple[float, float]:
         F.cross_entropy(logits, labels).backward()
         gradients = dict(model.named_parameters())
         flat = [gradients[key].grad.flatten() for key in sorted(gradients)]  # pyright: ignore[reportOptionalMemberAccess]
-        found.append((logits.detach().double(), torch.cat(flat).double()))
-    (_, truth), (_, gradient) = found
+        results.append((logits.detach().double(), torch.cat(flat).double()))
+    (_, truth), (_, gradient) = results
     return (
-        relative_difference(found[1][0], found[0][0]),
+        relative_difference(results[1][0], results[0][0]),
         float((gradient - truth).norm() / truth.norm()),
     )
 
 
 def bench_study(config: StudyBench) -> None:
-    """Time training steps of every batch size; what would not fit is left out and said so."""
+    """Run `vigpipe bench study`: time training steps of every batch size.
+
+    Above --most-reference images only the fused formulation is run, because the others need too
+    much memory.
+    """
     device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     for batch_size in _batch_sizes(config.batch_sizes):
         has_reference = batch_size <= config.most_reference
         names = CONTENDERS if has_reference else ("fused",)
-        # Before this process has grown: two at once might not fit.
+        # Measured before this process has grown, because two large processes might not fit.
         memory = {
             name: peaks(make, name, batch_size, device=device.type, threads=config.threads)
             for name in names
@@ -118,7 +133,7 @@ def bench_study(config: StudyBench) -> None:
 
 def _batch_sizes(text: str) -> list[int]:
     try:
-        sizes = [int(part) for part in text.split(",")]
+        sizes = [int(word) for word in text.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:

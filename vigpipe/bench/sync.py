@@ -1,4 +1,4 @@
-"""What does it cost to add gradients up: DDP, after the drain, or so in double precision?"""
+"""Compare ways to add up gradients: DDP, after the pipeline has drained, or so in float64."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,18 @@ SYNCS: tuple[Sync, ...] = ("ddp", "drain", "double")
 
 
 def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repeats: int) -> None:
-    """Time a step of the layout with each way to add gradients up over the replicas."""
+    """Time a step of the layout with each way to add up gradients over the replicas.
+
+    Args:
+        run: the run with the layout, model and data to time.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the results.
+        num_repeats: timed repeats of every contender.
+
+    Raises:
+        InputError: the layout has a single replica.
+    """
     if run.layout.num_replicas == 1:
         raise InputError("bench sync adds gradients up over replicas; choose --dp 2 or more")
     rank_states = [

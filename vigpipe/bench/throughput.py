@@ -1,4 +1,4 @@
-"""Images a second of a ViG, training and inference, against the formulation everyone uses."""
+"""Benchmark training and inference of a ViG against the usual formulation, in images/s."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +25,12 @@ NUM_CLASSES = 1000
 
 
 def make_model(model_name: str, name: str) -> nn.Module:
-    """Reference, plain or fused, each perhaps `compiled`: the same weights."""
+    """Make a model in one of the formulations, all with the same weights.
+
+    Args:
+        model_name: name of the model.
+        name: a text that begins with `reference`, `plain` or `fused`.
+    """
     torch.manual_seed(0)
     impl = "plain" if name.startswith("plain") else "fused"
     model = create_model(model_name, num_classes=NUM_CLASSES, impl=impl)
@@ -36,7 +41,16 @@ def make_model(model_name: str, name: str) -> nn.Module:
 def make(
     model_name: str, name: str, dtype: str, batch_size: int, train: bool, device: torch.device
 ) -> Callable[[], Tensor]:
-    """A training step with AdamW, or a forward in evaluation mode; gives the logits."""
+    """Make a training step with AdamW, or a forward in evaluation mode; both return the logits.
+
+    Args:
+        model_name: name of the model.
+        name: `reference`, `plain` or `fused`; with `, compiled` it runs through torch.compile.
+        dtype: `float32`, or `bfloat16` for autocast.
+        batch_size: images of a step.
+        train: whether to make a training step.
+        device: device to run on.
+    """
     model = make_model(model_name, name).to(device).train(train)
     if not train and name.startswith("fused"):
         model = reparameterize_model(model)  # norms folded into the weights
@@ -47,13 +61,13 @@ def make(
     if name.startswith("reference") and device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
-    kept = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    lowered = torch.autocast(device.type, kept) if dtype == "bfloat16" else nullcontext()
+    torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    autocast = torch.autocast(device.type, torch_dtype) if dtype == "bfloat16" else nullcontext()
     optimizer = torch.optim.AdamW(model.parameters(), fused=not name.startswith("reference"))
 
     def train_step() -> Tensor:
         optimizer.zero_grad()
-        with lowered:
+        with autocast:
             logits = run(images)
         F.cross_entropy(logits.float(), labels).backward()
         optimizer.step()
@@ -61,23 +75,23 @@ def make(
 
     @torch.inference_mode()
     def infer() -> Tensor:
-        with lowered:
+        with autocast:
             return run(images)
 
     return train_step if train else infer
 
 
 def matrix_rate(dtype: str, device: torch.device) -> float:
-    """FLOP/s of a large square matrix product, the best of ten: what this machine can give."""
+    """Measure this machine's peak as the FLOP/s of a large square matrix product, best of ten."""
     side = 8192 if device.type == "cuda" else 2048
-    kept = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    a, b = (torch.randn(side, side, device=device, dtype=kept) for _ in range(2))
+    torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    a, b = (torch.randn(side, side, device=device, dtype=torch_dtype) for _ in range(2))
     times = alternate({"product": lambda: a @ b}, "product", 10, device).seconds["product"]
     return 2 * side**3 / min(times)
 
 
 def flops(model_name: str, train: bool) -> int:
-    """Of one image, matrix products and convolutions only; a multiply-add is two."""
+    """Count the FLOP of one image in matrix products and convolutions; a multiply-add is two."""
     model = make_model(model_name, "fused").train(train)
     images = torch.randn(1 + train, 3, *VIG_SHAPES[model_name].img_size)
     with FlopCounterMode(display=False) as counter:
@@ -88,7 +102,7 @@ def flops(model_name: str, train: bool) -> int:
 
 
 def bench_vig(config: VigBench) -> None:
-    """Time models side by side: ratio to the reference in float32, share of the matrix rate."""
+    """Run `vigpipe bench vig`: time the formulations of models side by side."""
     device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
@@ -97,8 +111,8 @@ def bench_vig(config: VigBench) -> None:
     if config.compiled:
         formulations += ("reference, compiled", "fused, compiled")
     rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
-    known = [name for name in MODELS if name in VIG_SHAPES]
-    for model_name in listed(config.models, known, "--models"):
+    model_names = [name for name in MODELS if name in VIG_SHAPES]
+    for model_name in listed(config.models, model_names, "--models"):
         for train in (True, False):
             work = flops(model_name, train)
             kinds = [(dtype, name) for dtype in dtypes for name in formulations]
