@@ -20,7 +20,7 @@ class Account:
         rank: position in the world.
         replica: index of the rank's replica.
         stages: indices of the plan's stages that the rank holds.
-        step_seconds: from the beginning of the step to its end, by a clock of its own.
+        step_seconds: seconds of the whole step, measured apart from its spans.
         seconds: seconds of each of PARTS, which add up to step_seconds.
     """
 

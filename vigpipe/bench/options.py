@@ -10,7 +10,7 @@ from vigpipe.config.options import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBench(TrainConfig):
-    """The options of train, with other defaults.
+    """Options of `vigpipe bench pipeline`: those of train, with other defaults.
 
     Attributes:
         repeats: timed steps of every contender.
@@ -27,26 +27,26 @@ class PipelineBench(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SyncBench(PipelineBench):
-    """The same with two replicas."""
+    """Options of `vigpipe bench sync`: those of `bench pipeline`, with two replicas."""
 
     dp: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointBench(PipelineBench):
-    """The options of train: what is saved, and by how many ranks."""
+    """Options of `vigpipe bench checkpoint`: those of train, for the run that is saved."""
 
     repeats: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictBench(PipelineBench):
-    """The options of train: a model, its data and its batch; the layouts are the benchmark's."""
+    """Options of `vigpipe bench predict`: those of train; the benchmark chooses the layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutsBench(PipelineBench):
-    """The options of train, with a pyramid, whose blocks are unequal."""
+    """Options of `vigpipe bench cuts`: those of train, with a pyramid, whose blocks are unequal."""
 
     model: Model = "pvig_cifar_ti"
     batch_size: int | None = 40
@@ -57,7 +57,7 @@ class EmulateBench:
     """Options of `vigpipe bench emulate`: every combination of stages, micro-batches and replicas.
 
     Attributes:
-        profile: what the pieces of the model cost, as `vigpipe plan` writes it.
+        profile: file with the costs of the model's pieces, as `vigpipe plan` writes it.
         stages: S,S,... ranks of one pipeline.
         microbatches: M,M,... micro-batches each replica cuts its share of a batch into.
         dp: D,D,... data-parallel replicas.
@@ -67,8 +67,8 @@ class EmulateBench:
         batch_size: B, samples of one optimizer step over all replicas, a multiple of every M × D;
             by default every micro-batch has as many as the largest that was profiled.
         repeats: timed steps of every layout.
-        scale: what profiled times are multiplied by, so that a slow host can stand for a fast
-            cluster.
+        scale: factor that profiled times are multiplied by, so that a slow host can stand for
+            a fast cluster.
         out: output folder; by default runs/<time>.
     """
 
@@ -108,8 +108,8 @@ class StudyBench(OpsBench):
     Attributes:
         repeats: timed steps of every contender.
         batch_sizes: B,B,... images of a mini-batch.
-        most_reference: images up to which the formulations that keep everything are run.
-        compared: images on which results and gradients are compared.
+        most_reference: largest batch on which formulations other than fused are run.
+        compared: number of images on which results and gradients are compared.
     """
 
     repeats: int = 3
@@ -145,17 +145,18 @@ class SoakBench:
 
     Attributes:
         model: the model.
-        data: as for train.
+        data: data set, as for train.
         stages: ranks of one pipeline.
         dp: data-parallel replicas.
         microbatches: micro-batches each replica cuts its share of a batch into.
         batch_size: B, samples of one optimizer step over all replicas.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
-        faults_every: steps between faults, about; 0 makes the run that is left alone only.
+        faults_every: about how many steps lie between faults; 0 makes only the run that is left
+            alone.
         timeout: seconds after which a rank that waits for a silent peer gives up.
-        unbroken: folder of the run that is left alone; made if it is not there.
-        seed: of the faults.
+        unbroken: folder of the run that is left alone; it is run if the folder does not exist.
+        seed: seed of the random choice of faults.
         out: output folder; by default runs/<time>.
     """
 

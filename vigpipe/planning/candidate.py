@@ -35,7 +35,7 @@ class Candidate:
 
     Args:
         profile: costs of the model's pieces.
-        request: what the plan must keep to.
+        request: the layouts to choose from, and their limits.
         schedule: name of the schedule.
         virtual_stages: V, stages that each rank holds.
         num_microbatches: M, micro-batches of one replica.

@@ -15,7 +15,7 @@ Stages = tuple[tuple[int, ...], ...]  # block indices of every stage, in the ord
 
 @dataclass(frozen=True)
 class Request:
-    """The layouts to choose from, and what they must keep to.
+    """The layouts to choose from, and the limits that they must keep to.
 
     Attributes:
         num_ranks: S, ranks of one pipeline.

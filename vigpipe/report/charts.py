@@ -1,4 +1,4 @@
-"""The page's charts; every one can be read without touching it, and zoomed."""
+"""Make the page's charts, which can be read as they are and zoomed."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -25,8 +25,8 @@ PIECE_COLOURS = {
     "whole": "#999999",
 }
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
-TEXT_COLOUR = "#111111"  # in a box of any of these colours
-MOST_POINTS = 1000  # of a line; more of them would show nothing more
+TEXT_COLOUR = "#111111"  # readable in boxes of all these colours
+MOST_POINTS = 1000  # of a line; with more, nothing more could be seen
 SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
 ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
 _EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
@@ -39,7 +39,7 @@ _INSIDE = {  # text within a bar, upright
 
 
 def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Training loss a step, and test loss where it was taken."""
+    """Draw the training loss of every step and the test loss of every evaluation."""
     lines = []
     for i, run in enumerate(runs):
         training = [(step.number, step.loss) for step in run.steps]
@@ -50,7 +50,7 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Top-1 and top-5 of the test images."""
+    """Draw top-1 and top-5 of the test images."""
     lines = []
     for i, run in enumerate(runs):
         top1 = [(row.step, 100 * row.top1) for row in run.evaluations]
@@ -65,7 +65,7 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Images a second, step by step."""
+    """Draw the images per second of every step."""
     lines = [
         _line(run, i, "images/s", [(step.number, step.images_per_second) for step in run.steps])
         for i, run in enumerate(runs)
@@ -76,7 +76,7 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def account_chart(accounts: Sequence[Account]) -> "Figure":
-    """Where every rank's step went, one bar a rank."""
+    """Draw where the time of a step goes, with one bar per rank."""
     from plotly.graph_objects import Bar, Figure
 
     bars = []
@@ -103,10 +103,10 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
 
 
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
-    """What the pieces of the model take: a panel a direction, a column a piece.
+    """Draw the time of the model's pieces, with one panel per direction and one column per piece.
 
     Args:
-        stacked: by direction what `durations.stacked_medians` returns, seconds.
+        stacked: seconds by direction, part and piece, from `durations.stacked_medians`.
     """
     from plotly.graph_objects import Bar
     from plotly.subplots import make_subplots
@@ -114,23 +114,23 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
     figure = make_subplots(
         rows=1, cols=len(stacked), subplot_titles=list(stacked), shared_yaxes=True
     )
-    shown: set[str] = set()
+    in_legend: set[str] = set()
     for column, parts in enumerate(stacked.values(), 1):
         for part, colour in PIECE_COLOURS.items():
-            own = parts.get(part, {})
-            if own:
+            by_piece = parts.get(part, {})
+            if by_piece:
                 bar = Bar(
                     name=part,
-                    x=[escape(piece.removeprefix("block ")) for piece in own],
-                    y=[1e3 * seconds for seconds in own.values()],
+                    x=[escape(piece.removeprefix("block ")) for piece in by_piece],
+                    y=[1e3 * seconds for seconds in by_piece.values()],
                     marker={"color": colour, "line": _EDGE},
                     legendgroup=part,
-                    showlegend=part not in shown,
+                    showlegend=part not in in_legend,
                     hovertemplate=f"%{{x}}, {part}: %{{y:.3f}} ms<extra></extra>",
                 )
                 figure.add_trace(bar, row=1, col=column)
-                shown.add(part)
-        pieces = list(dict.fromkeys(piece for own in parts.values() for piece in own))
+                in_legend.add(part)
+        pieces = list(dict.fromkeys(piece for by_piece in parts.values() for piece in by_piece))
         order = [escape(piece.removeprefix("block ")) for piece in pieces]
         figure.update_xaxes(
             type="category", categoryorder="array", categoryarray=_in_order(order), col=column
@@ -141,39 +141,40 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
 
 
 def timeline_chart(timeline: Timeline) -> "Figure":
-    """Measured above predicted, on one axis of time: one row a rank, one trace a kind.
+    """Draw the measured timeline above the predicted one, with one row per rank.
 
-    Thousands of boxes stay fluent because those of a kind are one trace.
+    All boxes of one kind of span are a single trace, which keeps thousands of them fluent.
     """
     from plotly.subplots import make_subplots
 
     panels = [timeline.measured, *([timeline.predicted] if timeline.predicted else [])]
     ranks = [sorted({span.rank for span in spans}) for spans in panels]
     titles = [f"measured, step {timeline.step}", "predicted"]
-    if len(ranks[-1]) < len(ranks[0]):  # replicas are alike, so one is predicted
+    if len(ranks[-1]) < len(ranks[0]):  # all replicas do the same, so only one is predicted
         titles[1] += ", one replica"
     figure = make_subplots(
         rows=len(panels),
         cols=1,
         shared_xaxes=True,
         subplot_titles=titles[: len(panels)],
-        row_heights=[max(len(own), 1) for own in ranks],
+        row_heights=[max(len(panel_ranks), 1) for panel_ranks in ranks],
         vertical_spacing=0.1 if len(panels) > 1 else 0,
     )
-    shown: set[Kind] = set()
+    in_legend: set[Kind] = set()
     for row, spans in enumerate(panels, 1):
         begin = min(span.start for span in spans) if spans else 0.0
         for kind in KINDS:
-            own = [span for span in spans if span.kind == kind]
-            if own:
-                figure.add_trace(_boxes(own, kind, begin, kind not in shown), row=row, col=1)
-                shown.add(kind)
+            of_kind = [span for span in spans if span.kind == kind]
+            if of_kind:
+                boxes = _boxes(of_kind, kind, begin, kind not in in_legend)
+                figure.add_trace(boxes, row=row, col=1)
+                in_legend.add(kind)
     figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
-    for row, own in enumerate(ranks, 1):
+    for row, panel_ranks in enumerate(ranks, 1):
         figure.update_yaxes(
-            tickvals=own,
-            ticktext=[f"rank {rank}" for rank in own],
-            range=[max(own, default=0) + 0.5, min(own, default=0) - 0.5],
+            tickvals=panel_ranks,
+            ticktext=[f"rank {rank}" for rank in panel_ranks],
+            range=[max(panel_ranks, default=0) + 0.5, min(panel_ranks, default=0) - 0.5],
             fixedrange=True,
             showgrid=False,
             row=row,
@@ -194,9 +195,9 @@ def _boxes(spans: Sequence[Span], kind: Kind, begin: float, in_legend: bool) -> 
         y=[span.rank for span in spans],
         base=[1e3 * (span.start - begin) for span in spans],
         x=[1e3 * span.seconds for span in spans],
-        width=0.88,  # of a row; plotly would choose it from how far apart a trace's rows are
+        width=0.88,  # of a row; plotly would derive it from the distance of a trace's rows
         text=[str(span.microbatch) for span in spans] if kind in COMPUTE else None,
-        hovertext=[_tell(span, begin) for span in spans],
+        hovertext=[_hover_text(span, begin) for span in spans],
         hovertemplate="%{hovertext}<extra></extra>",
         marker={"color": COLOURS[kind], "line": _EDGE},
         legendgroup=kind,
@@ -205,7 +206,7 @@ def _boxes(spans: Sequence[Span], kind: Kind, begin: float, in_legend: bool) -> 
     )
 
 
-def _tell(span: Span, begin: float) -> str:
+def _hover_text(span: Span, begin: float) -> str:
     words = [f"rank {span.rank}: {span.kind}"]
     words += [f"stage {span.stage}"] * (span.stage >= 0)
     words += [f"micro-batch {span.microbatch}"] * (span.microbatch >= 0)
@@ -226,7 +227,7 @@ def _line(
         return None
     xs, ys = _thinned(points)
     return Scatter(
-        name=escape(run.name),  # one entry a run; the page tells what dots and dashes are
+        name=escape(run.name),  # one entry per run; the page's text explains dots and dashes
         legendgroup=str(index),
         showlegend=dash == "solid",
         x=xs,
@@ -239,7 +240,7 @@ def _line(
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Means of neighbouring points, so that at most MOST_POINTS are left."""
+    """Average neighbouring points so that at most MOST_POINTS are left."""
     width = -(-len(points) // MOST_POINTS)
     groups = [np.asarray(points[i : i + width]).mean(0) for i in range(0, len(points), width)]
     return [float(x) for x, _ in groups], [float(y) for _, y in groups]
@@ -255,7 +256,7 @@ def _curves(lines: "Sequence[Scatter | None]", title: str) -> "Figure":
 
 
 def _styled(figure: "Figure", height: int) -> "Figure":
-    """Room and background of every chart; the page's style sheet colours text and grid."""
+    """Set margins and background of a chart; the page's style sheet colours text and grid."""
     figure.update_layout(
         template="none",
         height=height,
@@ -264,7 +265,7 @@ def _styled(figure: "Figure", height: int) -> "Figure":
         margin={"l": 70, "r": 45, "t": 60, "b": 50},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
         modebar={
-            "orientation": "v",  # beside the chart: above it stands the legend
+            "orientation": "v",  # beside the chart, because the legend is above it
             "bgcolor": "rgba(0, 0, 0, 0)",
             "color": "#8d8d8d",
             "activecolor": "#0072b2",
@@ -279,7 +280,7 @@ def _styled(figure: "Figure", height: int) -> "Figure":
 
 
 def _in_order(pieces: Sequence[str]) -> list[str]:
-    """Blocks by number between the stem and the rest."""
+    """Sort the names of pieces: the stem, the blocks by number, the others."""
     blocks = sorted((piece for piece in pieces if piece.isdigit()), key=int)
     first = [piece for piece in pieces if piece == "stem"]
     last = [piece for piece in pieces if not piece.isdigit() and piece != "stem"]

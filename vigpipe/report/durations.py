@@ -1,7 +1,7 @@
-"""What the tables of durations say: stages, the parts of the model, block by block.
+"""Make the rows of the tables of durations: stages, parts of the model, and single blocks.
 
-A value is what something took in one step, all its micro-batches together, on the rank that took
-longest: as in the tables that a timed run prints.
+A value is the seconds that something took in one step, all its micro-batches together, on the rank
+that took longest, as in the tables that a timed run prints.
 """
 
 import re
@@ -12,8 +12,8 @@ import numpy as np
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.tables import DIRECTIONS, OF_RANKS, Key, Statistics, statistics
 
-Seconds = Mapping[Key, list[float]]  # as vigpipe.timing.tables.slowest returns them
-Rows = list[tuple[str, str, Statistics]]  # name, direction, numbers
+Seconds = Mapping[Key, list[float]]  # by step, as vigpipe.timing.tables.slowest returns them
+Rows = list[tuple[str, str, Statistics]]  # name, direction, statistics
 
 PARTS_OF_BLOCK = {
     "": "block",
@@ -24,31 +24,31 @@ PARTS_OF_BLOCK = {
 }
 COMPARED = ("step", *COMPUTE, "all-reduce", "optimizer")
 _BLOCK = re.compile(r"block (\d+)(/.*)?")
-_BEFORE, _AFTER = -1, 1 << 30  # all blocks
+_BEFORE, _AFTER = -1, 1 << 30  # indices before and after those of all blocks
 
 
 def stage_rows(seconds: Seconds) -> Rows:
-    """The whole step and what is about no single stage, then every stage."""
+    """Make a row for the step, for all that is not about a single stage, and for every stage."""
     keys = [key for key in seconds if key[1] in OF_RANKS]
     keys.sort(key=lambda key: (key[0], OF_RANKS.index(key[1])))
-    named = [("all" if key[0] < 0 else f"stage {key[0]}", key[1], key) for key in keys]
-    return [(place, name, statistics(seconds[key])) for place, name, key in named]
+    placed = [("all" if key[0] < 0 else f"stage {key[0]}", key[1], key) for key in keys]
+    return [(place, name, statistics(seconds[key])) for place, name, key in placed]
 
 
 def part_rows(seconds: Seconds) -> Rows:
-    """Stem, one block and its parts over all blocks, readout, loss."""
+    """Make rows for the stem, one block and its parts (values of all blocks), readout and loss."""
     pooled: dict[tuple[str, str], list[float]] = {}
     for key in _regions(seconds):
         block = _BLOCK.fullmatch(key[1])
         name = f"one {_part(block)}" if block and not block[2] else _part(block) or key[1]
         pooled.setdefault((name, key[2]), []).extend(seconds[key])
     order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "readout", "loss"]
-    names = sorted(pooled, key=lambda it: order.index(it[0]) if it[0] in order else len(order))
+    names = sorted(pooled, key=lambda key: order.index(key[0]) if key[0] in order else len(order))
     return [(name, direction, statistics(pooled[name, direction])) for name, direction in names]
 
 
 def block_rows(seconds: Seconds) -> Rows:
-    """Every block, and each of its parts by itself."""
+    """Make a row for every single block and for each of its parts."""
     rows: Rows = []
     for key in _regions(seconds):
         block = _BLOCK.fullmatch(key[1])
@@ -59,38 +59,39 @@ def block_rows(seconds: Seconds) -> Rows:
 
 
 def medians(seconds: Seconds) -> dict[str, float]:
-    """What runs are compared by: medians of the step, of stages and of the model's parts."""
+    """Compute the medians that runs are compared by: of the step, stages and parts of the model."""
     rows = [row for row in stage_rows(seconds) if row[1] in COMPARED]
     rows += part_rows(seconds)
-    named = {f"{place}, {name}" if name else place: numbers for place, name, numbers in rows}
-    return {name.removeprefix("all, "): numbers.median for name, numbers in named.items()}
+    named = {f"{place}, {name}" if name else place: numbers.median for place, name, numbers in rows}
+    return {name.removeprefix("all, "): value for name, value in named.items()}
 
 
 def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, float]]:
-    """What a column of a chart is made of: seconds of each part of each piece of the model.
+    """Compute the median seconds of each part of each piece of the model, for a stacked chart.
 
     Returns:
-        by part ("kNN", "aggregation", "rest of the Grapher", "FFN", "rest of the block",
-        "whole": what has no parts), by piece ("stem", "block 0", …, "readout", "loss"); a
-        piece's parts add up to its median unless theirs exceed it.
+        Seconds by part, then by piece. The parts are "kNN", "aggregation", "rest of the Grapher",
+        "FFN", "rest of the block", and "whole" for a piece without parts; the pieces are "stem",
+        "block 0", …, "readout", "loss". The parts of a piece add up to its median, unless their
+        own medians exceed it.
     """
-    own = {key[1]: float(np.median(seconds[key])) for key in _regions(seconds, {direction})}
+    median_of = {key[1]: float(np.median(seconds[key])) for key in _regions(seconds, {direction})}
     stacked: dict[str, dict[str, float]] = {}
 
     def put(part: str, piece: str, value: float) -> None:
         stacked.setdefault(part, {})[piece] = max(value, 0.0)
 
-    for piece in [name for name in own if "/" not in name]:
-        inner = {part: own.get(piece + part, 0.0) for part in PARTS_OF_BLOCK}
+    for piece in [name for name in median_of if "/" not in name]:
+        inner = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_BLOCK}
         if not any(inner[part] for part in PARTS_OF_BLOCK if part):
-            put("whole", piece, own[piece])
+            put("whole", piece, median_of[piece])
             continue
         graph = inner["/grapher/knn"] + inner["/grapher/aggregation"]
         put("kNN", piece, inner["/grapher/knn"])
         put("aggregation", piece, inner["/grapher/aggregation"])
         put("rest of the Grapher", piece, inner["/grapher"] - graph)
         put("FFN", piece, inner["/ffn"])
-        put("rest of the block", piece, own[piece] - inner["/grapher"] - inner["/ffn"])
+        put("rest of the block", piece, median_of[piece] - inner["/grapher"] - inner["/ffn"])
     return stacked
 
 
@@ -101,7 +102,7 @@ def _part(block: "re.Match[str] | None") -> str:
 
 
 def _regions(seconds: Seconds, directions: Iterable[str] = DIRECTIONS) -> list[Key]:
-    """What is about the model and not about ranks, in the order in which an image meets it."""
+    """List the keys that are about the model, in the order in which an image passes through it."""
     keys = [key for key in seconds if key[1] not in OF_RANKS and key[2] in directions]
     return sorted(keys, key=_place)
 

@@ -1,4 +1,4 @@
-"""One HTML page from runs: it holds everything it shows, and opens from disk without a network."""
+"""Make one HTML page from runs, which opens from disk and needs no network."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -38,18 +38,17 @@ _HOW_TO_ZOOM = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write the page of some runs.
+    """Write the page about one or several runs.
 
     Args:
-        runs: folders that vigpipe train wrote, at least one; the first is what others are compared
-            with.
-        out: the HTML file.
+        runs: folders that vigpipe train wrote, at least one; the others are compared with the
+            first.
+        out: the HTML file to write.
 
     Raises:
-        InputError: a folder is no run or has a broken file, or the page cannot be written.
+        InputError: a folder holds no run or a broken file, or the page cannot be written.
     """
-    read = read_runs(runs)
-    text = page(read)
+    text = page(read_runs(runs))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -60,7 +59,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
-    """The page as HTML."""
+    """Make the HTML of the page about these runs."""
     from plotly.offline import get_plotlyjs
 
     names = ", ".join(run.name for run in runs)
@@ -140,12 +139,12 @@ def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 
 def _missing(timing: ReportedTiming) -> list[str]:
-    parts = {
+    sections = {
         "bubble accounting": timing.accounts,
         "timeline": timing.timeline,
         "table of stages, blocks and readout": timing.rows,
     }
-    return [name for name, part in parts.items() if not part]
+    return [name for name, content in sections.items() if not content]
 
 
 def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
@@ -188,14 +187,14 @@ def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     if timeline is None:
         return
     yield "<h3>Timeline</h3>"
-    said = (
+    caption = (
         f"Step {timeline.step}, {timeline.microbatches} micro-batches, whose numbers stand in the "
         f"boxes; the ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms "
         "if their rates are constant."
     )
     if not timeline.predicted:
-        said += " There is no prediction of this run."
-    yield paragraph(said)
+        caption += " There is no prediction of this run."
+    yield paragraph(caption)
     yield _chart(charts.timeline_chart(timeline), f"timeline-{index}")
 
 
@@ -210,8 +209,8 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
             f"Milliseconds a step{warmup}, all its micro-batches together, on the rank that took "
             "longest.",
         )
-        stacked = {way: durations.stacked_medians(seconds, way) for way in DIRECTIONS}
-        stacked = {way: parts for way, parts in stacked.items() if parts}
+        stacked = {d: durations.stacked_medians(seconds, d) for d in DIRECTIONS}
+        stacked = {direction: parts for direction, parts in stacked.items() if parts}
         if stacked:
             yield _chart(charts.piece_chart(stacked), f"pieces-{phase}-{index}")
         yield "<h4>Steps and stages</h4>"
@@ -228,7 +227,7 @@ def _chart(figure: "Figure", name: str) -> str:
     return to_html(
         figure,
         full_html=False,
-        include_plotlyjs=False,  # it stands once, in the head
+        include_plotlyjs=False,  # the page's head has it once
         div_id=f"chart-{name}",
         default_height="auto",
         config={"responsive": True, "displaylogo": False, "modeBarButtons": [list(BUTTONS)]},

@@ -1,6 +1,6 @@
-"""The head of the page: its looks in light and dark, and the promise that it asks no network."""
+"""The head of the page: its light and dark style, and a policy that forbids network requests."""
 
-# The policy forbids every request, whatever a script of the page might try.
+# The policy forbids every network request, even if a script of the page should try one.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"

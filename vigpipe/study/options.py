@@ -22,15 +22,15 @@ class StudyConfig:
             accumulated-M (M micro-batches on one stage), SxM (S stages), DxSxM (D copies of them).
         threads: threads a rank, the same in all runs.
         rounds: times that all layouts run, one after another.
-        seed: of weights and data order.
-        warmup: steps, and test batches, of a run that are not timed at first.
+        seed: seed of weights and data order.
+        warmup: steps, and test batches, at the beginning of a run that are not timed.
         test_batches: batches of the evaluation that ends a run, the warm-up among them.
         device: where to run; auto takes CUDA if there is a GPU.
         launcher: local starts the ranks on this host, srun inside an allocation of Slurm; auto
             takes srun inside one.
-        profile: what the blocks cost, from an earlier call; by default it is measured.
+        profile: profile of the blocks from an earlier call; by default it is measured.
         out: folder of the results; by default results/<date>-study-<number>core.
-        keep_runs: folder for the runs' own folders; runs that it holds already are not done again.
+        keep_runs: folder for the runs' own folders; a run that it already holds is not done again.
             By default none are kept.
     """
 
