@@ -77,9 +77,10 @@ class Simulation:
         self.position = [0] * len(programs)
         self.since = [0.0] * len(programs)  # when the rank became free, or began to compute
         self.computing = [False] * len(programs)
-        self.left: list[dict[int, float]] = [{} for _ in range(len(programs) // num_ranks)]
-        self.asked: list[dict[int, int]] = [{} for _ in self.left]
-        self.meetings: dict[int, list[int]] = {}
+        # By replica: when each message could leave, and the rank that waits for a message.
+        self.sent: list[dict[int, float]] = [{} for _ in range(len(programs) // num_ranks)]
+        self.asked: list[dict[int, int]] = [{} for _ in self.sent]
+        self.meetings: dict[int, list[int]] = {}  # ranks that have arrived, by all-reduce
         self.events: list[tuple[float, int, int, int]] = []
         self.result: list[Span] = []
 
@@ -120,11 +121,11 @@ class Simulation:
             self._start(rank, time)
         else:
             replica = rank // self.num_ranks
-            left = self.left[replica].get(operation.needs)
-            if left is None:
+            sent = self.sent[replica].get(operation.needs)
+            if sent is None:
                 self.asked[replica][operation.needs] = rank
                 return
-            arrival = (left if self.ask_ahead else max(left, time)) + operation.transfer
+            arrival = (sent if self.ask_ahead else max(sent, time)) + operation.transfer
             if arrival > time:
                 self._at(arrival, _RANK, rank)
             else:
@@ -135,7 +136,7 @@ class Simulation:
         # Events are handled in the order of time, so the last to be handled is the last to arrive.
         arrived = self.meetings.setdefault(operation.meeting, [])
         arrived.append(rank)
-        if len(arrived) == len(self.left):
+        if len(arrived) == len(self.sent):
             for other in arrived:
                 self.computing[other] = True
                 self._at(time + operation.seconds, _RANK, other)
@@ -192,7 +193,7 @@ class Simulation:
         )
         if operation.gives >= 0:
             replica = rank // self.num_ranks
-            self.left[replica][operation.gives] = time
+            self.sent[replica][operation.gives] = time
             receiver = self.asked[replica].pop(operation.gives, None)
             if receiver is not None:
                 awaited = self.programs[receiver][self.position[receiver]]
