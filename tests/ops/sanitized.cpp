@@ -12,13 +12,13 @@ void vigpipe_knn_float32(const float* x, const float* y, const float* bias, int6
                          int64_t dilation, int loop, int threads);
 void vigpipe_aggregate_float32_uint8(const float* x, const float* y, const int64_t* graph,
                                      const float* weights, float* out, uint8_t* winners, int64_t B,
-                                     int64_t N, int64_t M, int64_t C, int64_t K, int pieces,
+                                     int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
                                      int relative, int threads);
 void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
                                               const int64_t* graph, const uint8_t* winners,
                                               const float* weights, float* dx, float* dy,
                                               float* d_weights, int64_t B, int64_t N, int64_t M,
-                                              int64_t C, int64_t K, int pieces, int relative,
+                                              int64_t C, int64_t K, int outputs, int relative,
                                               int threads);
 void vigpipe_norm_float32(const float* x, const float* weight, const float* bias, double eps,
                           const float* residual, const float* sample_scale, float* y, double* mean,

@@ -1,14 +1,14 @@
-"""The operators that a ViG spends its time in, each in one pass over memory.
+"""The operators that take most of a ViG's time, each in one pass over memory.
 
     knn        nearest neighbours in feature space: features -> indices
     aggregate  maximum, mean or sum over a node's neighbours
-    norm       BatchNorm, then GELU or not, then a residual or not
-    hidden     a wide layer with GELU between few channels
+    norm       BatchNorm, optionally followed by GELU and a residual
+    hidden     a wide hidden layer with GELU between few input and few output channels
 
-There are three versions of each, for the same numbers up to rounding: `plain` torch, which serves
-everywhere; `native`, C++ for the CPU, compiled at first use; and, of the first two, Triton's for
-GPUs in `gpu`. The fused ones are custom operators of torch (`torch.ops.vigpipe`), so compilers,
-exporters and FLOP counters see them.
+Every operator has a version in plain torch (`plain`), which runs everywhere, and one in C++ for the
+CPU (`native`), which is compiled at first use. The first two also have one in Triton for GPUs
+(`gpu`). All versions give the same numbers up to rounding. The fused versions are custom operators
+of torch (`torch.ops.vigpipe`), so compilers, exporters and FLOP counters see them.
 """
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vigpipe.ops import plain
 
-_MOST_ON_GPU = 256  # neighbours that Triton's kernels hold in registers, or in a byte
-_versions: dict[tuple[str, str], str] = {}  # found so far
+_MOST_ON_GPU = 256  # neighbours whose keys fit registers, and whose rank fits a byte, in Triton
+_versions: dict[tuple[str, str], str] = {}  # results of _find_version by device and operator
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -33,17 +33,18 @@ def knn(
 ) -> Tensor:
     """Index the k nearest neighbours of every node, nearest first.
 
-    Features are scaled to unit length first; equally near candidates come by index; one without a
-    finite length is farther than all others.
+    Features are scaled to unit length first. Equally near candidates are ordered by index. A
+    candidate whose length is not finite is farther than all others.
 
     Args:
-        x: nodes (B, N, C); gradients do not flow through the choice.
-        y: candidates (B, M, C); None: the nodes themselves.
-        bias: (1 or B, N, M), added to squared distances.
+        x: nodes, (B, N, C); gradients do not flow through the choice.
+        y: candidates, (B, M, C); None for the nodes themselves.
+        bias: added to squared distances, (1, N, M) or (B, N, M).
         k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest, which must exist.
+        dilation: keep every dilation-th of the k * dilation nearest; there must be that many
+            candidates.
         loop: a node may be its own neighbour.
-        fused: take the fused operator where there is one.
+        fused: use the fused operator where there is one.
 
     Returns:
         (B, N, k) int64.
@@ -67,25 +68,25 @@ def aggregate(
     """Reduce the features of every node's neighbours.
 
     Args:
-        x: nodes (B, N, C), taken off maximum and mean: max-relative aggregation, Li et al. 2019
-            (arXiv:1904.03751), equation 5. None: nothing is taken off.
-        y: what the graph's indices mean (B, M, C); None: the nodes themselves.
-        graph: (B, N, K) int64.
-        weights: of the edges (B, N, K), for sums.
-        mode: `max`, `mean`, `max_mean` (both, two pieces) or `sum`.
-        interleave: put x itself before the pieces.
-        fused: take the fused operator where there is one.
+        x: nodes, (B, N, C), which are subtracted from maximum and mean: max-relative aggregation,
+            Li et al. 2019 (arXiv:1904.03751), equation 5. With None nothing is subtracted.
+        y: candidates that the graph's indices refer to, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        weights: weights of the edges in a sum, (B, N, K); None for ones.
+        mode: `max`, `mean`, `max_mean` (both, as two outputs) or `sum`.
+        interleave: put x itself before the outputs, as one more output.
+        fused: use the fused operator where there is one.
 
     Returns:
-        (B, N, C * pieces); pieces of a channel stand beside each other, [x0, m0, x1, m1, ...]. The
+        (B, N, C * outputs); the outputs of a channel are adjacent, [x0, m0, x1, m1, ...]. The
         gradient of a maximum goes to the first neighbour that attains it.
 
     Raises:
-        IndexError: an index of the graph is not that of a candidate.
+        IndexError: the graph has an index that no candidate has; only the C++ operator checks.
     """
-    given = x if y is None else y
-    assert given is not None
-    if fused and is_fused(given, "aggregate", graph.shape[2]):
+    candidates = x if y is None else y
+    assert candidates is not None
+    if fused and is_fused(candidates, "aggregate", graph.shape[2]):
         has_backward = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (x, y, weights)
         )
@@ -104,7 +105,20 @@ def neighbours(
     *,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Graph and aggregation together: (B, N, C) -> (B, N, k), (B, N, C); see knn and aggregate."""
+    """Make a kNN graph and aggregate over it.
+
+    Args:
+        x: nodes, (B, N, C).
+        y: candidates, (B, M, C); None for the nodes themselves.
+        bias: added to squared distances, (1, N, M) or (B, N, M).
+        k: neighbours per node.
+        dilation: keep every dilation-th of the k * dilation nearest.
+        mode: how neighbours are reduced, as in `aggregate`.
+        fused: use the fused operators where there are any.
+
+    Returns:
+        The graph, (B, N, k) int64, and the aggregate, (B, N, C), or (B, N, 2C) for `max_mean`.
+    """
     graph = knn(x, y, bias, k, dilation, fused=fused)
     return graph, aggregate(x, y, graph, mode=mode, fused=fused)
 
@@ -120,21 +134,22 @@ def norm(
     *,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """BatchNorm with the statistics of these rows, arXiv:1502.03167, and what follows it.
+    """Apply BatchNorm (arXiv:1502.03167) with x's own statistics, then GELU and a residual.
 
     Args:
-        x: (B, ..., C).
-        weight: (C,).
-        bias: (C,).
-        residual: like x; is added last.
-        sample_scale: (B,), what a sample is multiplied by before the residual is added; it has no
-            gradient.
-        eps: is added to the variance.
+        x: features, (B, ..., C).
+        weight: the norm's weight, (C,).
+        bias: the norm's bias, (C,).
+        residual: tensor of x's shape that is added last; None for nothing.
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; they
+            get no gradient. None for 1.
+        eps: added to the variance.
         gelu: apply GELU after the norm.
-        fused: take the fused operator where there is one.
+        fused: use the fused operator where there is one.
 
     Returns:
-        The result, like x; mean and (biased) variance of every channel, (C,) float64.
+        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
+        float64.
     """
     if fused and x.numel() and is_fused(x, "norm"):
         return torch.ops.vigpipe.norm(x, weight, bias, residual, sample_scale, eps, gelu)
@@ -142,14 +157,14 @@ def norm(
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: bool = True) -> Tensor:
-    """gelu(x first + bias) second^T, of which nothing H wide is kept: not even for the backward.
+    """Compute gelu(x first + bias) second^T without storing the hidden layer for the backward.
 
     Args:
-        x: (R, F).
-        first: (F, H).
-        bias: (H,).
-        second: (O, H).
-        fused: take the fused operator where there is one.
+        x: rows of features, (R, F).
+        first: weights of the hidden layer, (F, H).
+        bias: bias of the hidden layer, (H,).
+        second: weights of the output layer, (O, H).
+        fused: use the fused operator where there is one.
 
     Returns:
         (R, O).
@@ -161,12 +176,12 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: boo
 
 
 def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
-    """Whether there is a fused operator for this tensor; ONNX knows none of ours.
+    """Tell whether there is a fused operator for a tensor; when exporting to ONNX there is none.
 
     Args:
-        x: floating point.
-        name: of the operator.
-        num_neighbours: that it has to rank, or to reduce.
+        x: the operator's input.
+        name: name of the operator.
+        num_neighbours: number of neighbours per node that it ranks or reduces.
     """
     if torch.onnx.is_in_onnx_export() or x.is_meta or x.dtype not in _FLOATS:
         return False
@@ -176,23 +191,23 @@ def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
 
 
 def versions(device_type: str) -> dict[str, str]:
-    """For every operator what serves on a device, and why, in words."""
-    served: dict[str, str] = {}
+    """Describe which version of every operator is used on a type of device, and why."""
+    described: dict[str, str] = {}
     for name in ("knn", "aggregate", "norm", "hidden"):
         kind = _version(device_type, name)
-        served[name] = f"{kind or 'plain torch'} ({_reason(device_type, name)})"
-    return served
+        described[name] = f"{kind or 'plain torch'} ({_reason(device_type, name)})"
+    return described
 
 
 def _version(device_type: str, name: str) -> str:
-    """The fused version of an operator on a device, loaded; empty if there is none."""
+    """Load the fused version of an operator for a device; return its kind, empty if none."""
     key = device_type, name
     if key not in _versions:
         _versions[key] = _find_version(device_type, name)
     return _versions[key]
 
 
-# What torch.compiler.assume_constant_result sets; to call it takes 2 s, as it imports dynamo.
+# As torch.compiler.assume_constant_result does; calling it would import dynamo, which takes 2 s.
 _version._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 

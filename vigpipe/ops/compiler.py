@@ -1,9 +1,9 @@
 """Compile the C++ operators for this machine, once, and load them.
 
-The library has a plain C interface, so it needs no headers of torch or Python and serves every
-version of them; OpenMP is the runtime that torch has loaded, threads included. Its name in the
-cache is the hash of sources, flags, compiler and processor: a home directory that hosts of several
-kinds share holds one library for each.
+The library has a plain C interface, so it needs no headers of torch or Python and works with every
+version of them. It shares the OpenMP runtime, and so the threads, that torch has loaded. Its name
+in the cache is a hash of sources, flags, compiler and processor, so that hosts of several kinds can
+share a home directory.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-# The first set that the compiler knows: clang on macOS has no OpenMP, and GCC alone a say in how
-# wide vectors made from loops are.
+# The first set that the compiler accepts is used: clang on macOS has no OpenMP, and only GCC has an
+# option for the width of the vectors that it makes from loops.
 _MACHINE_FLAGS = (
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
@@ -36,11 +36,11 @@ _is_silent = False
 
 @dataclass(frozen=True)
 class Library:
-    """The operators, or why there are none.
+    """The loaded operators, or the reason why there are none.
 
     Attributes:
-        functions: what was loaded; None where the plain versions serve.
-        reason: one sentence.
+        functions: the loaded library; None if the plain versions have to be used.
+        reason: which library was loaded, or why none was, in one sentence.
     """
 
     functions: ctypes.CDLL | None
@@ -49,12 +49,12 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Load the operators, compiling them first if nobody has."""
+    """Load the operators, compiling them first if that has not been done on this machine."""
     compiler = _compiler()
     if compiler is None:
-        names = ", ".join(_names())
+        names = ", ".join(_compiler_names())
         reason = f"no C++ compiler among {names}; install g++, or name one in CXX"
-        _tell(f"{reason}; the plain operators serve, which are slower")
+        _print(f"{reason}; the plain operators serve, which are slower")
         return Library(None, reason)
     try:
         path = _cache_folder() / f"vigpipe-{_key(compiler)}.so"
@@ -63,35 +63,35 @@ def library() -> Library:
         functions = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = f"the C++ operators could not be made: {_one_line(error)}"
-        _tell(f"{reason}; the plain operators serve, which are slower")
+        _print(f"{reason}; the plain operators serve, which are slower")
         return Library(None, reason)
     return Library(functions, f"compiled by {compiler}: {path}")
 
 
 def be_silent() -> None:
-    """Leave it to another rank to say what happens."""
+    """Print no messages from now on, because another rank prints them."""
     global _is_silent
     _is_silent = True
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     if not _is_silent:
         print(f"vigpipe: {text}", file=sys.stderr, flush=True)
 
 
-def _names() -> tuple[str, ...]:
+def _compiler_names() -> tuple[str, ...]:
     return (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "c++", "clang++")
 
 
 def _compiler() -> str | None:
-    return next((path for path in map(shutil.which, _names()) if path), None)
+    return next((path for path in map(shutil.which, _compiler_names()) if path), None)
 
 
 def _cache_folder() -> Path:
-    """The user's own: what is loaded from it is executed.
+    """Return a folder that only the user can write to, since its files are executed.
 
     Raises:
-        OSError: it cannot be made, or belongs to somebody else.
+        OSError: the folder cannot be made, or others can write to it.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("VIGPIPE_CACHE") or Path(base) / "vigpipe")
@@ -107,13 +107,13 @@ def _cache_folder() -> Path:
 
 def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    parts = [version, repr((_FLAGS, _MACHINE_FLAGS)).encode(), _processor()]
-    parts += [path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir())]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    hashed = [version, repr((_FLAGS, _MACHINE_FLAGS)).encode(), _processor()]
+    hashed += [path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir())]
+    return hashlib.sha256(b"\0".join(hashed)).hexdigest()[:16]
 
 
 def _processor() -> bytes:
-    """What -march=native depends on."""
+    """Describe the processor, as far as -march=native depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -123,26 +123,26 @@ def _processor() -> bytes:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Make the library, in one process at a time; whoever waited finds it made.
+    """Compile the library in one process at a time; those that wait find it compiled.
 
     Raises:
-        OSError, CalledProcessError: it cannot be written, or every set of flags fails.
+        OSError, CalledProcessError: the file cannot be written, or every set of flags fails.
     """
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return
-        _tell(f"compiling the C++ operators with {compiler}, once for this kind of machine ...")
+        _print(f"compiling the C++ operators with {compiler}, once for this kind of machine ...")
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
+            compiled = Path(folder) / path.name
             sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
             for i, flags in enumerate(_MACHINE_FLAGS):
                 is_last = i == len(_MACHINE_FLAGS) - 1
-                command = [compiler, *_FLAGS, *flags, *sources, "-o", str(made)]
-                done = subprocess.run(command, capture_output=True, text=True, check=is_last)
-                if done.returncode == 0:
+                command = [compiler, *_FLAGS, *flags, *sources, "-o", str(compiled)]
+                result = subprocess.run(command, capture_output=True, text=True, check=is_last)
+                if result.returncode == 0:
                     break
-            os.replace(made, path)
+            os.replace(compiled, path)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""FLOPs of the fused operators for torch's counter: matrix products only, as it counts others.
+"""FLOPs of the fused operators for torch's counter, which counts matrix products only.
 
-Imported by `vigpipe.model.import_hooks` when the counter is, which takes 70 MB.
+`vigpipe.model.import_hooks` imports this after torch's counter, which takes 70 MB of memory.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,9 @@ def _hidden_backward_flops(
     second: Sequence[int],
     **_: object,
 ) -> int:
-    return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])  # the hidden layer once more
+    return (
+        2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])
+    )  # the hidden layer is computed again
 
 
 register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)

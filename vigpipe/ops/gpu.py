@@ -1,8 +1,9 @@
-"""Graph and aggregation in one pass over memory each: Triton kernels that make no large tensor.
+"""Triton kernels for kNN graph and aggregation, each in one pass over memory.
 
-The graph is made without the (B, N, M) distances, the aggregate without the (B, N, K, C)
-neighbours. Sizes everywhere: B images, N nodes, M candidates, K neighbours, C channels. Kernels
-take flat contiguous tensors and count from 64-bit rows, as B * N * M passes 2^31.
+The graph is made without a (B, N, M) tensor of distances, the aggregate without a (B, N, K, C)
+tensor of neighbours. B is the number of images, N of nodes, M of candidates, K of neighbours and C
+of channels. Kernels take flat contiguous tensors and use 64-bit row indices, because B * N * M can
+exceed 2^31.
 """
 
 from typing import Literal
@@ -17,7 +18,7 @@ Mode = Literal["max", "mean", "max_mean", "sum"]
 
 @triton.jit
 def _places(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels: int) -> tuple:
-    """Where a tile of a table with num_channels columns lies, and what of it exists."""
+    """Return the offsets of a tile in a table of num_channels columns, and which are inside it."""
     at = row[:, None] * num_channels + channel[None, :]
     return at, is_row[:, None] & (channel < num_channels)[None, :]
 
@@ -27,12 +28,12 @@ def _unit_kernel(
     x: tl.tensor, unit: tl.tensor, squares: tl.tensor, num_rows: int, num_channels: int,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rows of unit length and their squared lengths; 0 and infinity if the norm is not finite."""
+    """Scale rows to unit length, and square their lengths; 0 and inf if a norm is not finite."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at, mask = _places(row, row < num_rows, tl.arange(0, BLOCK_C), num_channels)
     value = tl.load(x + at, mask=mask, other=0).to(tl.float32)
     norm = tl.sqrt_rn(tl.sum(value * value, 1))
-    is_finite = norm < float("inf")  # not if it is NaN either
+    is_finite = norm < float("inf")  # false for NaN too
     norm = tl.where(norm < 1e-12, 1e-12, norm)
     value = tl.where(is_finite[:, None], tl.div_rn(value, norm[:, None]), 0.0)
     tl.store(unit + at, value, mask=mask)
@@ -47,7 +48,7 @@ def _knn_kernel(
     K: tl.constexpr, DILATION: tl.constexpr, LOOP: tl.constexpr, TOP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Walk one image's candidates in tiles for ROWS of its nodes, keeping the TOP nearest so far.
+    """Go through one image's candidates in tiles, keeping the TOP nearest of ROWS of its nodes.
 
     A key is the bits of a float32 nearness, as an integer of the same order, above the negated
     index: of equally near candidates the one with the lowest index has the largest key.
@@ -76,12 +77,13 @@ def _knn_kernel(
             nearness -= tl.load(bias + at, mask=is_row[:, None] & is_column[None, :], other=0)
         if not LOOP:
             nearness = tl.where(row[:, None] == column[None, :], float("-inf"), nearness)
-        nearness = tl.where(nearness == 0, 0.0, nearness)  # one of the two zeros
+        nearness = tl.where(nearness == 0, 0.0, nearness)  # turns -0 into 0
         bits = nearness.to(tl.int32, bitcast=True)
         order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32
         keys = order | (num_candidates - 1 - column).to(tl.int64)[None, :]
         keys = tl.where(is_column[None, :], keys, -(2**63))
-        # Of one row up and one down, the larger of each pair are the largest of all: a bitonic row.
+        # The pairwise maxima of an ascending and a descending row are the largest numbers of both,
+        # and form a bitonic row.
         best = tl.bitonic_merge(tl.maximum(best, tl.topk(keys, TOP)))
     rank = TOP - 1 - tl.arange(0, TOP)
     is_kept = (rank % DILATION == 0) & (rank < K * DILATION)
@@ -95,10 +97,13 @@ def _aggregate_kernel(
     y: tl.tensor, x: tl.tensor, graph: tl.tensor, weights: tl.tensor,
     out: tl.tensor, winners: tl.tensor,
     num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
-    K: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr,
+    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Reduce the neighbours of ROWS nodes over BLOCK_C channels; OWN: x is the first piece."""
+    """Reduce the neighbours of ROWS nodes over BLOCK_C channels.
+
+    WITH_SELF makes the node itself the first output.
+    """
     kind: tl.constexpr = y.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
     NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -125,17 +130,17 @@ def _aggregate_kernel(
         own = tl.load(x + at, mask=mask, other=0).to(NUMBER)
     if MODE == "max" or MODE == "max_mean":
         tl.store(winners + at, winner.to(tl.uint8), mask=mask)
-    piece = best - own if MODE == "max" else total if MODE == "sum" else total / K - own
-    if MODE == "max_mean" and OWN:
+    output = best - own if MODE == "max" else total if MODE == "sum" else total / K - own
+    if MODE == "max_mean" and WITH_SELF:
         tl.store(out + at * 3, own, mask=mask)
         tl.store(out + at * 3 + 1, best - own, mask=mask)
-        tl.store(out + at * 3 + 2, piece, mask=mask)
-    elif MODE == "max_mean" or OWN:
-        pair = tl.join(own if OWN else best - own, piece)  # so that a store has no gaps
+        tl.store(out + at * 3 + 2, output, mask=mask)
+    elif MODE == "max_mean" or WITH_SELF:
+        pair = tl.join(own if WITH_SELF else best - own, output)  # so that a store has no gaps
         pair_at = at[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
         tl.store(out + pair_at, pair, mask=mask[:, :, None])
     else:
-        tl.store(out + at, piece, mask=mask)
+        tl.store(out + at, output, mask=mask)
 
 
 @triton.jit
@@ -143,21 +148,21 @@ def _backward_kernel(
     y: tl.tensor, grad: tl.tensor, graph: tl.tensor, weights: tl.tensor, winners: tl.tensor,
     grad_own: tl.tensor, grad_others: tl.tensor, grad_weights: tl.tensor,
     num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
-    K: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr, SHARED: tl.constexpr,
+    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the gradients of neighbours to grad_others; SHARED: those of nodes too, to the same."""
+    """Add the gradients of neighbours to grad_others and, if SHARED, those of the nodes as well."""
     NUMBER: tl.constexpr = grad_others.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
-    PIECES: tl.constexpr = OWN + (2 if MODE == "max_mean" else 1)
+    OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_row = row < num_rows
     at, mask = _places(row, is_row, channel, num_channels)
     base = row // num_nodes * num_candidates
-    piece = tl.load(grad + at * PIECES + (PIECES - 1), mask=mask, other=0).to(NUMBER)
-    own = tl.zeros([ROWS, BLOCK_C], NUMBER) if MODE == "sum" else -piece
+    output = tl.load(grad + at * OUTPUTS + (OUTPUTS - 1), mask=mask, other=0).to(NUMBER)
+    own = tl.zeros([ROWS, BLOCK_C], NUMBER) if MODE == "sum" else -output
     if MODE == "max" or MODE == "max_mean":
-        largest = tl.load(grad + at * PIECES + OWN, mask=mask, other=0).to(NUMBER)
+        largest = tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
         winner = tl.load(winners + at, mask=mask, other=0).to(tl.int64)
         chosen = base[:, None] + tl.load(graph + row[:, None] * K + winner, mask=mask, other=0)
         target = grad_others + chosen * num_channels + channel[None, :]
@@ -168,15 +173,15 @@ def _backward_kernel(
         for j in range(K):
             other = base + tl.load(graph + row * K + j, mask=is_row, other=0)
             other_at = other[:, None] * num_channels + channel[None, :]
-            share = piece if MODE == "sum" else piece / K
+            share = output if MODE == "sum" else output / K
             if weights is not None:
                 share *= tl.load(weights + row * K + j, mask=is_row, other=0).to(NUMBER)[:, None]
                 value = tl.load(y + other_at, mask=mask, other=0).to(NUMBER)
-                dot = tl.sum(piece * value, 1)
+                dot = tl.sum(output * value, 1)
                 tl.atomic_add(grad_weights + row * K + j, dot, mask=is_row, sem="relaxed")
             tl.atomic_add(grad_others + other_at, share, mask=mask, sem="relaxed")
-    if OWN:
-        own += tl.load(grad + at * PIECES, mask=mask, other=0).to(NUMBER)
+    if WITH_SELF:
+        own += tl.load(grad + at * OUTPUTS, mask=mask, other=0).to(NUMBER)
     if SHARED:
         tl.atomic_add(grad_own + at, own, mask=mask, sem="relaxed")
     elif grad_own is not None:
@@ -186,10 +191,22 @@ def _backward_kernel(
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """`vigpipe.model.graph.knn_graph`, which see, of x and y in at most float32.
+    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
 
-    x is (B, N, C), y (B, M, C) or None for the nodes themselves, bias (1 or B, N, M) float32 or
-    None; k * dilation candidates exist. Returns (B, N, k) int64. float64: NotImplementedError.
+    Args:
+        x: nodes, (B, N, C), at most float32.
+        y: candidates, (B, M, C), at most float32; None for the nodes themselves.
+        bias: added to squared distances, (1, N, M) or (B, N, M) float32; None for nothing.
+        k: neighbours per node.
+        dilation: keep every dilation-th of the k * dilation nearest; there must be that many
+            candidates.
+        loop: a node may be its own neighbour.
+
+    Returns:
+        (B, N, k) int64.
+
+    Raises:
+        NotImplementedError: x or y is float64.
     """
     if torch.float64 in (x.dtype, x.dtype if y is None else y.dtype):
         raise NotImplementedError("kNN graph: the kernel takes distances in float32, not float64")
@@ -198,7 +215,7 @@ def knn(
     others, squares = (nodes, squares) if y is None else _unit_length(y)
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
     top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
-    rows = 32 if top <= 32 else 16  # the keys of a tile are to stay in registers
+    rows = 32 if top <= 32 else 16  # so that the keys of a tile stay in registers
     _launch(
         _knn_kernel,
         (num_images * triton.cdiv(num_nodes, rows),),
@@ -217,22 +234,22 @@ def aggregate(
     """Reduce every node's neighbours y_j; maxima and means are relative to the node, y_j - x_i.
 
     Args:
-        x: nodes, (B, N, C); None only with y, and then nothing is subtracted.
-        y: what the graph's indices mean, (B, M, C); None for the nodes themselves.
-        graph: (B, N, K) int64.
-        weights: of the neighbours in a sum, (B, N, K), or None for ones.
-        mode: the pieces: a maximum, a mean, both in this order, or a sum.
-        interleave: put x itself before the pieces.
+        x: nodes, (B, N, C); with None, which needs y, nothing is subtracted.
+        y: candidates that the graph's indices refer to, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        weights: weights of the edges in a sum, (B, N, K); None for ones.
+        mode: the outputs: a maximum, a mean, both in this order, or a sum.
+        interleave: put x itself before the outputs, as one more output.
 
     Returns:
-        out: (B, N, C * P) of y's dtype: channel c of piece p of P is out[..., c * P + p].
-        winners: (B, N, C) uint8, for maxima the first k with the largest y_graph[k]; else (0,).
+        out: (B, N, C * P) of y's dtype: channel c of output p of P is out[..., c * P + p].
+        winners: for maxima the first k with the largest y_graph[k], (B, N, C) uint8; else (0,).
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
     table = (*graph.shape[:2], others.shape[2])
-    num_pieces = interleave + (2 if mode == "max_mean" else 1)
-    out = others.new_empty(*graph.shape[:2], others.shape[2] * num_pieces)
+    num_outputs = interleave + (2 if mode == "max_mean" else 1)
+    out = others.new_empty(*graph.shape[:2], others.shape[2] * num_outputs)
     winners = others.new_empty(table if mode.startswith("max") else 0, dtype=torch.uint8)
     grid, sizes, tile = _tiling(graph, others)
     tensors = (others, x, graph, weights, out, winners)
@@ -244,11 +261,24 @@ def aggregate_backward(
     grad: Tensor, x: Tensor | None, y: Tensor | None, graph: Tensor, winners: Tensor,
     weights: Tensor | None, mode: Mode, interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of x, y and the weights of `aggregate`, None for what was None.
+    """Compute the gradients of `aggregate`.
 
-    They are added in float32 (float64 if y is), in no order: last bits change from run to run.
-    Without y, x gets those of its neighbour role too. grad is out's, (B, N, C * P), winners what
-    `aggregate` returned; of x and y no values are read, but for the gradient of weights.
+    They are summed in float32 (float64 if y is), in no fixed order, so the last bits change from
+    run to run. Values of x and y are read only for the gradient of the weights.
+
+    Args:
+        grad: gradient of `out`, (B, N, C * P).
+        x: nodes, (B, N, C), or None.
+        y: candidates, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        winners: the second result of `aggregate`.
+        weights: weights of the edges in a sum, (B, N, K), or None.
+        mode: as in `aggregate`.
+        interleave: as in `aggregate`.
+
+    Returns:
+        Gradients of x, y and weights, None for what is None. Without y, the gradient of x includes
+        that of the candidates.
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
@@ -268,7 +298,7 @@ def aggregate_backward(
 
 
 def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, N, C) -> (B, N, C), (B, N), float32: as in `vigpipe.model.graph`, and the squares."""
+    """Scale nodes to unit length, (B, N, C), with their squared lengths, (B, N), in float32."""
     unit = x.new_empty(x.shape, dtype=torch.float32)
     squares = x.new_empty(x.shape[:2], dtype=torch.float32)
     block = triton.next_power_of_2(x.shape[2])
@@ -279,11 +309,11 @@ def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tiling(graph: Tensor, others: Tensor) -> tuple[tuple[int, ...], ...]:
-    """For aggregates of (B, N, K) over (B, M, C): the grid, the sizes, the tile."""
+    """Choose the launch grid, the sizes and the tile for aggregates of (B, N, K) over (B, M, C)."""
     (num_images, num_nodes, _), (_, num_candidates, num_channels) = graph.shape, others.shape
     num_rows = num_images * num_nodes
     block = min(128, max(16, triton.next_power_of_2(num_channels)))
-    rows = 1024 // block  # 8 numbers to each thread of 4 warps
+    rows = 1024 // block  # 8 numbers per thread of 4 warps
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_channels, block))
     return grid, (num_rows, num_nodes, num_candidates, num_channels), (rows, block)
 
@@ -292,7 +322,7 @@ def _launch(
     kernel: triton.JITFunction, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...],
     sizes: tuple[int, ...], constants: tuple[int | str, ...], num_warps: int = 4,
 ) -> None:  # fmt: skip
-    """Run a kernel on the device of its tensors, made contiguous; no programs, no launch."""
+    """Run a kernel on the device of its tensors, made contiguous, unless the grid is empty."""
     if grid[0] > 0:
         flat = [t if t is None else t.contiguous() for t in tensors]
         with torch.cuda.device_of(flat[0]):

@@ -1,7 +1,7 @@
-"""The C++ operators as functions of CPU tensors: shapes and pointers, no autograd.
+"""The C++ operators as functions of CPU tensors, without autograd.
 
-Everything is float32 or float64 here. Half precision is widened before and narrowed after: a
-processor that can do without is one that torch's own kernels serve.
+The C++ code knows float32 and float64 only. Half precision is widened before the call, and the
+result is narrowed afterwards.
 """
 
 import ctypes
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vigpipe.ops.compiler import library
 
-_PIECES = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
+_MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
-_FEW = 256  # neighbours whose ranks fit a byte
-_GRAIN = 1 << 15  # numbers that are worth a thread, as in torch
+_FEW = 256  # up to so many neighbours, the rank of one fits a byte
+_GRAIN = 1 << 15  # numbers that a thread should have at least, as in torch
 
 
 def _call(name: str, *arguments: Any) -> None:  # noqa: ANN401
@@ -39,15 +39,15 @@ def _dtype(x: Tensor) -> str:
 
 
 def _threads(work: int) -> int:
-    """Threads for so many numbers: waking one up for a few takes longer than doing them.
+    """Choose the number of threads for some work; for few numbers, waking threads does not pay.
 
-    Results do not depend on it.
+    Results do not depend on the number of threads.
     """
     return max(1, min(torch.get_num_threads(), work // _GRAIN))
 
 
 def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
-    """Contiguous, in float64 or float32."""
+    """Make a tensor contiguous float64 if x (or `like`) is float64, else contiguous float32."""
     if x is None:
         return None
     is_double = (x if like is None else like).dtype == torch.float64
@@ -57,7 +57,19 @@ def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """See `vigpipe.ops.knn`."""
+    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
+
+    Args:
+        x: nodes, (B, N, C).
+        y: candidates, (B, M, C); None for the nodes themselves.
+        bias: added to squared distances, (1, N, M) or (B, N, M); None for nothing.
+        k: neighbours per node.
+        dilation: keep every dilation-th of the k * dilation nearest.
+        loop: a node may be its own neighbour.
+
+    Returns:
+        (B, N, k) int64.
+    """
     num_images, num_nodes, num_channels = x.shape
     num_candidates = num_nodes if y is None else y.shape[1]
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64)
@@ -80,16 +92,28 @@ def knn(
 
 
 def empty_aggregate(
-    given: Tensor, graph: Tensor, mode: str, interleave: bool, has_backward: bool
+    candidates: Tensor, graph: Tensor, mode: str, interleave: bool, has_backward: bool
 ) -> tuple[Tensor, Tensor]:
-    """Room for what `aggregate` returns, of the dtype and on the device of its candidates."""
+    """Allocate what `aggregate` returns, with the dtype and on the device of the candidates.
+
+    Args:
+        candidates: (B, M, C).
+        graph: (B, N, K) int64.
+        mode: `max`, `mean`, `max_mean` or `sum`.
+        interleave: put the nodes themselves before the outputs.
+        has_backward: a backward will need the winners of maxima.
+
+    Returns:
+        The outputs, (B, N, C * outputs), and the winners, (B, N, C) uint8 or int32, or (0,) if they
+        are not needed.
+    """
     num_images, num_nodes, k = graph.shape
-    num_channels = given.shape[2]
-    num_pieces = (2 if mode == "max_mean" else 1) + interleave
+    num_channels = candidates.shape[2]
+    num_outputs = (2 if mode == "max_mean" else 1) + interleave
     has_winners = has_backward and mode in ("max", "max_mean")
     return (
-        given.new_empty((num_images, num_nodes, num_channels * num_pieces)),
-        given.new_empty(
+        candidates.new_empty((num_images, num_nodes, num_channels * num_outputs)),
+        candidates.new_empty(
             (num_images, num_nodes, num_channels) if has_winners else (0,),
             dtype=torch.uint8 if k <= _FEW else torch.int32,
         ),
@@ -105,24 +129,53 @@ def aggregate(
     interleave: bool,
     has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `vigpipe.ops.aggregate`; and, for a backward, which neighbours attain the maximum."""
-    given = x if y is None else y
-    assert given is not None
-    (num_images, num_candidates, num_channels), (num_nodes, k) = given.shape, graph.shape[1:]
-    own, others = _wide(x, given), _wide(given)
+    """Reduce the features of every node's neighbours, as `vigpipe.ops.aggregate` describes.
+
+    Args:
+        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
+        y: candidates, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        weights: weights of the edges in a sum, (B, N, K); None for ones.
+        mode: `max`, `mean`, `max_mean` or `sum`.
+        interleave: put x itself before the outputs.
+        has_backward: also return which neighbours attain a maximum.
+
+    Returns:
+        The outputs, (B, N, C * outputs), and the rank of the neighbour that attains the maximum,
+        (B, N, C), or (0,) if it is not needed.
+
+    Raises:
+        IndexError: the graph has an index that no candidate has.
+    """
+    candidates = x if y is None else y
+    assert candidates is not None
+    (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
+    own, others = _wide(x, candidates), _wide(candidates)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, num_candidates)
         name = f"aggregate_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
-        pieces = _PIECES[mode] + _WITH_SELF * interleave
+        mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
         sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
-        arguments = (own, others, graph.contiguous(), _wide(weights, given), out, chosen, *sizes)
-        _call(
-            name, *arguments, pieces, int(is_relative), _threads(graph.numel() * num_channels // 4)
+        arguments = (
+            own,
+            others,
+            graph.contiguous(),
+            _wide(weights, candidates),
+            out,
+            chosen,
+            *sizes,
         )
-    return out.to(given.dtype), winners
+        _call(
+            name,
+            *arguments,
+            mode_bits,
+            int(is_relative),
+            _threads(graph.numel() * num_channels // 4),
+        )
+    return out.to(candidates.dtype), winners
 
 
 def aggregate_backward(
@@ -135,35 +188,50 @@ def aggregate_backward(
     mode: str,
     interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, y and weights; None for what is None. Without y, x has both roles."""
-    given = x if y is None else y
-    assert given is not None
-    (num_images, num_candidates, num_channels), (num_nodes, k) = given.shape, graph.shape[1:]
-    others = _wide(given)
-    d_x = None if x is None or y is None else torch.zeros_like(_wide(x, given))
-    d_y, wide = torch.zeros_like(others), _wide(weights, given)
+    """Compute the gradients of `aggregate`.
+
+    Args:
+        grad: gradient of the outputs, (B, N, C * outputs).
+        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
+        y: candidates, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        winners: the second result of `aggregate`.
+        weights: weights of the edges in a sum, (B, N, K); None for ones.
+        mode: `max`, `mean`, `max_mean` or `sum`.
+        interleave: put x itself before the outputs.
+
+    Returns:
+        Gradients of x, y and weights, None for what is None. Without y, the gradient of x includes
+        that of the candidates.
+    """
+    candidates = x if y is None else y
+    assert candidates is not None
+    (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
+    others = _wide(candidates)
+    d_x = None if x is None or y is None else torch.zeros_like(_wide(x, candidates))
+    d_y, wide = torch.zeros_like(others), _wide(weights, candidates)
     d_weights = None if wide is None else torch.zeros_like(wide)
     if grad.numel():
         name = f"aggregate_backward_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
-        pieces = _PIECES[mode] + _WITH_SELF * interleave
+        mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
         sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
-        arguments = (_wide(grad, given), others, graph.contiguous(), chosen, wide, d_x, d_y)
+        arguments = (_wide(grad, candidates), others, graph.contiguous(), chosen, wide, d_x, d_y)
         _call(
             name,
             *arguments,
             d_weights,
             *sizes,
-            pieces,
+            mode_bits,
             int(is_relative),
             _threads(graph.numel() * num_channels // 4),
         )
-    d_given = d_y.to(given.dtype)
+    d_y_narrow = d_y.to(candidates.dtype)
     narrow = None if d_weights is None or weights is None else d_weights.to(weights.dtype)
     if y is None:
-        return d_given, None, narrow
-    return None if d_x is None or x is None else d_x.to(x.dtype), d_given, narrow
+        return d_y_narrow, None, narrow
+    return None if d_x is None or x is None else d_x.to(x.dtype), d_y_narrow, narrow
 
 
 def _check(graph: Tensor, num_candidates: int) -> None:
@@ -184,7 +252,22 @@ def norm(
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `vigpipe.ops.norm`."""
+    """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
+
+    Args:
+        x: features, (B, ..., C).
+        weight: the norm's weight, (C,).
+        bias: the norm's bias, (C,).
+        residual: tensor of x's shape that is added last; None for nothing.
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
+            for 1.
+        eps: added to the variance.
+        gelu: apply GELU after the norm.
+
+    Returns:
+        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
+        float64.
+    """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     wide = _wide(x)
     y = torch.empty_like(wide)
@@ -205,8 +288,8 @@ def norm(
         int(gelu),
         _threads(x.numel()),
     )
-    kept = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    return y.to(kept), mean, variance
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    return y.to(dtype), mean, variance
 
 
 def norm_backward(
@@ -220,7 +303,22 @@ def norm_backward(
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
+    """Compute the gradients of `norm`; that of the residual is `grad` itself.
+
+    Args:
+        grad: gradient of the result, (B, ..., C).
+        x: features, (B, ..., C).
+        weight: the norm's weight, (C,).
+        bias: the norm's bias, (C,).
+        sample_scale: (B,) factors of the samples; None for 1.
+        mean: mean of every channel, (C,) float64, from `norm`.
+        variance: biased variance of every channel, (C,) float64, from `norm`.
+        eps: added to the variance.
+        gelu: whether GELU follows the norm.
+
+    Returns:
+        Gradients of x, weight and bias.
+    """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     wide = _wide(x)
     d_x = torch.empty_like(wide)
@@ -246,22 +344,43 @@ def norm_backward(
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
-    """See `vigpipe.ops.hidden`."""
+    """Compute gelu(x first + bias) second^T, as `vigpipe.ops.hidden` describes.
+
+    Args:
+        x: rows of features, (R, F).
+        first: weights of the hidden layer, (F, H).
+        bias: bias of the hidden layer, (H,).
+        second: weights of the output layer, (O, H).
+
+    Returns:
+        (R, O).
+    """
     rows, width = x.shape[0], first.shape[1]
     y = x.new_empty(rows, second.shape[0])
     name = f"hidden_{x.shape[1]}_{_dtype(x)}"
-    parts = (t.contiguous() for t in (x, first, bias, second))
-    _call(name, *parts, y, *_sizes(rows, width), _threads(rows * width))
+    inputs = (t.contiguous() for t in (x, first, bias, second))
+    _call(name, *inputs, y, *_sizes(rows, width), _threads(rows * width))
     return y
 
 
 def hidden_backward(
     grad: Tensor, x: Tensor, first: Tensor, bias: Tensor, second: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, first, bias and second."""
-    parts = [t.contiguous() for t in (grad, x, first, bias, second)]
-    grads = [torch.empty_like(t) for t in parts[1:]]
+    """Compute the gradients of `hidden`.
+
+    Args:
+        grad: gradient of the result, (R, O).
+        x: rows of features, (R, F).
+        first: weights of the hidden layer, (F, H).
+        bias: bias of the hidden layer, (H,).
+        second: weights of the output layer, (O, H).
+
+    Returns:
+        Gradients of x, first, bias and second.
+    """
+    inputs = [t.contiguous() for t in (grad, x, first, bias, second)]
+    grads = [torch.empty_like(t) for t in inputs[1:]]
     sizes = _sizes(x.shape[0], first.shape[1])
     name = f"hidden_backward_{x.shape[1]}_{_dtype(x)}"
-    _call(name, *parts, *grads, *sizes, _threads(x.shape[0] * first.shape[1]))
+    _call(name, *inputs, *grads, *sizes, _threads(x.shape[0] * first.shape[1]))
     return grads[0], grads[1], grads[2], grads[3]

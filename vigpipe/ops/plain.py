@@ -1,6 +1,6 @@
-"""The operators in plain torch: what the fused ones are tested against, and serve without them.
+"""The operators in plain torch, used where there is no fused one and as the reference in tests.
 
-They run on every device and dtype, through torch.compile and ONNX, and have torch's own gradients.
+They run on every device and dtype, through torch.compile and ONNX, with torch's own gradients.
 """
 
 from contextlib import nullcontext
@@ -11,15 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 2048  # rows whose hidden layer exists at one time
+CHUNK = 2048  # rows whose hidden layer is in memory at the same time
 
 
 @torch.no_grad()
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """See `vigpipe.ops.knn`."""
-    # The meta device knows no autocast.
+    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
+
+    Args:
+        x: nodes, (B, N, C).
+        y: candidates, (B, M, C); None for the nodes themselves.
+        bias: added to squared distances, (1, N, M) or (B, N, M); None for nothing.
+        k: neighbours per node.
+        dilation: keep every dilation-th of the k * dilation nearest.
+        loop: a node may be its own neighbour.
+
+    Returns:
+        (B, N, k) int64.
+    """
+    # The meta device has no autocast.
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
         x, is_finite = _unit_length(x)
         others, is_finite = (x, is_finite) if y is None else _unit_length(y)
@@ -36,7 +48,7 @@ def knn(
 
 
 def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of unit length, 0 in place of vectors without a finite length, and which have one.
+    """Scale features to unit length, and tell which vectors had a finite length; others become 0.
 
     (B, N, C) -> (B, N, C), (B, N).
     """
@@ -48,20 +60,21 @@ def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nearest(nearness: Tensor, num: int) -> Tensor:
-    """Indices of the largest numbers of every row, largest first, equal ones by index.
+    """Index the largest numbers of every row, largest first, equal ones by index.
 
-    topk gives equal numbers in any order. On the CPU, rows in which that may show are rare and
-    sorted once more; elsewhere looking for them would hold up the device, and the index goes into
-    the key: the bits of a float32, as an integer of the same order, above the negated index.
+    topk returns equal numbers in any order. On the CPU, rows with equal numbers are rare, and are
+    sorted again. On other devices, looking for such rows would make the host wait for the device.
+    There the index becomes part of the key: the bits of the float32, as an integer of the same
+    order, above the negated index.
 
     Args:
-        nearness: (B, N, M) float32 or float64, no NaN.
-        num: at most M.
+        nearness: larger for nearer candidates, (B, N, M) float32 or float64, without NaN.
+        num: how many indices to return, at most M.
 
     Returns:
         (B, N, num) int64.
     """
-    if torch.onnx.is_in_onnx_export():  # ONNX defines its TopK so: of equals, the lower index first
+    if torch.onnx.is_in_onnx_export():  # ONNX's TopK puts the lower index first
         return nearness.topk(num, dim=-1).indices
     if nearness.device.type == "cpu" and not torch.compiler.is_compiling():
         num_candidates = nearness.shape[-1]
@@ -74,7 +87,7 @@ def nearest(nearness: Tensor, num: int) -> Tensor:
         return indices
     if nearness.dtype != torch.float32:
         return nearness.sort(dim=-1, descending=True, stable=True).indices[..., :num]
-    bits = (nearness + 0.0).view(torch.int32)  # + 0.0 makes one of the two zeros
+    bits = (nearness + 0.0).view(torch.int32)  # + 0.0 turns -0 into 0
     order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
     last = nearness.shape[-1] - 1
     key = order | torch.arange(last, -1, -1, device=nearness.device)
@@ -89,23 +102,35 @@ def aggregate(
     mode: str,
     interleave: bool,
 ) -> Tensor:
-    """See `vigpipe.ops.aggregate`."""
+    """Reduce the features of every node's neighbours, as `vigpipe.ops.aggregate` describes.
+
+    Args:
+        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
+        y: candidates, (B, M, C); None for the nodes themselves.
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        weights: weights of the edges in a sum, (B, N, K); None for ones.
+        mode: `max`, `mean`, `max_mean` or `sum`.
+        interleave: put x itself before the outputs.
+
+    Returns:
+        (B, N, C * outputs).
+    """
     others = x if y is None else y
     assert others is not None
     if mode == "sum":
-        pieces = [_reduced(others, graph, "sum", weights)]
+        outputs = [_reduced(others, graph, "sum", weights)]
     else:
         # Rounding is monotone, so max_j(y_j - x_i) is (max_j y_j) - x_i to the last bit.
-        pieces = [_reduced(others, graph, piece) for piece in mode.split("_")]
-        pieces = pieces if x is None else [piece - x for piece in pieces]
+        outputs = [_reduced(others, graph, reduction) for reduction in mode.split("_")]
+        outputs = outputs if x is None else [output - x for output in outputs]
     if interleave:
         assert x is not None
-        pieces = [x, *pieces]
-    return pieces[0] if len(pieces) == 1 else torch.stack(pieces, dim=-1).flatten(2)
+        outputs = [x, *outputs]
+    return outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1).flatten(2)
 
 
 def rows_of(y: Tensor, graph: Tensor) -> tuple[Tensor, Tensor]:
-    """All images' nodes as a table (B*M, C), each node's neighbours as rows of it (B*N, K)."""
+    """Flatten the images: a table of all nodes, (B*M, C), and neighbours as its rows, (B*N, K)."""
     num_images, num_nodes, num_channels = y.shape
     offsets = torch.arange(num_images, device=y.device).mul_(num_nodes).view(-1, 1, 1)
     return y.reshape(-1, num_channels), (graph + offsets).flatten(0, 1)
@@ -119,7 +144,7 @@ def _reduced(y: Tensor, graph: Tensor, mode: str, weights: Tensor | None = None)
             gathered = gathered * weights.flatten(0, 1).unsqueeze(-1)
         reduced = gathered.amax(1) if mode == "max" else getattr(gathered, mode)(1)
         return reduced.view(*graph.shape[:2], y.shape[2])
-    # embedding_bag reduces the K rows while reading them: no (B, N, K, C) tensor is made.
+    # embedding_bag reduces the K rows while it reads them, without a (B, N, K, C) tensor.
     table = table.float() if table.dtype in (torch.bfloat16, torch.float16) else table
     return F.embedding_bag(rows, table, mode=mode).view(*graph.shape[:2], y.shape[2]).to(y.dtype)
 
@@ -133,7 +158,22 @@ def norm(
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `vigpipe.ops.norm`."""
+    """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
+
+    Args:
+        x: features, (B, ..., C).
+        weight: the norm's weight, (C,).
+        bias: the norm's bias, (C,).
+        residual: tensor of x's shape that is added last; None for nothing.
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
+            for 1.
+        eps: added to the variance.
+        gelu: apply GELU after the norm.
+
+    Returns:
+        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
+        float64.
+    """
     rows = x.reshape(-1, x.shape[-1])
     # Momentum 1 turns "running" statistics into this batch's own mean and unbiased variance.
     mean, variance = weight.detach().new_zeros(2, len(weight)).unbind()
@@ -147,8 +187,19 @@ def norm(
 
 
 def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, gelu: bool) -> Tensor:
-    """What follows a norm: GELU, and a residual to which each sample is added with its strength."""
-    # In place where nothing has to be kept: y is nobody else's.
+    """Apply what follows a norm: GELU, sample factors and a residual.
+
+    Args:
+        y: output of the norm, (B, ..., C); may be changed in place.
+        residual: tensor of y's shape that is added last; None for nothing.
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
+            for 1.
+        gelu: apply GELU first.
+
+    Returns:
+        (B, ..., C).
+    """
+    # Works in place if nothing is saved for a backward, since nothing else uses y.
     is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if gelu:
         y = torch.ops.aten.gelu_(y) if is_eager else F.gelu(y)
@@ -160,20 +211,30 @@ def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, ge
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
-    """See `vigpipe.ops.hidden`."""
+    """Compute gelu(x first + bias) second^T, as `vigpipe.ops.hidden` describes.
+
+    Args:
+        x: rows of features, (R, F).
+        first: weights of the hidden layer, (F, H).
+        bias: bias of the hidden layer, (H,).
+        second: weights of the output layer, (O, H).
+
+    Returns:
+        (R, O).
+    """
     return _Hidden.apply(x, first, bias, second)  # pyright: ignore[reportReturnType]
 
 
 class _Hidden(torch.autograd.Function):
-    """The hidden layer of some rows at a time, in the backward once more."""
+    """Compute the hidden layer for CHUNK rows at a time, and again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:  # noqa: ANN401
         ctx.save_for_backward(x, first, bias, second)
-        pieces = [
+        chunks = [
             F.linear(F.gelu(torch.addmm(bias, rows, first)), second) for rows in x.split(CHUNK)
         ]
-        return torch.cat(pieces)
+        return torch.cat(chunks)
 
     @staticmethod
     @once_differentiable

@@ -1,7 +1,7 @@
-"""The fused operators as custom operators of torch: schemas, devices, shapes, gradients.
+"""Register the fused operators with torch: schemas, devices, shapes, gradients.
 
-`torch.library.Library` and no `custom_op`: the latter checks every call for aliases, which costs
-more than a small operator.
+This uses `torch.library.Library` instead of `custom_op`, which checks every call for aliases; that
+takes longer than a small operator.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ _SCHEMAS = {
     "bool has_backward) -> (Tensor, Tensor)",
     "aggregate_backward": "(Tensor grad, Tensor? x, Tensor? y, Tensor graph, Tensor winners, "
     "Tensor? weights, str mode, bool interleave) -> (Tensor?, Tensor?, Tensor?)",
-    "norm": "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, Tensor? strength, float eps, "
-    "bool gelu) -> (Tensor, Tensor, Tensor)",
-    "norm_backward": "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor? strength, "
+    "norm": "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, Tensor? sample_scale, "
+    "float eps, bool gelu) -> (Tensor, Tensor, Tensor)",
+    "norm_backward": "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor? sample_scale, "
     "Tensor mean, Tensor variance, float eps, bool gelu) -> (Tensor, Tensor, Tensor)",
     "hidden": "(Tensor x, Tensor first, Tensor bias, Tensor second) -> Tensor",
     "hidden_backward": "(Tensor grad, Tensor x, Tensor first, Tensor bias, Tensor second) -> "
@@ -39,7 +39,7 @@ def _define() -> None:
         from vigpipe.ops import gpu
     except ImportError:
         return
-    # Triton's kernel notes the winners of a maximum for nothing, if there is no backward.
+    # Triton's kernel always writes the winners of a maximum, even if there is no backward.
     _library.impl("aggregate", lambda *arguments: gpu.aggregate(*arguments[:-1]), "CUDA")
     _library.impl("knn", gpu.knn, "CUDA")
     _library.impl("aggregate_backward", gpu.aggregate_backward, "CUDA")
@@ -68,9 +68,9 @@ def _(
     interleave: bool,
     has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    given = x if y is None else y
-    assert given is not None
-    return native.empty_aggregate(given, graph, mode, interleave, has_backward)
+    candidates = x if y is None else y
+    assert candidates is not None
+    return native.empty_aggregate(candidates, graph, mode, interleave, has_backward)
 
 
 @register_fake("vigpipe::aggregate_backward")
@@ -122,10 +122,11 @@ def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 # ---- gradients ----------------------------------------------------------------------------------
 
 
-def _keep_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+def _save_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
     x, y, graph, weights, ctx.mode, ctx.interleave, _ = inputs
     ctx.mark_non_differentiable(output[1])
-    # Only sizes of x and y are needed, and the numbers of y under weights; both live anyway.
+    # Only the sizes of x and y are needed, and with weights the values of y. Saving the tensors
+    # costs nothing, because they stay alive anyway.
     ctx.save_for_backward(x, y, graph, output[1], weights)
 
 
@@ -136,7 +137,7 @@ def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, 
     return d_x, d_y, None, d_weights, None, None, None
 
 
-def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
     x, weight, bias, residual, sample_scale, ctx.eps, ctx.gelu = inputs
     ctx.has_residual = residual is not None
     ctx.mark_non_differentiable(*output[1:])
@@ -150,7 +151,7 @@ def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]
     return d_x, d_weight, d_bias, grad if ctx.has_residual else None, None, None, None
 
 
-def _keep_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401
+def _save_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401
     ctx.save_for_backward(*inputs)
 
 
@@ -158,6 +159,6 @@ def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN
     return torch.ops.vigpipe.hidden_backward(grad, *ctx.saved_tensors)
 
 
-register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_keep_aggregate)
-register_autograd("vigpipe::norm", _norm_backward, setup_context=_keep_norm)
-register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_keep_hidden)
+register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_save_aggregate)
+register_autograd("vigpipe::norm", _norm_backward, setup_context=_save_norm)
+register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_save_hidden)

@@ -1,7 +1,7 @@
 // Aggregation over a graph without a (B, N, K, C) tensor, forward and backward.
 //
-//     x (B, N, C) nodes   y (B, M, C) what the graph means   graph (B, N, K) int64
-//     winners (B, N, C), which neighbour attains the maximum, for the backward's one scatter
+//     x (B, N, C) nodes   y (B, M, C) candidates   graph (B, N, K) int64: indices in y
+//     winners (B, N, C): which neighbour attains the maximum; the backward adds to it alone
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -10,16 +10,17 @@
 
 namespace {
 
-// What is made of the neighbours y_j of a node x_i. With `relative`, x_i is taken off maximum and
-// mean; `with_self` puts x_i first. Pieces of a channel stand beside each other.
-struct Pieces {
+// Which outputs are computed from the neighbours y_j of a node x_i. With `relative`, x_i is
+// subtracted from maximum and mean; `with_self` makes x_i the first output. The outputs of a
+// channel are adjacent.
+struct Outputs {
     bool max, mean, total, with_self;
     int count() const { return max + mean + total + with_self; }
 };
 
-constexpr int64_t BAND = 64;  // channels of a node that are reduced at once
+constexpr int64_t BAND = 64;  // channels of a node that are reduced together
 
-// Piece p of channel c goes to c * count + p.
+// Writes output p of channel c to place c * count + p.
 template <typename T>
 inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
     if (count == 1) {
@@ -35,10 +36,10 @@ inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
     }
 }
 
-// A node's band of channels: what is read, and what is written. Null: not asked for.
+// The inputs and outputs of one node for a band of channels. A null output is not wanted.
 template <typename T, typename W>
 struct Node {
-    const T* x;  // null: nothing is taken off
+    const T* x;  // null: nothing is subtracted
     const T* y;
     const int64_t* neighbours;
     const T* weights;
@@ -47,8 +48,8 @@ struct Node {
     T *largest, *mean, *total;
 };
 
-// The neighbours of VECTORS x WIDTH channels from c on, or of a vector's first `left`. Several
-// vectors at once, because each comparison waits for the one before it.
+// Reduces the neighbours for VECTORS x WIDTH channels from c on, or for the first `left` channels
+// of one vector. Takes several vectors at once, because each comparison waits for the one before.
 template <int VECTORS, bool WINNERS, bool SUMS, typename T, typename W>
 inline void reduce(const Node<T, W>& node, int64_t c, int64_t left) {
     using V = Vector<T>;
@@ -94,67 +95,68 @@ inline void reduce_all(const Node<T, W>& node, int64_t num) {
 
 template <typename T, typename W>
 void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
-                    W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Pieces pieces,
+                    W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Outputs outputs,
                     bool relative) {
     T values[4][BAND];
-    int piece = 0;
-    if (pieces.with_self) {
-        for (int64_t c = 0; c < num; ++c) values[piece][c] = x[start + c];
-        ++piece;
+    int output = 0;
+    if (outputs.with_self) {
+        for (int64_t c = 0; c < num; ++c) values[output][c] = x[start + c];
+        ++output;
     }
     Node<T, W> node = {relative ? x + start : nullptr, y + start, neighbours, weights, K, C};
     node.winners = winners ? winners + start : nullptr;
-    node.largest = pieces.max ? values[piece++] : nullptr;
-    node.mean = pieces.mean ? values[piece++] : nullptr;
-    node.total = pieces.total ? values[piece++] : nullptr;
-    const bool sums = pieces.mean || pieces.total;
+    node.largest = outputs.max ? values[output++] : nullptr;
+    node.mean = outputs.mean ? values[output++] : nullptr;
+    node.total = outputs.total ? values[output++] : nullptr;
+    const bool sums = outputs.mean || outputs.total;
     if (winners)
         sums ? reduce_all<true, true>(node, num) : reduce_all<true, false>(node, num);
     else
         sums ? reduce_all<false, true>(node, num) : reduce_all<false, false>(node, num);
-    interleave(values, num, pieces.count(), out + start * pieces.count());
+    interleave(values, num, outputs.count(), out + start * outputs.count());
 }
 
 template <typename T, typename W>
 void aggregate(const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,
-               int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Pieces pieces,
+               int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Outputs outputs,
                bool relative, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < B * N; ++i)
         for (int64_t start = 0; start < C; start += BAND)
             aggregate_node(x ? x + i * C : nullptr, y + i / N * M * C, graph + i * K,
-                           weights ? weights + i * K : nullptr, out + i * C * pieces.count(),
+                           weights ? weights + i * K : nullptr, out + i * C * outputs.count(),
                            winners ? winners + i * C : nullptr, K, C, start,
-                           std::min(BAND, C - start), pieces, relative);
+                           std::min(BAND, C - start), outputs, relative);
 }
 
-// One image, channels start to start + num: gradients of x (nullptr: y is x) and y.
+// Adds the gradients of one image to dx (null: y is x, so dy takes both) and dy, for the channels
+// from start to start + num.
 template <typename T, typename W>
 void backward_band(const T* grad, const int64_t* graph, const W* winners, const T* weights, T* dx,
                    T* dy, int64_t N, int64_t C, int64_t K, int64_t start, int64_t num,
-                   Pieces pieces, bool relative) {
-    const int count = pieces.count();
+                   Outputs outputs, bool relative) {
+    const int count = outputs.count();
     for (int64_t n = 0; n < N; ++n) {
         const T* from = grad + (n * C + start) * count;
         T self[BAND] = {};
-        int piece = 0;
-        if (pieces.with_self) {
+        int output = 0;
+        if (outputs.with_self) {
             for (int64_t c = 0; c < num; ++c) self[c] += from[c * count];
-            ++piece;
+            ++output;
         }
-        if (pieces.max) {
+        if (outputs.max) {
             for (int64_t c = 0; c < num; ++c) {
-                const T g = from[c * count + piece];
+                const T g = from[c * count + output];
                 if (relative) self[c] -= g;
                 dy[graph[n * K + winners[n * C + start + c]] * C + start + c] += g;
             }
-            ++piece;
+            ++output;
         }
-        if (pieces.mean || pieces.total) {
+        if (outputs.mean || outputs.total) {
             T row[BAND];
             for (int64_t c = 0; c < num; ++c) {
-                row[c] = from[c * count + piece];
-                if (pieces.mean) {
+                row[c] = from[c * count + output];
+                if (outputs.mean) {
                     if (relative) self[c] -= row[c];
                     row[c] /= T(K);
                 }
@@ -165,27 +167,27 @@ void backward_band(const T* grad, const int64_t* graph, const W* winners, const 
                 for (int64_t c = 0; c < num; ++c) to[c] += weight * row[c];
             }
         }
-        if (relative || pieces.with_self) {
+        if (relative || outputs.with_self) {
             T* to = (dx ? dx : dy) + n * C + start;
             for (int64_t c = 0; c < num; ++c) to[c] += self[c];
         }
     }
 }
 
-// dx and dy come as zeros.
+// dx and dy must be filled with zeros by the caller.
 template <typename T, typename W>
 void aggregate_backward(const T* grad, const T* y, const int64_t* graph, const W* winners,
                         const T* weights, T* dx, T* dy, T* d_weights, int64_t B, int64_t N,
-                        int64_t M, int64_t C, int64_t K, Pieces pieces, bool relative,
+                        int64_t M, int64_t C, int64_t K, Outputs outputs, bool relative,
                         int threads) {
-    const int64_t num_bands = (C + BAND - 1) / BAND, width = C * pieces.count();
+    const int64_t num_bands = (C + BAND - 1) / BAND, width = C * outputs.count();
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t job = 0; job < B * num_bands; ++job) {
         const int64_t b = job / num_bands, start = job % num_bands * BAND;
         backward_band(grad + b * N * width, graph + b * N * K,
                       winners ? winners + b * N * C : nullptr,
                       weights ? weights + b * N * K : nullptr, dx ? dx + b * N * C : nullptr,
-                      dy + b * M * C, N, C, K, start, std::min(BAND, C - start), pieces, relative);
+                      dy + b * M * C, N, C, K, start, std::min(BAND, C - start), outputs, relative);
     }
     if (!d_weights) return;
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -193,13 +195,13 @@ void aggregate_backward(const T* grad, const T* y, const int64_t* graph, const W
         for (int64_t k = 0; k < K; ++k) {
             const T* row = y + (i / N * M + graph[i * K + k]) * C;
             T total = 0;
-            for (int64_t c = 0; c < C; ++c)  // the sum is the last piece
-                total += grad[i * width + (c + 1) * pieces.count() - 1] * row[c];
+            for (int64_t c = 0; c < C; ++c)  // the sum is the last output
+                total += grad[i * width + (c + 1) * outputs.count() - 1] * row[c];
             d_weights[i * K + k] = total;
         }
 }
 
-Pieces pieces_of(int mask) {
+Outputs outputs_of(int mask) {
     return {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0, (mask & 8) != 0};
 }
 
@@ -208,17 +210,17 @@ Pieces pieces_of(int mask) {
 #define AGGREGATE(T, NAME, W, WINNERS)                                                             \
     extern "C" void vigpipe_aggregate_##NAME##_##WINNERS(                                          \
         const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,        \
-        int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int pieces, int relative,           \
+        int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int outputs, int relative,          \
         int threads) {                                                                             \
-        aggregate(x, y, graph, weights, out, winners, B, N, M, C, K, pieces_of(pieces), relative,  \
+        aggregate(x, y, graph, weights, out, winners, B, N, M, C, K, outputs_of(outputs), relative,\
                   threads);                                                                        \
     }                                                                                              \
     extern "C" void vigpipe_aggregate_backward_##NAME##_##WINNERS(                                 \
         const T* grad, const T* y, const int64_t* graph, const W* winners, const T* weights,       \
         T* dx, T* dy, T* d_weights, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K,         \
-        int pieces, int relative, int threads) {                                                   \
+        int outputs, int relative, int threads) {                                                  \
         aggregate_backward(grad, y, graph, winners, weights, dx, dy, d_weights, B, N, M, C, K,     \
-                           pieces_of(pieces), relative, threads);                                  \
+                           outputs_of(outputs), relative, threads);                                \
     }
 
 AGGREGATE(float, float32, uint8_t, uint8)

@@ -2,16 +2,16 @@
 //
 //     x (R, F)   A (F, H)   a (H)   B (O, H)   y (R, O)      F and O are 3 or 7, H is hundreds
 //
-// The hidden layer lives in registers: vectors run along H, a few numbers of x are broadcast. The
-// backward computes it again. Memory traffic is that of x and y, so the speed is that of the
-// arithmetic, most of it GELU's.
+// The hidden layer is kept in registers: vectors run along H, and a few numbers of x are broadcast.
+// The backward computes it again. Only x and y are read and written, so the arithmetic, most of it
+// GELU's, limits the speed.
 #include <vector>
 
 #include "vector.h"
 
 namespace {
 
-constexpr int TILE = 32;          // rows whose sums over H stay in the first-level cache
+constexpr int TILE = 32;          // rows whose sums over H fit the first-level cache
 constexpr int64_t CHUNK = 2048;  // rows of one partial sum: the same for any number of threads
 
 template <typename T, int F, int O>
@@ -42,7 +42,7 @@ void forward(const T* x, const T* A, const T* a, const T* B, T* y, int64_t R, in
     }
 }
 
-// One tile of one strip of H: what the rows give to the weights, and (in `sums`) the weights to the
+// Adds the gradients of one tile of rows and one strip of H: of the weights, and (in `sums`) of the
 // rows.
 template <typename T, int F, int O>
 inline void backward_strip(const T* x, const T* grad, int rows, const T* A, const T* a, const T* B,

@@ -2,8 +2,9 @@
 //
 //     x (B, N, C) nodes   y (B, M, C) candidates   bias (1 or B, N, M)   graph (B, N, K) int64
 //
-// ROWS nodes at a time, their similarities to all candidates, a matrix product whose result stays
-// in cache, then the best of every row. Equal similarities: the lower index first.
+// For ROWS nodes at a time, a matrix product whose result stays in cache computes the similarities
+// to all candidates; then the best of every row are chosen. Of equal similarities, the one with the
+// lower index comes first.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -20,7 +21,7 @@ constexpr int ROWS = 8, COLUMNS = 3;
 constexpr int ROWS = 4, COLUMNS = 2;
 #endif
 
-// What a row is multiplied by to have unit length; 0 if it has no finite length.
+// The factor that scales a row to unit length; 0 if its length is not finite.
 template <typename T>
 T unit_scale(const T* row, int64_t C) {
     Vector<T> squares = {};
@@ -32,7 +33,7 @@ T unit_scale(const T* row, int64_t C) {
     return std::isfinite(norm) ? 1 / std::max(norm, T(1e-12)) : T(0);
 }
 
-// Candidates at unit length, strip by strip of COLUMNS vectors, channel by channel in a strip.
+// Stores the candidates at unit length in strips of COLUMNS vectors, channel by channel in a strip.
 template <typename T>
 struct Candidates {
     static constexpr int64_t STRIP = COLUMNS * WIDTH<T>;
@@ -57,7 +58,8 @@ struct Candidates {
         }
     }
 
-    // 2 x y - |y|^2 of ROWS rows (ROWS, C) and all candidates: (ROWS, num_strips * STRIP).
+    // Computes 2 x y - |y|^2 for ROWS nodes, (ROWS, C), and all candidates, into
+    // (ROWS, num_strips * STRIP).
     void similarities(const T* rows, T* to) const {
         for (int64_t strip = 0; strip < num_strips; ++strip) {
             const int64_t left = M - strip * STRIP;  // the last strip may be narrower
@@ -91,7 +93,7 @@ struct Candidates {
     }
 };
 
-// Numbers as integers of the same order: -0 is 0.
+// Turns numbers into integers of the same order; -0 counts as 0.
 static inline int32_t ordered(float x) {
     int32_t bits;
     x += 0.0f;
@@ -105,7 +107,7 @@ static inline int64_t ordered(double x) {
     return bits ^ ((bits >> 63) & INT64_MAX);
 }
 
-// How many of `num` keys are at least a bound; no branches.
+// Counts the keys, of `num`, that are at least a bound, without branches.
 template <typename Key>
 static inline Key count_from(const Key* keys, int64_t num, Key bound) {
     Key total = 0;
@@ -113,8 +115,8 @@ static inline Key count_from(const Key* keys, int64_t num, Key bound) {
     return total;
 }
 
-// A bound that at least `num` keys reach and hardly more than `enough`, which is at least num: by
-// bisection between low, which `reached` keys reach, and high, which is the largest key or less.
+// Finds a bound that at least `num` keys reach, and not many more than `enough`, which is at least
+// num. It bisects between low, which `reached` keys reach, and high, at most the largest key.
 template <typename Key>
 static Key bound_for(const Key* keys, int64_t size, int64_t num, int64_t enough, Key low, Key high,
                      int64_t reached) {
@@ -131,21 +133,21 @@ static Key bound_for(const Key* keys, int64_t size, int64_t num, int64_t enough,
     return low;
 }
 
-// Finds the largest numbers of a row, largest first, of equals the lower index first.
+// Finds the largest numbers of a row, largest first; of equal ones, the lower index comes first.
 //
-// The row is dealt out to LANES; the num-th largest of their maxima is a bound that at least num
-// numbers reach, and if the row is long hardly more. The place of each of those is then the count
-// of the greater ones, and of the equal ones before it. No branch depends on single numbers.
+// The row is distributed over LANES. The num-th largest of the lanes' maxima is a bound that at
+// least num numbers reach, and in a long row not many more. The rank of each of those is then the
+// count of greater numbers and of equal numbers before it. No branch depends on a single number.
 template <typename T>
 class Selection {
     using Key = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-    static constexpr int64_t FEW = 128;  // to be sorted by counting
+    static constexpr int64_t FEW = 128;  // so many numbers are sorted by counting
     static constexpr int64_t BLOCK = 16, LANES = 64;
     const int64_t M, num, dilation;
     Buffer<Key> keys, found, indices;
 
    public:
-    // Every dilation-th of the num is asked for.
+    // Returns every dilation-th of the num largest.
     Selection(int64_t M_, int64_t num_, int64_t dilation_)
         : M(M_), num(num_), dilation(dilation_), keys(M_), found(M_ + BLOCK), indices(M_ + BLOCK) {}
 
@@ -159,7 +161,7 @@ class Selection {
     }
 
    private:
-    // How many come before each of BLOCK of the found ones: what is greater, or equal and earlier.
+    // Counts, for each of BLOCK found keys, those before it: greater, or equal and earlier.
     void count_before(int64_t first, int64_t size, Key* before) const {
         constexpr int VECTORS = BLOCK / WIDTH<T>;
         const Key* key = found.data();
@@ -251,16 +253,17 @@ template <typename T>
 void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64_t N, int64_t M,
          int64_t C, int64_t bias_stride, int64_t k, int64_t dilation, int loop, int threads) {
     const int64_t wanted = (k - 1) * dilation + 1, num_tiles = (N + ROWS - 1) / ROWS;
-    // Images are shared out; a lone one is cut between threads, each of which packs it.
-    const int64_t pieces = std::min<int64_t>((threads + B - 1) / B, num_tiles);
+    // Threads take whole images; if there are fewer images than threads, several threads share one,
+    // and each packs its candidates.
+    const int64_t shares = std::min<int64_t>((threads + B - 1) / B, num_tiles);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t job = 0; job < B * pieces; ++job) {
-        const int64_t b = job / pieces, piece = job % pieces;
+    for (int64_t job = 0; job < B * shares; ++job) {
+        const int64_t b = job / shares, share = job % shares;
         const Candidates<T> candidates((y ? y : x) + b * M * C, M, C);
         const int64_t width = candidates.num_strips * candidates.STRIP;
         Buffer<T> rows(ROWS * C), tile(ROWS * width);
         Selection<T> select(M, wanted, dilation);
-        for (int64_t t = num_tiles * piece / pieces; t < num_tiles * (piece + 1) / pieces; ++t) {
+        for (int64_t t = num_tiles * share / shares; t < num_tiles * (share + 1) / shares; ++t) {
             for (int r = 0; r < ROWS; ++r) {
                 const int64_t n = std::min<int64_t>(t * ROWS + r, N - 1);
                 const T* row = x + (b * N + n) * C;
@@ -283,7 +286,7 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
 
 }  // namespace
 
-#define KNN(T, NAME)                                                                              \
+#define KNN(T, NAME)                                                                               \
     extern "C" void vigpipe_knn_##NAME(const T* x, const T* y, const T* bias, int64_t* graph,      \
                                        int64_t B, int64_t N, int64_t M, int64_t C,                 \
                                        int64_t bias_stride, int64_t k, int64_t dilation, int loop, \

@@ -1,10 +1,10 @@
-// BatchNorm, GELU and residual in one: y = r + s_b act(scale (x - mean) + shift), channels last.
+// BatchNorm, GELU and residual together: y = r + s_b act(scale (x - mean) + shift), channels last.
 //
-//     x, y, r (R, C)   mean, variance (C) double   s (images), each over R / images rows
+//     x, y, r (R, C)   mean, variance (C) double   s (images), one factor for R / images rows
 //
-// Forward: one pass for the statistics, one for the result. Backward: one for the gradient behind
-// the norm and its sums, one for the gradient of x. Partial sums are over CHUNK rows, so they do
-// not depend on the number of threads.
+// The forward makes one pass for the statistics and one for the result. The backward makes one pass
+// for the gradient of the norm's output and its sums, and one for the gradient of x. Partial sums
+// are taken over CHUNK rows, so they do not depend on the number of threads.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t CHUNK = 128;  // rows of a partial sum
 
-// Few channels fill no vector: then several rows are taken as one of more channels.
+// With too few channels to fill a vector, several rows are treated as one row of more channels.
 struct Shape {
     int64_t rows, channels, repeats, rows_per_image;
 
@@ -32,9 +32,9 @@ struct Shape {
     int64_t last(int64_t chunk) const { return std::min((chunk + 1) * CHUNK, rows); }
 };
 
-// Add up the partial sums (chunks, 2, channels) in double precision, repeats too: (2, C).
+// Adds the partial sums (chunks, 2, channels) in double precision, over repeats too: (2, C).
 template <typename T>
-std::vector<double> add_up(const std::vector<T>& partial, const Shape& shape) {
+std::vector<double> sum_chunks(const std::vector<T>& partial, const Shape& shape) {
     const int64_t C = shape.channels / shape.repeats;
     std::vector<double> total(2 * C, 0.0);
     for (int64_t row = 0; row < 2 * shape.chunks(); ++row)
@@ -43,7 +43,7 @@ std::vector<double> add_up(const std::vector<T>& partial, const Shape& shape) {
     return total;
 }
 
-// A map c -> factor * value + summand, for every repeat of the channels.
+// The map value -> factor[c] * value + summand[c] of channel c, for every repeat of the channels.
 template <typename T>
 struct Affine {
     std::vector<T> factor, summand;
@@ -66,7 +66,7 @@ void statistics(const T* x, double* mean, double* variance, int64_t R, int64_t C
     using V = Vector<T>;
     const int64_t width = shape.channels;
     std::vector<T> partial(shape.chunks() * 2 * width, T(0)), origin(width);
-    for (int64_t c = 0; c < width; ++c) origin[c] = x[c % C];  // near the mean: squares stay small
+    for (int64_t c = 0; c < width; ++c) origin[c] = x[c % C];  // near the mean, so squares stay small
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < shape.chunks(); ++chunk) {
         T* sums = &partial[chunk * 2 * width];
@@ -79,15 +79,15 @@ void statistics(const T* x, double* mean, double* variance, int64_t R, int64_t C
                 store<T>(squares + c, load(squares + c, left) + d * d, left);
             }
     }
-    const std::vector<double> total = add_up(partial, shape);
+    const std::vector<double> total = sum_chunks(partial, shape);
     for (int64_t c = 0; c < C; ++c) {
         const double shift = total[c] / R, square = total[C + c] / R - shift * shift;
         mean[c] = x[c] + shift;
-        variance[c] = square < 0 ? 0 : square;  // NaN stays
+        variance[c] = square < 0 ? 0 : square;  // keeps NaN
     }
 }
 
-// The norm, as the affine map that it is.
+// Writes the norm as an affine map.
 template <typename T>
 Affine<T> norm_map(const double* mean, const double* variance, const T* weight, const T* bias,
                    double eps, int64_t C, const Shape& shape) {
@@ -149,19 +149,19 @@ void backward(const T* grad, const T* x, const double* mean, const double* varia
             }
         }
     }
-    const std::vector<double> total = add_up(partial, shape);
-    Affine<T> mean_part(shape);  // what the statistics' dependence on x takes off
+    const std::vector<double> total = sum_chunks(partial, shape);
+    Affine<T> statistics_grad(shape);  // subtracted because the statistics depend on x
     for (int64_t c = 0; c < C; ++c) {
         d_bias[c] = static_cast<T>(total[c]);
         d_weight[c] = static_cast<T>(total[C + c]);
-        mean_part.set(c, C, total[C + c] / R, total[c] / R);
+        statistics_grad.set(c, C, total[C + c] / R, total[c] / R);
     }
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < shape.rows; ++r)
         for (int64_t c = 0; c < width; c += WIDTH<T>) {
             const int64_t left = width - c, at = r * width + c;
             const V normed = unit(load(x + at, left), c, left);
-            const V dz = load(dx + at, left) - mean_part(normed, c, left);
+            const V dz = load(dx + at, left) - statistics_grad(normed, c, left);
             store<T>(dx + at, dz * load(&map.factor[c], left), left);
         }
 }
@@ -171,20 +171,20 @@ void backward(const T* grad, const T* x, const double* mean, const double* varia
 #define NORM(T, NAME)                                                                              \
     extern "C" void vigpipe_norm_##NAME(                                                           \
         const T* x, const T* weight, const T* bias, double eps, const T* residual,                 \
-        const T* sample_scale, T* y, double* mean, double* variance, int64_t R, int64_t C,             \
+        const T* sample_scale, T* y, double* mean, double* variance, int64_t R, int64_t C,         \
         int64_t images, int gelu, int threads) {                                                   \
         const Shape shape(R, C, images, WIDTH<T>);                                                 \
         statistics(x, mean, variance, R, C, shape, threads);                                       \
         (gelu ? forward<T, true> : forward<T, false>)(x, mean, variance, weight, bias, eps,        \
-                                                      residual, sample_scale, y, C, shape, threads);   \
+                                                      residual, sample_scale, y, C, shape, threads);\
     }                                                                                              \
     extern "C" void vigpipe_norm_backward_##NAME(                                                  \
         const T* grad, const T* x, const double* mean, const double* variance, const T* weight,    \
-        const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight, T* d_bias, int64_t R,    \
+        const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight, T* d_bias, int64_t R,\
         int64_t C, int64_t images, int gelu, int threads) {                                        \
         const Shape shape(R, C, images, WIDTH<T>);                                                 \
         (gelu ? backward<T, true> : backward<T, false>)(grad, x, mean, variance, weight, bias,     \
-                                                        eps, sample_scale, dx, d_weight, d_bias, R, C, \
+                                                        eps, sample_scale, dx, d_weight, d_bias, R, C,\
                                                         shape, threads);                           \
     }
 
