@@ -152,6 +152,25 @@ if __name__ == "__main__":
     assert done.stdout == "True\n" * 2
 
 
+STARTS = """
+import os, subprocess, sys
+print("written first")
+line = [sys.executable, "-c", "import os, sys; print(sys.argv, os.environ['WHAT'], os.getcwd(), "
+        "os.getpid() == os.getpgid(0), sys.stdin.read()); sys.exit(5)", "two words"]
+done = subprocess.run(line, input="given", env={"WHAT": "it"}, cwd="/", process_group=0, text=True,
+                      stdout=subprocess.PIPE)
+print(done.returncode, done.stdout)
+print(subprocess.run([sys.executable, "-c", "1 / 0"], stderr=subprocess.DEVNULL).returncode)
+"""
+
+
+def test_a_forked_command_starts_others_as_a_fresh_one_does():
+    fork, fresh = (run_command([sys.executable, "-c", STARTS], fresh=f) for f in (False, True))
+    assert (fork.returncode, fork.stderr) == (0, "")
+    assert fork.stdout == fresh.stdout
+    assert "5 ['-c', 'two words'] it / True given" in fork.stdout
+
+
 STARTER = """
 import sys, time
 from multiprocessing import forkserver

@@ -7,7 +7,8 @@ ranks of a pytest process and ends with that process, however it ends.
 
 A fork differs from a fresh interpreter in what it has imported, and in nothing else that a command
 may notice: it has its own session, the environment, folder, output and arguments it is given,
-default signals, an exit code or signal, and its fork server for local ranks is forked as well.
+default signals, and an exit code or signal. Its fork server for local ranks, and the Python
+commands that it starts in turn, are forked as well.
 Tests of what happens before or while modules are imported start a fresh one.
 """
 
@@ -120,8 +121,14 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
-    _forget_the_parent()
     util.spawnv_passfds = _fork_passfds  # pyright: ignore[reportAttributeAccessIssue]
+    subprocess._fork_exec = _fork_exec  # pyright: ignore[reportAttributeAccessIssue]
+    _become(words, variables, folder)
+
+
+def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoReturn:
+    """Do what `python WORDS` does, and end as that ends."""
+    _forget_the_parent()
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
@@ -210,31 +217,70 @@ def _forget_the_parent(kept: Iterable[int] = ()) -> None:
     resource_tracker._resource_tracker.__init__()  # pyright: ignore
 
 
+def _fork() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or both would write what waits
+    return os.fork()
+
+
 _executed_passfds: Any = util.spawnv_passfds
 
 
 def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
-    """Start multiprocessing's fork server, or its tracker, by a fork of this process.
+    """Start a helper of multiprocessing, such as its fork server, by a fork of this process.
 
     Only while this process has a single thread: a fork of it then lacks nothing.
     """
-    if len(os.listdir("/proc/self/task")) > 1:
+    if "-c" not in args or len(os.listdir("/proc/self/task")) > 1:
         return _executed_passfds(path, args, passfds)
-    pid = os.fork()
+    pid = _fork()
     if pid > 0:
         return pid
     code = 1
     try:
         _forget_the_parent(passfds)
-        assert args[-2] == "-c"
-        exec(args[-1], {"__name__": "__main__"})
+        _, program, *sys.argv[1:] = args[args.index("-c") :]
+        sys.argv[0] = "-c"
+        exec(program, {"__name__": "__main__"})
         code = 0
-    except SystemExit:
-        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         _leave(code)
+
+
+_executed: Any = vars(subprocess)["_fork_exec"]
+
+
+def _fork_exec(*given: Any) -> int:
+    """Start what subprocess.Popen of a forked command starts: Python too by a fork, if it can be.
+
+    Args:
+        given: the arguments of CPython's _posixsubprocess.fork_exec.
+    """
+    args, _, _, _, folder, variables, stdin, _, _, stdout, _, stderr = given[:12]
+    new_session, process_group = given[15:17]
+    words = list(map(os.fsdecode, args))
+    if not means_python(words) or len(os.listdir("/proc/self/task")) > 1:
+        return _executed(*given)
+    pid = _fork()
+    if pid > 0:
+        return pid
+    try:
+        for number, file in enumerate((stdin, stdout, stderr)):
+            if file >= 0:
+                os.dup2(file, number)
+        if new_session:
+            os.setsid()
+        if process_group >= 0:
+            os.setpgid(0, process_group)
+        pairs = os.environb.items() if variables is None else (v.split(b"=", 1) for v in variables)
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+        _become(words[1:], environment, os.fsdecode(folder or os.getcwd()))
+    finally:
+        os._exit(255)
 
 
 def _leave(code: int) -> NoReturn:

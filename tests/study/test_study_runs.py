@@ -164,7 +164,7 @@ def test_this_process_stays_small():
     # Symptom: the peak of a run on one stage was that of the process that started it. Linux counts
     # what a process held before exec.
     code = "import sys, vigpipe.study.runs; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
-    assert run_command([sys.executable, "-c", code]).returncode == 0
+    assert run_command([sys.executable, "-c", code], fresh=True).returncode == 0
 
 
 # ---- the runs ---------------------------------------------------------------------------------
