@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.world import _context
+from tests.warm import server
 from vigpipe.data import Augmentation, open_source
 from vigpipe.data.reader import Reader
 from vigpipe.errors import InputError
@@ -20,7 +20,7 @@ AUGMENT = Augmentation("box", "rand-m9-mstd0.5-inc1", 0.0, 0.25)
 @pytest.fixture
 def _server():
     """The one that ranks are forked from too; it is started once, with what those need."""
-    _context()
+    server()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from vigpipe.bench.reference import ReferenceVig
 from vigpipe.bench.side_by_side import alternate
 from vigpipe.config.choices import MODELS
 from vigpipe.launch.device import synchronize
-from vigpipe.model.blocks import listed
+from vigpipe.model.blocks import parse_names
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
 
@@ -106,13 +106,13 @@ def bench_vig(config: VigBench) -> None:
     device = set_up(config)
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
-    dtypes = listed(config.dtypes, ("float32", "bfloat16"), "--dtypes")
+    dtypes = parse_names(config.dtypes, ("float32", "bfloat16"), "--dtypes")
     formulations = ("reference", "plain", "fused")
     if config.compiled:
         formulations += ("reference, compiled", "fused, compiled")
     rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
     model_names = [name for name in MODELS if name in VIG_SHAPES]
-    for model_name in listed(config.models, model_names, "--models"):
+    for model_name in parse_names(config.models, model_names, "--models"):
         for train in (True, False):
             work = flops(model_name, train)
             kinds = [(dtype, name) for dtype in dtypes for name in formulations]

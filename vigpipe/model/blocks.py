@@ -148,8 +148,8 @@ def make_block_specs(
     Raises:
         InputError: a policy or an aggregator is unknown.
     """
-    policies = _parse_names(graph, POLICIES, "--graph")
-    aggregators = _parse_names(aggregator, AGGREGATORS, "--aggregator")
+    policies = parse_names(graph, POLICIES, "--graph")
+    aggregators = parse_names(aggregator, AGGREGATORS, "--aggregator")
     num_blocks = sum(shape.blocks)
     # Computed in float32 and truncated, as the published code does.
     ks = [int(k) for k in torch.linspace(*shape.k, num_blocks, device="cpu").tolist()]
@@ -233,7 +233,7 @@ def warn_of_few_nodes(specs: Sequence[BlockSpec], img_size: Grid) -> None:
         )
 
 
-def _parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
+def parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
     """Split a comma-separated list of names; raise InputError if one is not among the choices."""
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in choices]
