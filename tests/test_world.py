@@ -153,14 +153,17 @@ if __name__ == "__main__":
 
 
 STARTS = """
-import os, subprocess, sys
+import atexit, os, subprocess, sys, tempfile
 print("written first")
+folder = tempfile.TemporaryDirectory()
+atexit.register(print, "at exit")
 line = [sys.executable, "-c", "import os, sys; print(sys.argv, os.environ['WHAT'], os.getcwd(), "
         "os.getpid() == os.getpgid(0), sys.stdin.read()); sys.exit(5)", "two words"]
 done = subprocess.run(line, input="given", env={"WHAT": "it"}, cwd="/", process_group=0, text=True,
                       stdout=subprocess.PIPE)
 print(done.returncode, done.stdout)
 print(subprocess.run([sys.executable, "-c", "1 / 0"], stderr=subprocess.DEVNULL).returncode)
+print(os.path.isdir(folder.name))
 """
 
 
@@ -169,6 +172,7 @@ def test_a_forked_command_starts_others_as_a_fresh_one_does():
     assert (fork.returncode, fork.stderr) == (0, "")
     assert fork.stdout == fresh.stdout
     assert "5 ['-c', 'two words'] it / True given" in fork.stdout
+    assert fork.stdout.endswith("\n1\nTrue\nat exit\n")  # the others left the folder alone
 
 
 STARTER = """

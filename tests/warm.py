@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import logging
 import multiprocessing
 import os
 import runpy
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
@@ -192,7 +194,7 @@ def _show(token: str) -> None:
 
 
 def _forget_the_parent(kept: Iterable[int] = ()) -> None:
-    """Leave what a process that was executed does not have: handlers, files, parents.
+    """Leave what an executed process has not: handlers, files, parents, things to do at exit.
 
     Args:
         kept: open files to keep besides stdin, stdout and stderr.
@@ -212,7 +214,13 @@ def _forget_the_parent(kept: Iterable[int] = ()) -> None:
     _MAIN_PROCESS.name = "MainProcess"
     process._parent_process = None  # pyright: ignore
     process._children = set()  # pyright: ignore
+    # At its exit a fork would remove the temporary folders that its parent still needs.
     util._finalizer_registry.clear()  # pyright: ignore
+    weakref.finalize._registry.clear()  # pyright: ignore
+    weakref.finalize._registered_with_atexit = False  # pyright: ignore
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(util._exit_function)  # pyright: ignore
     forkserver._forkserver.__init__()  # pyright: ignore
     resource_tracker._resource_tracker.__init__()  # pyright: ignore
 
