@@ -74,7 +74,10 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example draws every option, and takes a quarter of a second.
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(config=configs)
 def test_a_written_config_reads_back_as_it_was(config, parse, tmp_path):
     path = tmp_path / "config.toml"

@@ -38,6 +38,7 @@ GRAPHS = [
     (196, None, 192, 9, 1, True),
     (196, 49, 192, 9, 2, True),
 ]
+ROUNDED = [(37, None), (50, 37), (196, None)]
 MODES = ["max", "mean", "max_mean", "sum"]
 KINDS = ["float32", "bfloat16", "float16"]
 
@@ -69,17 +70,23 @@ def nearness(x, y, bias):
 
 
 def knn_cases():
-    """Names, arguments of knn, and whether the arithmetic is exact."""
+    """Names, arguments of knn, and whether the arithmetic is exact.
+
+    The interpreter takes a second for most, and several for large ones: those have one image and no
+    bias, and what rounding and a bias for all images change is shown on some sizes.
+    """
     for n, m, c, *rest in GRAPHS:
         name = f"knn-{n}-{m}-{c}-" + "-".join(map(str, rest))
-        images = 1 if n > 100 else 2  # the interpreter takes seconds for large ones
+        images = 1 if n > 100 else 2
         other = None if m is None else random(images, m, c)
-        yield name, (random(images, n, c), other, None, *rest), False
+        if (n, m) in ROUNDED:
+            yield name, (random(images, n, c), other, None, *rest), False
         other = None if m is None else exact(images, m, c)
-        yield name + "-exact", (exact(images, n, c, 1), other, None, *rest), True
+        if (n, m) != (196, None):
+            yield name + "-exact", (exact(images, n, c, 1), other, None, *rest), True
         if n > 100 or m == 300:
             continue
-        for images in (1, 2):
+        for images in (1, 2) if (n, m) in ROUNDED else (2,):
             bias = torch.randint(-8, 8, (images, n, m or n), generator=seeded(n)) / 8
             yield f"{name}-bias{images}", (exact(2, n, c, 1), other, bias, *rest), True
     for kind in KINDS[1:]:

@@ -109,7 +109,7 @@ def assert_equal(ones, others):
 # ---- the cut --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.sets(st.integers(1, 7)))
 def test_parts_together_have_exactly_the_unsplit_keys(cuts):
     with torch.device("meta"):
