@@ -132,6 +132,13 @@ def test_a_command_ends_with_its_own_code_or_signal(fresh):
     assert done["raise ValueError('no')"].stderr.endswith("ValueError: no\n")
 
 
+def test_a_fork_has_the_threads_that_its_environment_says():
+    # Symptom: timm's own tests took two threads and more time. OpenMP reads that when it is loaded.
+    code = "import torch; print(torch.get_num_threads())"
+    done = run_command([sys.executable, "-c", code], {"OMP_NUM_THREADS": "1"})
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
 def test_a_forked_command_forks_its_local_ranks():
     """A fork has the command line of the server, an interpreter of its own has another."""
     code = """

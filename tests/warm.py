@@ -134,6 +134,8 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
+    if variables.get("OMP_NUM_THREADS", "").isdecimal() and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(variables["OMP_NUM_THREADS"]))
     process.ORIGINAL_DIR = folder  # pyright: ignore[reportAttributeAccessIssue]
     tempfile.tempdir = None
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
