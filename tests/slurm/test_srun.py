@@ -61,7 +61,7 @@ def test_two_nodes_of_two_tasks(slurm, tmp_path):
     assert {r["launcher"] for r in ranks} == {"srun"}
     assert {r["local_world_size"] for r in ranks} == {2}
     assert {r["total"] for r in ranks} == {6.0}
-    assert len({r["job"] for r in ranks}) == 1
+    assert len({r["run_id"] for r in ranks}) == 1
 
 
 def test_three_tasks_and_one(slurm, tmp_path):
