@@ -9,7 +9,8 @@ import time
 import pytest
 
 from tests.world import run_command, start_command, wait_until
-from vigpipe.launch.child import Stopped, run_child, stoppable
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
 
 
 @pytest.mark.parametrize(("body", "code"), [("0", 0), ("3", 3)])
@@ -37,7 +38,8 @@ def test_what_it_leaves_behind_is_ended():
 
 CODE = """
 import sys
-from vigpipe.launch.child import Stopped, run_child, stoppable
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
 try:
     with stoppable():
         run_child(["sh", "-c", "trap 'echo ending >&2; exit 0' TERM; sleep 60 & wait"])

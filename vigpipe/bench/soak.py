@@ -32,7 +32,8 @@ from tabulate import tabulate
 
 from vigpipe.bench.options import SoakBench
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
-from vigpipe.launch.child import Stopped, stoppable
+from vigpipe.launch.child import stoppable
+from vigpipe.launch.signals import Stopped
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
 

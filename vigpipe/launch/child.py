@@ -8,31 +8,16 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from vigpipe.launch.signals import deferred_signals
+from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
 
 _GRACE_SECONDS = 20.0  # the time a child has to end its ranks
-
-
-class Stopped(BaseException):
-    """A signal asked this process to stop."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise Stopped in this context, as Ctrl-C raises KeyboardInterrupt."""
-    # Under nohup SIGHUP is ignored, and it must stay ignored.
-    stopping = (signal.SIGTERM, signal.SIGHUP)
-    handled = [number for number in stopping if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _stop) for number in handled}
-    try:
+    with handled_signals((signal.SIGTERM, signal.SIGHUP), _stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

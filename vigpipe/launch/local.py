@@ -21,18 +21,10 @@ from vigpipe.errors import PEER_LOST, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE, read_failures
-from vigpipe.launch.signals import STOPPING, deferred_signals
+from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_signals
 from vigpipe.launch.watchdog import LostRanks, watch
 
 COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
-
-
-class _Stopped(BaseException):
-    """A signal asked the launcher to stop."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 def preload(*modules: str) -> None:
@@ -59,29 +51,24 @@ def start_local(world_size: int, main: str, arguments: Sequence[str], threads: i
         128 + n if signal n ended a rank or this launcher.
     """
     fork_server.start_fork_server()
-    # Under nohup, or in a shell's background job, some signals are ignored and must stay ignored.
-    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _stop) for number in handled}
-    try:
-        with contextlib.ExitStack() as stack:
-            with deferred_signals():
-                temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
-                folder = Path(stack.enter_context(temporary))
-            try:
-                return _start_agent(world_size, main, arguments, threads, folder)
-            except _Stopped as stopped:
-                return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
-    except _Stopped as stopped:
-        return 128 + stopped.signum
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled_signals(STOPPING, _stop):
+        try:
+            with contextlib.ExitStack() as stack:
+                with deferred_signals():
+                    temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
+                    folder = Path(stack.enter_context(temporary))
+                try:
+                    return _start_agent(world_size, main, arguments, threads, folder)
+                except Stopped as stopped:
+                    return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
+        except Stopped as stopped:
+            return 128 + stopped.signum
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the clean-up short
-    raise _Stopped(signum)
+    raise Stopped(signum)
 
 
 def _start_agent(

@@ -1,22 +1,44 @@
-"""Defer the signals that ask this process to stop."""
+"""Handle the signals that ask this process to stop: raise at once, or defer them."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal asked this process to stop."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def handled_signals(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
+    """Handle signals in this context, except ignored ones.
+
+    Under nohup, or in a shell's background job, some signals are ignored and must stay ignored.
+    """
+    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
     """Hold back the signals in STOPPING until this context ends; nothing is left half done."""
     caught: list[int] = []
-    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in handled}
-    try:
+    with handled_signals(STOPPING, lambda number, _: caught.append(number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if caught:
         signal.raise_signal(caught[0])

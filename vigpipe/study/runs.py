@@ -17,7 +17,8 @@ from typing import Any
 
 from vigpipe.config.options import flag
 from vigpipe.errors import DONE, InputError
-from vigpipe.launch.child import Stopped, run_child, stoppable
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.folder import make_output_folder
 from vigpipe.study.check import MODEL, Machine, check_numbers, check_with_torch, find_machine
