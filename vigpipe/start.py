@@ -136,7 +136,8 @@ def _run(
     if makes_folder and launch.rank == 0:
         folder = make_output_folder(config.out, goes_on)
         lock(folder)
-        # Of an earlier run of more ranks. A rank alone has learned its folder only now, too.
+        # An earlier run may have had more ranks. One rank alone has not removed its own record
+        # either, because it learns its folder only now.
         remove_records(folder, first_rank=world_size if world_size > 1 else 0)
     if world_size > 1:
         init_process_group(launch, backend(device), timeout)

@@ -75,5 +75,5 @@ def step_of(rank_state: RankState | None) -> Callable[[], object]:
     """
     if rank_state is None:
         return lambda: None
-    _, batch, _ = next(iter(batches(rank_state)))
+    batch = next(batches(rank_state)).batch
     return lambda: train_step(rank_state, batch)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -34,11 +33,11 @@ def bench_checkpoint(
     rank_state = make_rank_state(run, rank, device)
     problems: list[str] = []
     checkpoints = Checkpoints(rank_state, folder, problems.append)
-    batch: list[ReplicaBatch] = [batch for _, batch, _ in islice(batches(rank_state), 1)]
+    batch = next(batches(rank_state)).batch
     alone, saving = f"{NUM_STEPS} steps", f"{NUM_STEPS} steps and a checkpoint"
     contenders = {
-        alone: partial(_steps, rank_state, batch[0], lambda: None),
-        saving: partial(_steps, rank_state, batch[0], partial(checkpoints.save, None, True)),
+        alone: partial(_steps, rank_state, batch, lambda: None),
+        saving: partial(_steps, rank_state, batch, partial(checkpoints.save, None, True)),
     }
     timings = alternate(contenders, alone, num_repeats, device)
     checkpoints.finish()

@@ -114,9 +114,8 @@ def open_source(
         return _cifar10(data_dir or CIFAR10_FOLDER, download, preparation)
     if name == "fake":
         return _fake(num_fake_images, num_fake_classes, preparation)
-    root = Path(
-        os.path.expanduser(name)
-    )  # Path.expanduser raises RuntimeError for an unknown ~user
+    # Path's own expanduser raises RuntimeError for an unknown ~user.
+    root = Path(os.path.expanduser(name))
     if not os.path.isdir(root):  # Path.is_dir raises OSError for a name of 300 letters
         raise InputError(
             f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
