@@ -7,6 +7,7 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.warm import start_server
 from tests.world import ROOT
 from vigpipe.ops.compiler import library
 
@@ -40,8 +41,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _operators():
+def _server_and_operators():
     """Compile them before the first test: in no rank's time, and told among no command's words."""
+    start_server()
     library()
 
 

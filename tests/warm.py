@@ -2,8 +2,8 @@
 
 A fresh Python that imports torch, timm and vigpipe takes five seconds of a core, and a whole run of
 the tests starts hundreds. `start_python` starts what such a command line means in a fork of a
-server instead: multiprocessing's fork server, which starts with the first command or world of
-ranks of a pytest process and ends with that process, however it ends.
+server instead: multiprocessing's fork server, which starts before the first test of a pytest
+process and ends with that process, however it ends.
 
 A fork differs from a fresh interpreter in what it has imported, and in nothing else that a command
 may notice: it has its own session, the environment, folder, output and arguments it is given,
@@ -39,14 +39,24 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not in
 
 
 @functools.cache
-def server() -> Any:
-    """Start the server and wait for its imports, so that they count in nobody's timeout."""
+def start_server() -> None:
+    """Start the server and return at once, while it imports.
+
+    This comes before the first test: a process has one fork server, and what a reader of images
+    would start has neither the imports nor room for a token.
+    """
     forkserver.set_forkserver_preload(["tests.preload"])
     os.environ[TOKEN_VARIABLE] = _NO_TOKEN  # room for the token of a command, see _show
     try:
         forkserver.ensure_running()
     finally:
         del os.environ[TOKEN_VARIABLE]
+
+
+@functools.cache
+def server() -> Any:
+    """Return the server's context; wait for its imports, so that they count in nobody's timeout."""
+    start_server()
     context = multiprocessing.get_context("forkserver")
     first = context.Process(target=os.getpid)
     first.start()
