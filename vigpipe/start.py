@@ -286,17 +286,15 @@ def set_up_device(
 
 def _bad_images(run: "Run", rank: int) -> frozenset[Path]:
     """Find unreadable images in the data folder; the ranks that read images share the search."""
-    from vigpipe.data.images import find_bad_images, list_images
-    from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
+    from vigpipe.data.images import list_images
+    from vigpipe.run.bad_images import find_bad_images_together
 
     layout = run.layout
 
-    def search_share() -> list[Path]:
+    def list_share() -> list[Path]:
         folder = Path(os.path.expanduser(run.config.data))
         if layout.pipeline_rank(rank) > 0 or not os.path.isdir(folder):
             return []
-        paths = list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
-        return list(find_bad_images(paths))
+        return list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
 
-    bad = run_with_heartbeats(search_share, layout.world_size)  # every image is decoded
-    return frozenset(path for paths in all_gather_values(bad, layout.world_size) for path in paths)
+    return find_bad_images_together(list_share, layout.world_size)

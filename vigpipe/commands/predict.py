@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
-from vigpipe.data.images import find_bad_images, images_below
+from vigpipe.data.images import images_below
 from vigpipe.errors import DONE, InputError
 from vigpipe.inference.predict import predict, prepare_prediction
 from vigpipe.launch.device import backend, choose_device
@@ -14,7 +14,7 @@ from vigpipe.launch.environment import Launch, from_environment, threads_per_ran
 from vigpipe.launch.failures import run_rank
 from vigpipe.launch.local import COMMAND_LINE, preload, start_local
 from vigpipe.launch.rendezvous import init_process_group
-from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
+from vigpipe.run.bad_images import find_bad_images_together
 from vigpipe.run.rank import make_rank_state
 from vigpipe.start import set_up_device
 
@@ -50,7 +50,8 @@ def _predict(
     if world_size > 1:
         init_process_group(launch, backend(device), config.timeout)
     if config.skip_bad_images:
-        bad = _bad_images(paths, launch)
+        share = paths[launch.rank :: world_size]
+        bad = find_bad_images_together(lambda: share, world_size)
         paths = [path for path in paths if path not in bad]
         run = prepare_prediction(config, paths)
         if bad and launch.rank == 0:
@@ -89,10 +90,3 @@ def list_files(given: Sequence[Path]) -> list[Path]:
         else:
             raise InputError(f"{path}: no such file or folder; name images to predict")
     return paths
-
-
-def _bad_images(paths: Sequence[Path], launch: Launch) -> set[Path]:
-    """Find the unreadable images; every rank reads a share of them."""
-    to_read = paths[launch.rank :: launch.world_size]
-    bad = run_with_heartbeats(lambda: list(find_bad_images(to_read)), launch.world_size)
-    return {path for of_rank in all_gather_values(bad, launch.world_size) for path in of_rank}
