@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoint.test_saver import files_of_at_most
-from tests.world import run_command, start_command, wait_until
+from tests.world import GUARD, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.run.record import RunRecord
@@ -26,6 +26,12 @@ pytestmark = pytest.mark.multiprocess
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TRAIN = ["-m", "vigpipe", "train"]
+# The same with a limit on the size of files, which stands for a full disk: it needs no privileges.
+ON_A_FULL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+runpy.run_module("vigpipe", run_name="__main__", alter_sys=True)
+"""
 OPTIONS = ["--steps", "6", "--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
 ENDLESS = ["--steps", "50000", "--batch-size", "24", "--threads", "1"]  # the test ends it
 STAGES = ["--stages", "2", "--microbatches", "2"]
@@ -125,12 +131,12 @@ def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     with start_command(
         faulty("backward:5:1:freeze", layout, folder, "--timeout", "3"), env
     ) as command:
-        wait_until((tmp_path / "done").exists, 60, "the rank freezes")
+        wait_until((tmp_path / "done").exists, GUARD, "the rank freezes")
         at = (tmp_path / "done").read_text().split()[1]
-        wait_until((folder / "failed-rank0.json").exists, 30, "its peer notices")
+        wait_until((folder / "failed-rank0.json").exists, GUARD, "its peer notices")
         peer = json.loads((folder / "failed-rank0.json").read_text())
         seconds = peer["time"] - float(at)
-        done = command.wait(30)
+        done = command.wait(GUARD)
     print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 3")
     assert 2.5 < seconds < 6
     assert done.returncode == 70
@@ -163,11 +169,11 @@ def test_restarts_need_no_hand(unbroken, tmp_path):
     command = line(*TRAIN, *OPTIONS, *STAGES, "--out", str(folder), "--max-restarts", "2")
     with start_command(command, ENV) as running:
         for step in (3, 5):
-            wait_until(lambda s=step: at_step(folder, s), 60, f"step {step}")
+            wait_until(lambda s=step: at_step(folder, s), GUARD, f"step {step}")
             victim = rank_0(folder)
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), 20, "it is gone")
-        done = running.wait(90)
+            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), GUARD, "it is gone")
+        done = running.wait(GUARD)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, from step-0000000" in done.stderr
     is_the_same(folder, unbroken)
@@ -194,11 +200,11 @@ def ended_by_sigterm_to(which, tmp_path):
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder), "--checkpoint-every", "never")
     with start_command(command, ENV) as running:
-        wait_until(lambda: at_step(folder, 3), 60, "step 3")
+        wait_until(lambda: at_step(folder, 3), GUARD, "step 3")
         victim = running.popen.pid if which == "launcher" else rank_0(folder)
         began = time.monotonic()
         os.kill(victim, signal.SIGTERM)
-        done = running.wait(30)
+        done = running.wait(GUARD)
     return folder, done, time.monotonic() - began
 
 
@@ -216,10 +222,10 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
     folder = tmp_path / "run"
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
-        wait_until(lambda: at_step(folder, 3), 60, "step 3")
+        wait_until(lambda: at_step(folder, 3), GUARD, "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
-        done = running.wait(10)  # fails if something is left
+        done = running.wait(GUARD)  # fails if something is left
     print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
     assert done.returncode == -signal.SIGKILL
 
@@ -227,9 +233,9 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
 def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     folder = tmp_path / "run"
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
-        wait_until(lambda: at_step(folder, 2), 60, "step 2")
+        wait_until(lambda: at_step(folder, 2), GUARD, "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
-        done = running.wait(20)
+        done = running.wait(GUARD)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -274,11 +280,11 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_pat
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, "--out", str(folder))
     with start_command(command, ENV) as first:
-        wait_until(lambda: at_step(folder, 2), 60, "step 2")
+        wait_until(lambda: at_step(folder, 2), GUARD, "step 2")
         plain = run_command(command, ENV)
         resumed = run_command([*command, "--resume", "auto"], ENV)
         steps = max(losses(folder))
-        wait_until(lambda: max(losses(folder)) > steps, 20, "the first run goes on")
+        wait_until(lambda: max(losses(folder)) > steps, GUARD, "the first run goes on")
         assert first.popen.poll() is None
     assert (plain.returncode, resumed.returncode) == (2, 2)
     assert "holds a run already" in plain.stderr
@@ -294,12 +300,10 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
 
 
 def test_a_disk_that_is_full_of_checkpoints_leaves_the_run_going(tmp_path, unbroken):
-    """A limit on the size of files stands for the disk: it needs no privileges."""
     folder = tmp_path / "run"
-    shell = ["prlimit", "--fsize=900000", "--"]  # a checkpoint has 2.4 MB, the weights 0.8 MB
-    done = run_command(
-        [*shell, *line(*TRAIN, *OPTIONS, "--microbatches", "2"), "--out", str(folder)]
-    )
+    train = ["train", *OPTIONS, "--microbatches", "2", "--out", str(folder)]
+    # A checkpoint has 2.4 MB, the weights 0.8 MB.
+    done = run_command(line("-c", ON_A_FULL_DISK, "900000", *train))
     assert done.returncode == 0, done.stderr
     assert "checkpoint of step 2: could not be written to" in done.stdout
     assert list_checkpoints(folder) == []
@@ -322,8 +326,8 @@ def test_a_disk_that_is_full_of_rows_keeps_them_until_there_is_room(tmp_path):
 
 def test_weights_that_find_no_room_are_one_sentence(tmp_path):
     folder = tmp_path / "run"
-    options = ["--steps", "1", "--out", str(folder)]
-    done = run_command(["prlimit", "--fsize=90000", "--", *line(*TRAIN, *options)])
+    train = ["train", "--steps", "1", "--out", str(folder)]
+    done = run_command(line("-c", ON_A_FULL_DISK, "90000", *train))
     assert done.returncode == 2
     assert "model.safetensors: cannot be written (" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -334,7 +338,7 @@ def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, *REPLICAS, "--out", str(folder))
     with start_command(command, ENV):
-        wait_until(lambda: at_step(folder, 25), 60, "step 25")
+        wait_until(lambda: at_step(folder, 25), GUARD, "step 25")
         assert not [row for row in rows(folder) if "event" in row]
         began = max(losses(folder))
         victim = rank_0(folder)
@@ -371,11 +375,11 @@ def test_elastic_goes_on_with_the_replicas_that_are_left(tmp_path, unbroken):
     agent += ["-m", "vigpipe.train", "--steps", "40", *ENDLESS[2:], *REPLICAS, "--out", str(folder)]
     agent += ["--elastic", "--resume", "auto", "--checkpoint-every", "2", "--timeout", "10"]
     with start_command(agent, ENV) as first:
-        wait_until(lambda: is_listening(port), 60, "the first agent listens")
+        wait_until(lambda: is_listening(port), GUARD, "the first agent listens")
         with start_command(agent, ENV):
-            wait_until(lambda: at_step(folder, 4), 90, "step 4")
+            wait_until(lambda: at_step(folder, 4), GUARD, "step 4")
         # Leaving the block has killed the second agent and its rank.
-        done = first.wait(120)
+        done = first.wait(GUARD)
     assert done.returncode == 0, done.stderr[-3000:]
     resumed = [row for row in rows(folder) if row.get("event") == "resumed"]
     assert (

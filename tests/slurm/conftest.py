@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import ROOT, wait_until
+from tests.world import GUARD, ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
 
@@ -68,4 +68,4 @@ def slurm(cluster):
 
     if left := jobs():
         subprocess.run(["scancel", *left], env=env, check=True)
-        wait_until(lambda: not jobs(), 60, f"jobs {left} are gone")
+        wait_until(lambda: not jobs(), GUARD, f"jobs {left} are gone")
