@@ -51,7 +51,9 @@ def make_job(config: TrainConfig, num_train: int = 42) -> Run:
 def traces(rank, world_size, configs, num_train=42):
     """On every rank: train with each configuration; the writer's traces come back."""
     torch.set_num_threads(1)  # another number of threads sums in another order
-    return [trace(make_rank_state(make_job(c, num_train), rank, CPU), NUM_STEPS) for c in configs]
+    return [
+        trace(make_rank_state(make_job(c, num_train), rank, CPU), c.steps or 0) for c in configs
+    ]
 
 
 def on_ranks(configs, world_size, num_train=42) -> list[Trace]:
@@ -64,16 +66,21 @@ def on_ranks(configs, world_size, num_train=42) -> list[Trace]:
     return [t for (t,) in kept]
 
 
+def schedules_of(stages: int, norm: str, dtype: str) -> list[str]:
+    """The order of the micro-batches is that of the schedule, whatever their dtype."""
+    has_both = stages > 1 and (norm, dtype) in (("batch", "float32"), ("layer", "float64"))
+    return ["gpipe", "1f1b"] if has_both else ["gpipe"]
+
+
 @cache
 def of_layout(stages: int, dp: int) -> dict[tuple[str, str, str], Trace]:
     """All set-ups and schedules on one layout, in one world."""
-    schedules = ["gpipe", "1f1b"] if stages > 1 else ["gpipe"]
     cases = {
         (norm, dtype, schedule): replace(
             config, stages=stages, dp=dp, microbatches=LAYOUTS[stages, dp], schedule=schedule
         )
         for (norm, dtype), config in SETUPS.items()
-        for schedule in schedules
+        for schedule in schedules_of(stages, norm, dtype)
     }
     return dict(zip(cases, on_ranks(list(cases.values()), stages * dp), strict=True))
 
@@ -98,7 +105,7 @@ def assert_identical(ours: Trace, reference: Trace) -> None:
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize(("stages", "dp"), LAYOUTS)
 def test_every_layout_equals_the_unsplit_model(stages, dp, norm, dtype):
-    for schedule in ["gpipe", "1f1b"] if stages > 1 else ["gpipe"]:
+    for schedule in schedules_of(stages, norm, dtype):
         ours = of_layout(stages, dp)[norm, dtype, schedule]
         assert_within(ours, of_oracle(norm, dtype), weight_dtype(dtype))
 
@@ -109,7 +116,7 @@ def test_every_layout_equals_the_unsplit_model(stages, dp, norm, dtype):
 def test_the_number_of_stages_does_not_change_a_bit(dp, norm, dtype):
     reference = of_layout(1, dp)[norm, dtype, "gpipe"]
     for stages in (2, 4):
-        for schedule in ("gpipe", "1f1b"):
+        for schedule in schedules_of(stages, norm, dtype):
             assert_identical(of_layout(stages, dp)[norm, dtype, schedule], reference)
 
 
@@ -137,11 +144,13 @@ def test_another_cut_of_the_batch_changes_batch_norm_but_not_layer_norm():
 
 @pytest.mark.parametrize("graph", ["grid", "knn"])
 def test_the_study_model_keeps_the_contract(graph):
-    config = replace(BASE, model="vig_study", graph=graph, drop_path=None, dp=2, microbatches=4)
+    config = replace(
+        BASE, model="vig_study", graph=graph, drop_path=None, dp=2, microbatches=4, steps=2
+    )
     (split,) = on_ranks([replace(config, stages=2)], 4)
     (unsplit,) = on_ranks([config], 2)
     assert_identical(split, unsplit)
-    assert_within(split, oracle(make_job(config), NUM_STEPS), torch.float32)
+    assert_within(split, oracle(make_job(config), 2), torch.float32)
 
 
 VARIANTS = {
@@ -167,7 +176,6 @@ def of_variants(stages: int, dp: int) -> dict[str, Trace]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_graph_aggregator_and_recomputation_keeps_the_contract(name):
     assert_identical(of_variants(4, 1)[name], of_variants(1, 1)[name])
-    assert_identical(of_variants(2, 2)[name], of_variants(1, 2)[name])
     assert_within(of_variants(2, 2)[name], of_variants(1, 1)[name], torch.float32)
     run = make_job(replace(SETUPS["batch", "float32"], microbatches=8, **VARIANTS[name]))
     assert_within(of_variants(1, 1)[name], oracle(run, NUM_STEPS), torch.float32)
@@ -180,8 +188,9 @@ def test_recomputation_changes_nothing():
 @pytest.mark.parametrize("model", ["vig_cifar_ti", "pvig_cifar_ti"])
 def test_models_for_small_images_keep_the_contract(model):
     config = replace(
-        BASE, model=model, data="fake", batch_size=8, microbatches=4, lr=1e-3, recompute="always"
-    )
+        BASE, model=model, data="fake", batch_size=8, microbatches=4, lr=1e-3, recompute="always",
+        steps=2,
+    )  # fmt: skip
     (split,) = on_ranks([replace(config, stages=4)], 4, num_train=12)
     (unsplit,) = on_ranks([config], 1, num_train=12)
     assert_identical(split, unsplit)

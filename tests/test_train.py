@@ -147,12 +147,12 @@ def test_four_ranks_have_the_losses_of_one_process(alone, four_ranks):
     assert losses(four_ranks)[3] == pytest.approx(losses(alone)[3], rel=1e-4)
 
 
-def test_torchrun_has_the_losses_of_plain_python(four_ranks, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    line = ["--nproc-per-node=4", "-m", "vigpipe.train", *FOUR_RANKS, *SHORT]
+def test_torchrun_has_the_losses_of_plain_python(alone, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    line = ["-m", "vigpipe.train", "--stages", "2", "--microbatches", "4", *SHORT, "--threads", "1"]
     done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")], fresh=True)
     assert done.returncode == 0, done.stderr
-    assert losses(tmp_path / "run") == losses(four_ranks)
+    assert losses(tmp_path / "run")[:3] == losses(alone)[:3]
 
 
 def test_features_that_are_no_numbers_name_the_block(tmp_path, capsys):

@@ -21,7 +21,6 @@ LEFT_OUT: dict[tuple[str, str | None], str] = {
     ),
 }
 LARGE = ("vig_s_224", "vig_b_224", "pvig_s_224", "pvig_m_224", "pvig_b_224")
-ENOUGH = ("test_model_default_cfgs", "test_model_forward")
 TOO_LARGE = "minutes for what the tiny variants, which differ in widths alone, show in seconds"
 # What timm marks its tests with; its time limits belong to a plugin that is not needed here.
 MARKERS = ["base", "forward", "backward", "cfg", "cfg_nonstd", "features", "fxforward"]
@@ -31,7 +30,7 @@ MARKERS += ["fxbackward", "torchscript", "timeout"]
 def why_left_out(function: str, model: str) -> str | None:
     """The reason why a test does not run on a model, if there is one."""
     reason = LEFT_OUT.get((function, None)) or LEFT_OUT.get((function, model))
-    return reason or (TOO_LARGE if model in LARGE and function not in ENOUGH else None)
+    return reason or (TOO_LARGE if model in LARGE else None)
 
 
 def list_models(

@@ -108,7 +108,6 @@ def test_start_local_runs_every_rank_with_its_arguments_as_they_are(toy):
     assert toy.files_left() == []
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
 @pytest.mark.parametrize(
     ("mode", "message", "code"),
     [
@@ -118,20 +117,27 @@ def test_start_local_runs_every_rank_with_its_arguments_as_they_are(toy):
         ("killed", "rank 1 was ended by SIGKILL; out of memory?", 137),
     ],
 )
-def test_one_failing_rank_ends_all_and_is_told_once(toy, launcher, mode, message, code):
-    done = run_command(toy.line(launcher, mode), toy.env)
+def test_one_failing_rank_ends_all_and_is_told_once(toy, mode, message, code):
+    done = run_command(toy.line("local", mode), toy.env)
     if mode != "early":
         assert time.time() - toy.met_at() < 10
+    assert done.returncode == code
     assert "lost a peer" not in done.stderr
     lines = done.stderr.splitlines()
-    if launcher == "local":
-        assert done.returncode == code
-        assert lines[-1] == message
-        assert len(lines) == 1 or lines[0].startswith("Traceback")
-        assert toy.files_left() == []
-    else:  # torchrun's own table follows, and its code is 1
-        assert done.returncode == 1
-        assert lines.count(message) == (mode != "killed")
+    assert lines[-1] == message
+    assert len(lines) == 1 or lines[0].startswith("Traceback")
+    assert toy.files_left() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [("early", "the flag is wrong"), ("error", "rank 1: RuntimeError: rank 1 broke")],
+)
+def test_one_failing_rank_of_torchrun_is_told_once(toy, mode, message):
+    done = run_command(toy.line("torchrun", mode), toy.env)
+    assert done.returncode == 1  # torchrun's own, after its own table
+    assert "lost a peer" not in done.stderr
+    assert done.stderr.splitlines().count(message) == 1
 
 
 @pytest.mark.parametrize(

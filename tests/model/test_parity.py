@@ -90,7 +90,7 @@ def test_a_tiny_variant_at_its_size(name):
 def test_logits_of_every_variant_at_its_size(name):
     """Both modes, and precisions; our graphs are followed, after a look at their distances.
 
-    The large variants have other widths and depths than the small ones, which float64 shows.
+    The large variants have other widths and depths than the small ones, which one run shows.
     """
     size, four = (224, 224), random_images(4, 3, 224, 224)
     model, theirs = ours(name, size).double(), reference(name, size).double()
@@ -107,7 +107,7 @@ def test_logits_of_every_variant_at_its_size(name):
         (torch.float32, False, four[2:3]),
         (torch.float32, True, four),
     ]
-    for dtype, train, images in runs[:2] if name in LARGE else runs:
+    for dtype, train, images in runs[:1] if name in LARGE else runs:
         model.to(dtype).train(train)
         theirs.to(dtype).train(train)
         with torch.no_grad():
@@ -150,8 +150,7 @@ def test_a_tiny_variant_in_single_precision(name, train, size, num_images):
 @pytest.mark.parametrize("name", [*ISOTROPIC, *PYRAMID])
 def test_every_variant_has_the_names_and_shapes_at_its_size(name):
     with torch.device("meta"):
-        model = create_model(name, num_classes=7)
-    theirs = reference(name, (224, 224))
+        model, theirs = create_model(name, num_classes=7), reference(name, (224, 224))
     assert shapes(model) == shapes(theirs)
     rules = {i: m.rule for i, m in graph_convs(model).items()}
     assert {i: (rule.k, rule.dilation, rule.reduction) for i, rule in rules.items()} == {

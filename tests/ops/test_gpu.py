@@ -35,10 +35,10 @@ GRAPHS = [
     (50, 37, 20, 7, 5, False),
     (20, 70, 20, 9, 7, True),
     (9, 300, 3, 32, 8, True),
-    (196, None, 192, 9, 1, True),
+    (100, None, 192, 9, 1, True),
     (196, 49, 192, 9, 2, True),
 ]
-ROUNDED = [(37, None), (50, 37), (196, None)]
+ROUNDED = [(37, None), (50, 37), (100, None)]
 MODES = ["max", "mean", "max_mean", "sum"]
 KINDS = ["float32", "bfloat16", "float16"]
 
@@ -77,14 +77,14 @@ def knn_cases():
     """
     for n, m, c, *rest in GRAPHS:
         name = f"knn-{n}-{m}-{c}-" + "-".join(map(str, rest))
-        images = 1 if n > 100 else 2
+        images = 1 if n >= 100 else 2
         other = None if m is None else random(images, m, c)
         if (n, m) in ROUNDED:
             yield name, (random(images, n, c), other, None, *rest), False
         other = None if m is None else exact(images, m, c)
-        if (n, m) != (196, None):
+        if (n, m) != (100, None):
             yield name + "-exact", (exact(images, n, c, 1), other, None, *rest), True
-        if n > 100 or m == 300:
+        if n >= 100 or m == 300:
             continue
         for images in (1, 2) if (n, m) in ROUNDED else (2,):
             bias = torch.randint(-8, 8, (images, n, m or n), generator=seeded(n)) / 8
@@ -122,7 +122,8 @@ def aggregate_cases():
     for mode in MODES:
         for kind in KINDS:
             for interleave in (False, True) if kind == "float32" else (True,):
-                for n, m, c, k in [(1, None, 3, 1), (37, None, 20, 9), (20, 37, 192, 5)]:
+                sizes = [(1, None, 3, 1), (37, None, 20, 9), (20, 37, 192, 5)]
+                for n, m, c, k in sizes if kind == "float32" else sizes[1:]:
                     x = random(2, n, c, kind=kind)
                     y = None if m is None else random(2, m, c, kind=kind)
                     graph = torch.randint(0, m or n, (2, n, k), generator=seeded(n))
@@ -257,11 +258,11 @@ def compile_all():
         results[name] = {"cubin": len(done.asm["cubin"]), "shared": done.metadata.shared}
 
     gpu._launch = launch
-    for k, dilation in [(9, 1), (9, 4), (32, 8)]:
+    for k, dilation in [(9, 1), (32, 8)]:
         x, bias = random(1, 300, 192, kind="bfloat16"), torch.zeros(1, 300, 300)
         gpu.knn(x, None, None if dilation == 1 else bias, k, dilation, dilation == 1)
-    modes: list[gpu.Mode] = ["max", "mean", "sum", "max_mean", "max_mean"]
-    for mode, interleave in zip(modes, (True, False, True, False, True), strict=True):
+    modes: list[gpu.Mode] = ["max", "mean", "sum", "max_mean"]
+    for mode, interleave in zip(modes, (True, False, True, False), strict=True):
         kind = "bfloat16" if interleave else "float32"
         x, y = random(2, 50, 20, kind=kind), random(2, 37, 20, kind=kind)
         graph = torch.zeros(2, 50, 9, dtype=torch.int64)
