@@ -23,6 +23,7 @@ from tests.warm import TOKEN_VARIABLE, ForkedPython, means_python, server, start
 
 ROOT = Path(__file__).parents[1]
 GUARD = 300.0  # seconds to wait for an event before a test fails; no event takes as long
+LEFT_SECONDS = 60.0  # for what a command has started to end, after the command itself
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
 
 
@@ -187,7 +188,7 @@ class Command:
     def wait(self, timeout: float) -> "subprocess.CompletedProcess[str]":
         """Wait for its end; all it started must be gone then."""
         code = self.popen.wait(timeout)
-        wait_until(lambda: not self.processes(), GUARD, "no process of the command is left")
+        wait_until(lambda: not self.processes(), LEFT_SECONDS, "no process of the command is left")
         stdout, stderr = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(self.popen.args, code, stdout, stderr)
 

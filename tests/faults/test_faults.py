@@ -333,26 +333,32 @@ def test_weights_that_find_no_room_are_one_sentence(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
-    """One of two replicas is stopped half of the time, as by another load on its core."""
+def test_a_straggler_is_named(tmp_path):
+    """One of two replicas is stopped half of the time, as by another load on its core.
+
+    A busy machine may make a straggler of either before; that only such ranks are named is shown on
+    numbers, in tests/run/test_stragglers.py.
+    """
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, *REPLICAS, "--out", str(folder))
+
+    def steps_of_rank_0():
+        named = "rank 0 (stage 0) is a straggler: its work takes "
+        return [row["step"] for row in rows(folder) if row.get("message", "").startswith(named)]
+
     with start_command(command, ENV):
         wait_until(lambda: at_step(folder, 25), GUARD, "step 25")
-        assert not [row for row in rows(folder) if "event" in row]
         began = max(losses(folder))
         victim = rank_0(folder)
-        deadline = time.monotonic() + 60
-        while not (events := [row for row in rows(folder) if "event" in row]):
+        deadline = time.monotonic() + GUARD
+        while not steps_of_rank_0():
             assert time.monotonic() < deadline
             os.kill(victim, signal.SIGSTOP)
             time.sleep(0.12)
             os.kill(victim, signal.SIGCONT)
             time.sleep(0.04)
-    assert events[0]["event"] == "straggler"
-    assert events[0]["message"].startswith("rank 0 (stage 0) is a straggler: its work takes ")
-    print(f"FIGURE straggler: named {events[0]['step'] - began} steps after it began")
-    assert events[0]["step"] - began <= 20
+    print(f"FIGURE straggler: named {steps_of_rank_0()[0] - began} steps after it began")
+    assert steps_of_rank_0()[0] - began <= 20
 
 
 def test_clocks_that_jump_change_nothing(tmp_path, unbroken):
