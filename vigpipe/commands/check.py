@@ -6,7 +6,6 @@ at the end.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,6 @@ from tabulate import tabulate
 from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
@@ -74,7 +72,7 @@ class Difference:
 def trace(rank_state: RankState, num_steps: int) -> Trace | None:
     """Train some steps and record their results; None except on the rank that writes."""
     result = Trace()
-    for batch in islice(_endless(rank_state), num_steps):
+    for _, batch, _ in islice(batches(rank_state), num_steps):
         loss, _ = train_step(rank_state, batch)
         gradients = {n: p.grad for n, p in rank_state.parameters().items() if p.grad is not None}
         gathered = _gathered(rank_state, gradients)
@@ -94,11 +92,6 @@ def trace(rank_state: RankState, num_steps: int) -> Trace | None:
 
 def _gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
     return gather_named(tensors, rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1)
-
-
-def _endless(rank_state: RankState) -> Iterator[ReplicaBatch]:
-    for _, batch, _ in batches(rank_state):
-        yield batch
 
 
 def differences(actual: Trace, reference: Trace) -> list[Difference]:
