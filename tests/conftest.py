@@ -42,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 @pytest.fixture(scope="session", autouse=True)
 def _server_and_operators():
-    """Compile them before the first test: in no rank's time, and told among no command's words."""
+    """Before the first test: compiling is in no rank's time and told among no command's words."""
     start_server()
     library()
 

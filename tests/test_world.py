@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import world
 from tests.world import ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
 
 pytestmark = pytest.mark.multiprocess
@@ -208,8 +207,7 @@ def test_the_server_and_its_commands_end_when_the_tests_are_killed():
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_run_command_notices_what_is_left_behind(fresh, monkeypatch):
-    monkeypatch.setattr(world, "LEFT_SECONDS", 0.5)
+def test_run_command_notices_what_is_left_behind(fresh):
     code = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     with start_command([sys.executable, "-c", code], fresh=fresh) as command:
         with pytest.raises(AssertionError, match="no process of the command is left"):

@@ -21,7 +21,7 @@ LEFT_OUT: dict[tuple[str, str | None], str] = {
     ),
 }
 LARGE = ("vig_s_224", "vig_b_224", "pvig_s_224", "pvig_m_224", "pvig_b_224")
-TOO_LARGE = "minutes for what the tiny variants, which differ in widths alone, show in seconds"
+TOO_LARGE = "minutes for what the tiny variants, of other widths and depths, show in seconds"
 # What timm marks its tests with; its time limits belong to a plugin that is not needed here.
 MARKERS = ["base", "forward", "backward", "cfg", "cfg_nonstd", "features", "fxforward"]
 MARKERS += ["fxbackward", "torchscript", "timeout"]

@@ -133,10 +133,10 @@ def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     ) as command:
         wait_until((tmp_path / "done").exists, GUARD, "the rank freezes")
         at = (tmp_path / "done").read_text().split()[1]
-        wait_until((folder / "failed-rank0.json").exists, GUARD, "its peer notices")
+        wait_until((folder / "failed-rank0.json").exists, 30, "its peer notices")
         peer = json.loads((folder / "failed-rank0.json").read_text())
         seconds = peer["time"] - float(at)
-        done = command.wait(GUARD)
+        done = command.wait(30)
     print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 3")
     assert 2.5 < seconds < 6
     assert done.returncode == 70
@@ -172,7 +172,7 @@ def test_restarts_need_no_hand(unbroken, tmp_path):
             wait_until(lambda s=step: at_step(folder, s), GUARD, f"step {step}")
             victim = rank_0(folder)
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), GUARD, "it is gone")
+            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), 20, "it is gone")
         done = running.wait(GUARD)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, from step-0000000" in done.stderr
@@ -204,7 +204,7 @@ def ended_by_sigterm_to(which, tmp_path):
         victim = running.popen.pid if which == "launcher" else rank_0(folder)
         began = time.monotonic()
         os.kill(victim, signal.SIGTERM)
-        done = running.wait(GUARD)
+        done = running.wait(30)
     return folder, done, time.monotonic() - began
 
 
@@ -225,7 +225,7 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
         wait_until(lambda: at_step(folder, 3), GUARD, "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
-        done = running.wait(GUARD)  # fails if something is left
+        done = running.wait(10)  # fails if something is left
     print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
     assert done.returncode == -signal.SIGKILL
 
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
         wait_until(lambda: at_step(folder, 2), GUARD, "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
-        done = running.wait(GUARD)
+        done = running.wait(20)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -284,7 +284,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_pat
         plain = run_command(command, ENV)
         resumed = run_command([*command, "--resume", "auto"], ENV)
         steps = max(losses(folder))
-        wait_until(lambda: max(losses(folder)) > steps, GUARD, "the first run goes on")
+        wait_until(lambda: max(losses(folder)) > steps, 20, "the first run goes on")
         assert first.popen.poll() is None
     assert (plain.returncode, resumed.returncode) == (2, 2)
     assert "holds a run already" in plain.stderr
@@ -333,32 +333,35 @@ def test_weights_that_find_no_room_are_one_sentence(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_straggler_is_named(tmp_path):
+def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
     """One of two replicas is stopped half of the time, as by another load on its core.
 
-    A busy machine may make a straggler of either before; that only such ranks are named is shown on
-    numbers, in tests/run/test_stragglers.py.
+    Before that, a busy machine may make a straggler of either; that a noisy one raises no alarm is
+    shown on numbers, in tests/run/test_stragglers.py.
     """
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, *REPLICAS, "--out", str(folder))
+    named = "rank 0 (stage 0) is a straggler: its work takes "
 
-    def steps_of_rank_0():
-        named = "rank 0 (stage 0) is a straggler: its work takes "
-        return [row["step"] for row in rows(folder) if row.get("message", "").startswith(named)]
+    def events():
+        return [row for row in rows(folder) if "event" in row]
 
     with start_command(command, ENV):
         wait_until(lambda: at_step(folder, 25), GUARD, "step 25")
         began = max(losses(folder))
         victim = rank_0(folder)
-        deadline = time.monotonic() + GUARD
-        while not steps_of_rank_0():
+        deadline = time.monotonic() + 60
+        while not (of_rank_0 := [e for e in events() if e["message"].startswith(named)]):
             assert time.monotonic() < deadline
             os.kill(victim, signal.SIGSTOP)
             time.sleep(0.12)
             os.kill(victim, signal.SIGCONT)
             time.sleep(0.04)
-    print(f"FIGURE straggler: named {steps_of_rank_0()[0] - began} steps after it began")
-    assert steps_of_rank_0()[0] - began <= 20
+    since = [e for e in events() if e["step"] > began]
+    assert {e["event"] for e in events()} == {"straggler"}
+    assert all(e["message"].startswith(named) for e in since)
+    print(f"FIGURE straggler: named {of_rank_0[0]['step'] - began} steps after it began")
+    assert of_rank_0[0]["step"] - began <= 20
 
 
 def test_clocks_that_jump_change_nothing(tmp_path, unbroken):
