@@ -360,7 +360,7 @@ def one_tensor(name: str, dtype: str) -> bytes:
         (expanded(), "shape 1000000000x1000000"),
         # Nothing converts it, and old safetensors do not know it.
         (one_tensor("w", "F4"), "float4|InvalidHeader"),
-        (save({"a\x1b[2J": torch.ones(1)}), r"'a.x1b\[2J' is no name"),
+        (save({"a\x1b[2J": torch.ones(1)}), r"'a.x1b\[2J' is not a name"),
     ],
     ids=["recompressed", "greedy", "greedy in a zip", "expanded", "float4", "escape"],
 )

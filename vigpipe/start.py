@@ -87,7 +87,7 @@ def _run(
     failures: list[Path],
 ) -> int:
     from vigpipe.launch.device import backend, choose_device, weight_dtype
-    from vigpipe.launch.environment import PATIENCE_SECONDS, threads_per_rank
+    from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
     from vigpipe.launch.failures import remove_records
     from vigpipe.launch.rendezvous import init_process_group
     from vigpipe.parallel.agreement import broadcast_value, check_alike
@@ -107,7 +107,7 @@ def _run(
         )
     timeout = config.timeout
     if timeout is None:
-        timeout = TIMEOUT_SECONDS if trains else PATIENCE_SECONDS
+        timeout = TIMEOUT_SECONDS if trains else LONG_WAIT_SECONDS
         config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
     if is_planned:
@@ -198,14 +198,14 @@ def fit_to_world_size(config: TrainConfig, layout: "Layout", world_size: int) ->
         The options with other values of --dp, --microbatches and perhaps --stages.
 
     Raises:
-        InputError: --stages is a plan, and world_size is no multiple of its number of ranks.
+        InputError: --stages is a plan, and world_size is not a multiple of its number of ranks.
     """
     pipeline_size = layout.pipeline_size
     if world_size % pipeline_size:
         if isinstance(config.stages, Path):
             raise InputError(
-                f"--elastic: {world_size} ranks are no whole pipelines of {pipeline_size}, which "
-                f"{config.stages} has; give --stages a number, which may change"
+                f"--elastic: {world_size} ranks do not make whole pipelines of {pipeline_size}, "
+                f"which {config.stages} has; give --stages a number, which may change"
             )
         divisors = [s for s in range(1, world_size + 1) if world_size % s == 0]
         pipeline_size = min(divisors, key=lambda s: (abs(s - layout.pipeline_size), s))

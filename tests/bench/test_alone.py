@@ -118,10 +118,13 @@ def test_throughput(page):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["vig", "--models", "vig_study"], "--models vig_study: 'vig_study' is none of vig_digits"),
+        (
+            ["vig", "--models", "vig_study"],
+            "--models vig_study: 'vig_study' is not one of vig_digits",
+        ),
         (
             ["vig", "--dtypes", "float16"],
-            "--dtypes float16: 'float16' is none of float32, bfloat16",
+            "--dtypes float16: 'float16' is not one of float32, bfloat16",
         ),
         (["study", "--batch-sizes", "ten"], "--batch-sizes ten: must be numbers of images"),
         (["study", "--batch-sizes", "0"], "--batch-sizes 0: must be numbers of images"),

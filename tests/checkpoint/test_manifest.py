@@ -139,10 +139,10 @@ def rewrite(old, new):
         (lambda c: edit(c, files=forge("../secret.safetensors")), NAME, "malformed"),
         (lambda c: edit(c, files=forge("/etc/passwd")), NAME, "malformed"),
         (lambda c: edit(c, files={FILES[0]: {"bytes": "1"}}), NAME, "malformed"),
-        (lambda c: edit(c, step=-1), NAME, "step is no count"),
-        (lambda c: edit(c, step=True), NAME, "step is no count"),
-        (lambda c: edit(c, loss="small"), NAME, "loss is no number"),
-        (lambda c: edit(c, config=[1]), NAME, "config is no table"),
+        (lambda c: edit(c, step=-1), NAME, "step is not a count"),
+        (lambda c: edit(c, step=True), NAME, "step is not a count"),
+        (lambda c: edit(c, loss="small"), NAME, "loss is not a number"),
+        (lambda c: edit(c, config=[1]), NAME, "config is not a table"),
     ],
 )
 def test_what_is_not_whole_is_refused_by_name_and_reason(damage, file, message, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigpipe.data.batches import Cut, epoch_order, num_steps, repeated, replica_batches
+from vigpipe.data.batches import Share, epoch_order, num_steps, repeated, replica_batches
 from vigpipe.data.loss import NO_LABEL
 from vigpipe.data.mix import Mix
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
@@ -45,19 +45,19 @@ def micro_batches(num_samples, batch_size, num_microbatches, num_replicas):
     """Every micro-batch's positions, padding included, over all replicas in order."""
     rows = []
     for r in range(num_replicas):
-        cut = Cut(batch_size, num_microbatches, num_replicas, r)
-        rows += cut.positions(num_samples).view(num_microbatches, cut.microbatch_size).tolist()
+        share = Share(batch_size, num_microbatches, num_replicas, r)
+        rows += share.positions(num_samples).view(num_microbatches, share.microbatch_size).tolist()
     return rows
 
 
-def batches_of(split, cut, order=None, **options):
+def batches_of(split, share, order=None, **options):
     order = np.arange(len(split)) if order is None else order
     options = {"with_images": True, "with_labels": True, **options}
-    batches: Iterator[Any] = replica_batches(split, order, cut, **options)
+    batches: Iterator[Any] = replica_batches(split, order, share, **options)
     return list(batches)
 
 
-# ---- the cut --------------------------------------------------------------------------------
+# ---- the share --------------------------------------------------------------------------------
 
 
 def test_ten_samples_on_two_replicas_of_two_micro_batches():
@@ -113,14 +113,14 @@ def test_an_epoch_reads_every_image_once_and_in_order(num_samples, case):
     steps = []
     for r in range(num_replicas):
         split = RecordingSplit(num_samples)
-        cut = Cut(batch_size, num_microbatches, num_replicas, r)
-        steps.append([batch.num_samples for batch in batches_of(split, cut, order)])
+        share = Share(batch_size, num_microbatches, num_replicas, r)
+        steps.append([batch.num_samples for batch in batches_of(split, share, order)])
         reads = [indices for indices, _ in split.reads]
         # What this replica's positions name, in each step.
         starts = range(0, num_samples, batch_size)
         for start, indices in zip(starts, reads, strict=True):
             here = order[start : start + batch_size]
-            positions = cut.positions(len(here))
+            positions = share.positions(len(here))
             assert indices == here[positions[positions >= 0].numpy()].tolist()
     assert steps == [steps[0]] * num_replicas
     assert sum(steps[0]) == num_samples
@@ -130,10 +130,10 @@ def test_an_epoch_reads_every_image_once_and_in_order(num_samples, case):
 def test_images_labels_and_keys_of_a_row_belong_together():
     order = epoch_order(3, 1, 23)
     for r in range(2):
-        split, cut = RecordingSplit(23), Cut(10, 2, 2, r)
-        batches = batches_of(split, cut, order, seed=7, first_step=40)
+        split, share = RecordingSplit(23), Share(10, 2, 2, r)
+        batches = batches_of(split, share, order, seed=7, first_step=40)
         for step, batch in enumerate(batches):
-            positions = cut.positions(batch.num_samples)
+            positions = share.positions(batch.num_samples)
             assert torch.equal(batch.keys, sample_keys(7, 40 + step, positions))
             rows = zip(positions.tolist(), batch.images.flatten(), batch.labels, strict=True)
             for position, image, label in rows:
@@ -146,21 +146,21 @@ def test_images_labels_and_keys_of_a_row_belong_together():
 
 def test_only_the_first_stage_reads_images():
     split = RecordingSplit(10)
-    batches = batches_of(split, Cut(4, 2), with_images=False)
+    batches = batches_of(split, Share(4, 2), with_images=False)
     assert split.reads == []
     assert all(batch.images is None and batch.labels is not None for batch in batches)
 
 
 def test_only_the_last_stage_takes_labels():
     split = RecordingSplit(10)
-    batches = batches_of(split, Cut(4, 2), with_labels=False)
+    batches = batches_of(split, Share(4, 2), with_labels=False)
     assert all(batch.labels is None and batch.images is not None for batch in batches)
 
 
 def test_a_batch_is_read_when_it_is_asked_for():
     split = RecordingSplit(10)
     batches = replica_batches(
-        split, np.arange(10), Cut(4, 2), epoch=5, with_images=True, with_labels=True
+        split, np.arange(10), Share(4, 2), epoch=5, with_images=True, with_labels=True
     )
     assert split.reads == []
     next(batches)
@@ -169,13 +169,13 @@ def test_a_batch_is_read_when_it_is_asked_for():
 
 def test_every_replica_has_the_rows_of_the_largest_micro_batch():
     for r in range(3):
-        for batch in batches_of(RecordingSplit(8), Cut(7, 2, 3, r)):
+        for batch in batches_of(RecordingSplit(8), Share(7, 2, 3, r)):
             assert batch.keys.shape == batch.labels.shape == (4,)
             assert batch.images.shape == (4, 1, 1, 1)
 
 
 def test_a_replica_without_samples_has_rows_of_padding_alone():
-    *_, last = batches_of(RecordingSplit(5), Cut(4, 2, 2, 1))
+    *_, last = batches_of(RecordingSplit(5), Share(4, 2, 2, 1))
     assert last.num_samples == 1
     assert last.keys.tolist() == [PADDING, PADDING]
     assert last.labels.tolist() == [NO_LABEL, NO_LABEL]
@@ -184,7 +184,7 @@ def test_a_replica_without_samples_has_rows_of_padding_alone():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_images_come_in_the_dtype_asked_for(dtype):
-    for batch in batches_of(RecordingSplit(3), Cut(2, 1), dtype=dtype):  # one step has padding
+    for batch in batches_of(RecordingSplit(3), Share(2, 1), dtype=dtype):  # one step has padding
         assert batch.images.dtype == dtype
         assert batch.labels.dtype == torch.int64
 
@@ -253,7 +253,7 @@ def test_copies_go_with_their_images():
     visits, copies = repeated(np.arange(10), 6, 2)
     seen = []
     for r in range(2):
-        for batch in batches_of(NotingSplit(10), Cut(6, 1, 2, r), visits, copies=copies):
+        for batch in batches_of(NotingSplit(10), Share(6, 1, 2, r), visits, copies=copies):
             seen.append(batch.images[batch.keys >= 0].flatten().tolist())
             assert (batch.labels[batch.keys >= 0] - 100).tolist() == [x % 1000 for x in seen[-1]]
     assert seen == [[0, 1, 2], [3, 4], [1000, 1001, 1002], [1003, 1004]]
@@ -268,11 +268,14 @@ def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
     num_samples, batch_size, num_microbatches, num_replicas = case
     mix = Mix(0.8, 0.0, 0.1, 60, (1, 1), seed=4)
     for r in range(num_replicas):
-        split, cut = RecordingSplit(num_samples), Cut(batch_size, num_microbatches, num_replicas, r)
+        split, share = (
+            RecordingSplit(num_samples),
+            Share(batch_size, num_microbatches, num_replicas, r),
+        )
         split.labels = np.arange(num_samples)
         options = {"mix": mix, "first_step": step, "dtype": torch.float64}
         ((both,), (first,), (last,)) = (
-            batches_of(split, cut, with_images=images, with_labels=labels, **options)
+            batches_of(split, share, with_images=images, with_labels=labels, **options)
             for images, labels in ((True, True), (True, False), (False, True))
         )
         assert torch.equal(both.images, first.images)
@@ -291,7 +294,7 @@ def test_every_micro_batch_has_a_mixture_of_its_own():
     mix = Mix(0.8, 0.0, 0.0, 200, (1, 1), seed=4)
     shares = set()
     for r in range(2):
-        for batch in batches_of(RecordingSplit(24), Cut(12, 3, 2, r), mix=mix):
+        for batch in batches_of(RecordingSplit(24), Share(12, 3, 2, r), mix=mix):
             shares |= {
                 round(rows.max(1).values[0].item(), 9) for rows in batch.labels.view(3, 2, -1)
             }

@@ -81,9 +81,9 @@ def test_windows_move_in_every_other_block():
 @pytest.mark.parametrize(
     ("graph", "aggregator", "expected"),
     [
-        ("knn,nearest", "max", "--graph knn,nearest: 'nearest' is none of knn, window, grid"),
-        ("", "max", "--graph : '' is none of"),
-        ("knn", "mean", "--aggregator mean: 'mean' is none of max, edge, sage, gin, maxmean"),
+        ("knn,nearest", "max", "--graph knn,nearest: 'nearest' is not one of knn, window, grid"),
+        ("", "max", "--graph : '' is not one of"),
+        ("knn", "mean", "--aggregator mean: 'mean' is not one of max, edge, sage, gin, maxmean"),
     ],
 )
 def test_unknown_names_are_errors(graph, aggregator, expected):

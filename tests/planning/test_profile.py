@@ -50,22 +50,22 @@ def test_files_that_cannot_be_read(tmp_path):
         (["rows"], [], "rows are"),
         (["rows"], [2, 1, 4], "rows are"),
         (["rows"], [1, 2, 4.5], "rows are"),
-        (["rows"], 3, "no profile"),
+        (["rows"], 3, "not a profile"),
         (["blocks"], [], "no blocks"),
-        (["blocks"], None, "no profile"),
+        (["blocks"], None, "not a profile"),
         (["blocks", 0, "forward"], [1.0, 2.0], "block 0: forward has not one value"),
         (["blocks", 0, "forward"], [1.0, 2.0, -3.0], "block 0: forward holds -3.0"),
         (["blocks", 0, "backward"], [1.0, 2.0, float("nan")], "block 0: backward holds nan"),
         (["blocks", 0, "parameter_bytes"], 1.5, "block 0: parameter_bytes is 1.5"),
         (["blocks", 0, "colour"], "red", "colour"),
-        (["stem"], [], "no profile"),
+        (["stem"], [], "not a profile"),
         (["slowdown"], [], "slowdown is"),
         (["slowdown"], [0.1], "slowdown is"),
         (["bandwidth"], 0, "bandwidth is 0"),
         (["bandwidth"], float("inf"), "bandwidth is inf"),
         (["latency_seconds"], "fast", "latency_seconds is 'fast'"),
         (["base_bytes"], -1, "base_bytes is -1"),
-        (["options"], [], "options is no table"),
+        (["options"], [], "options is not a table"),
         (["colour"], "red", "'colour' is amiss"),
     ],
     ids=str,
@@ -78,7 +78,7 @@ def test_impossible_profiles(tmp_path, path, value, says):
         at = at[key]
     at[path[-1]] = value
     (tmp_path / "profile.json").write_text(json.dumps(table))
-    with pytest.raises(InputError, match=r"profile\.json: no profile") as refused:
+    with pytest.raises(InputError, match=r"profile\.json: is not a profile") as refused:
         read_profile(tmp_path / "profile.json")
     assert says in str(refused.value)
 

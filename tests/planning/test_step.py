@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.profiles import make_piece, make_profile
-from vigpipe.data.batches import Cut
+from vigpipe.data.batches import Share
 from vigpipe.planning.step import Request, microbatch_sizes, predict, stage_costs
 
 REQUEST = Request(2, 2, 16, (4,), (("gpipe", 1),))
@@ -55,11 +55,11 @@ def test_a_rank_adds_up_all_its_stages_at_once_and_ddp_each_on_its_own():
 @pytest.mark.parametrize(("batch_size", "num_microbatches"), [(16, 4), (17, 4), (21, 5), (6, 3)])
 def test_micro_batches_are_those_of_the_data(batch_size, num_microbatches):
     request = replace(REQUEST, batch_size=batch_size)
-    cut = Cut(batch_size, num_microbatches, 2, 0)
-    positions = cut.positions(batch_size).view(num_microbatches, -1)
+    share = Share(batch_size, num_microbatches, 2, 0)
+    positions = share.positions(batch_size).view(num_microbatches, -1)
     found = microbatch_sizes(request, num_microbatches)
     assert list(found) == (positions >= 0).sum(1).tolist()
-    assert max(found) == cut.microbatch_size
+    assert max(found) == share.microbatch_size
 
 
 def test_uneven_micro_batches_cost_their_rows_and_move_the_largest():

@@ -91,7 +91,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("metrics.jsonl", b"\x89PNG\r\n\x1a\n\xff\xfe\n", "line 1: is no text"),
+        ("metrics.jsonl", b"\x89PNG\r\n\x1a\n\xff\xfe\n", "line 1: is not text"),
         ("metrics.jsonl", b'{"step": 1,\n{}\n', "line 1: is not JSON"),
         ("metrics.jsonl", b"[]\n", "line 1: must be a JSON object"),
         ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', 'loss must be a number, is "low"'),

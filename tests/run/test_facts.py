@@ -129,7 +129,7 @@ def test_a_batch_larger_than_the_data_has_as_many_samples_as_there_are():
 
 def test_replicas_share_a_step_between_them():
     ours = run(dp=2, microbatches=2, batch_size=10)
-    shares = [ours.cut(replica).positions(10) for replica in (0, 1)]
+    shares = [ours.share(replica).positions(10) for replica in (0, 1)]
     real = torch.cat(shares)
     assert real[real >= 0].tolist() == list(range(10))
 

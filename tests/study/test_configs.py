@@ -38,7 +38,7 @@ def test_a_name_is_copies_by_stages_by_microbatches():
      "2x5x", "-2x5", "2x2x2x2", "2x1000000000", "²x5"],
 )  # fmt: skip
 def test_another_name_is_refused(name):
-    with pytest.raises(InputError, match="is no layout"):
+    with pytest.raises(InputError, match="is not a layout"):
         parse_configs(f"sequential,{name}")
 
 

@@ -86,8 +86,8 @@ def test_latency_is_from_first_forward_to_last_of_every_copy(folder):
     [
         ("trace.json", None, "cannot be read"),
         ("trace.json", "[]", "must be a JSON object"),
-        ("trace.json", '{"traceEvents": [3]}', "is no trace"),
-        ("trace.json", '{"traceEvents": [{"cat": "span", "args": {}}]}', "is no trace"),
+        ("trace.json", '{"traceEvents": [3]}', "is not a trace"),
+        ("trace.json", '{"traceEvents": [{"cat": "span", "args": {}}]}', "is not a trace"),
         ("summary.json", None, "there is no summary.json"),
         ("timing.csv", None, "holds no timed step"),
         ("metrics.jsonl", None, "holds no run"),

@@ -118,7 +118,7 @@ def no_slurm(monkeypatch):
 
 def test_without_slurm_the_ranks_are_on_this_host(small, no_slurm):
     assert find_machine(small) == Machine(False, len(os.sched_getaffinity(0)))
-    with pytest.raises(InputError, match="--launcher srun: this is no batch script"):
+    with pytest.raises(InputError, match="--launcher srun: this is not a batch script"):
         find_machine(replace(small, launcher="srun"))
 
 

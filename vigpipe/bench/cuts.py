@@ -30,7 +30,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     """
     check_two_ranks(run, "bench cuts")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
-    profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}
     case_of = {n: Case(run.layout, plan) for n, plan in cuts.items()}

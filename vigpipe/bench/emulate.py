@@ -47,7 +47,7 @@ IMAGE_SHAPE = (1,)  # of a sample; the stem sleeps, and images cross no boundary
 NUM_SLEEPS = 50  # sleeps of a lone rank, to see how exact they are
 DEVICE = torch.device("cpu")
 LONGEST_SECONDS = 1e5  # longest step that is accepted
-PATIENCE_SECONDS = 300.0  # beyond the sleep itself, until a silent peer counts as lost
+SILENCE_SECONDS = 300.0  # beyond the sleep itself, until a silent peer counts as lost
 
 
 def run_emulation(options: EmulateBench, arguments: Sequence[str]) -> int:
@@ -87,7 +87,7 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
     torch.set_num_threads(1)
     longest = max(case.ideal_seconds for case in cases)
     timeout = (
-        PATIENCE_SECONDS + 4 * longest
+        SILENCE_SECONDS + 4 * longest
     )  # a rank waits for the warm-up and the timed step of others
     init_process_group(launch, "gloo", timeout)
     if launch.rank == 0:

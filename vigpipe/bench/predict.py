@@ -83,7 +83,7 @@ def bench_predict(
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     cases = list_cases(num_blocks, run.batch_size)
-    microbatch_sizes = sorted({with_layout(run, case).cut(0).microbatch_size for case in cases})
+    microbatch_sizes = sorted({with_layout(run, case).share(0).microbatch_size for case in cases})
     profile = measure_profile(run, rank, device, microbatch_sizes)
     timings = time_layouts(run, rank, device, cases, num_repeats)
     if profile is None:

@@ -103,7 +103,7 @@ def checkpoints_at(place: Path, option: str = "") -> list[Path]:
     if checkpoints := list_checkpoints(place):
         return checkpoints
     if not place.is_dir():
-        raise InputError(f"{option}{place}: is no folder; name a run or one of its checkpoints")
+        raise InputError(f"{option}{place}: is not a folder; name a run or one of its checkpoints")
     raise InputError(
         f"{option}{place}: holds no checkpoints; name a run that has some, or one of them"
     )
@@ -137,14 +137,14 @@ def read_manifest_file(path: Path) -> Manifest:
         raise InputError(f"{path}: has other keys than a checkpoint ({', '.join(wrong)}); {_AGAIN}")
     for key in ("config", "data", "layout", "weights", "versions", "files"):
         if not isinstance(content[key], dict):
-            raise InputError(f"{path}: {key} is no table; {_AGAIN}")
+            raise InputError(f"{path}: {key} is not a table; {_AGAIN}")
     for key in ("step", "num_steps"):
         if type(content[key]) is not int or content[key] < 0:
-            raise InputError(f"{path}: {key} is no count: {content[key]!r}; {_AGAIN}")
+            raise InputError(f"{path}: {key} is not a count: {content[key]!r}; {_AGAIN}")
     if not isinstance(content["evaluated"], bool):
         raise InputError(f"{path}: evaluated is neither true nor false; {_AGAIN}")
     if not isinstance(content["loss"], float | int | None):
-        raise InputError(f"{path}: loss is no number: {content['loss']!r}; {_AGAIN}")
+        raise InputError(f"{path}: loss is not a number: {content['loss']!r}; {_AGAIN}")
     if not content["files"]:
         raise InputError(f"{path}: names no files; {_AGAIN}")
     for name, facts in content["files"].items():
@@ -154,7 +154,7 @@ def read_manifest_file(path: Path) -> Manifest:
 
 def _check_file_entry(path: Path, name: str, facts: object) -> None:
     is_valid = (
-        _FILE.fullmatch(name)  # so it is no path to another folder
+        _FILE.fullmatch(name)  # so it is not a path to another folder
         and isinstance(facts, dict)
         and facts.keys() == {"bytes", "sha256"}
         and type(facts["bytes"]) is int
@@ -223,7 +223,7 @@ def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
     file_of: dict[str, str] = {}
     for name in manifest.files:
         with _opened(checkpoint / name) as file:
-            for key in file.keys():  # noqa: SIM118 - it is no dict
+            for key in file.keys():  # noqa: SIM118 - it is not a dict
                 if key in file_of:
                     raise InputError(
                         f"{checkpoint}: {file_of[key]} and {name} both have {key}; {_AGAIN}"

@@ -93,6 +93,6 @@ def export(place: Path, target: Path, ema: bool = False) -> Path:
         raise InputError(f"{checkpoint}: has no {kind}… tensors; the run had no --ema")
     state = {k.removeprefix(kind): v for k, v in read_tensors(checkpoint, where, names)}
     if not all(isinstance(value, str) for value in manifest.weights.values()):
-        raise InputError(f"{checkpoint}: what it says of its weights is no text")
+        raise InputError(f"{checkpoint}: what it says of its weights is not text")
     save_weights(target, state, manifest.weights)
     return checkpoint

@@ -136,7 +136,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     """
     layout = run.layout
     path = folder / "plan.toml"
-    profile = measure_profile(run, rank, device, [run.cut(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
     proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(

@@ -24,8 +24,8 @@ from vigpipe.model.keyed_dropout import PADDING, sample_keys
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The cut of a step's samples for one replica.
+class Share:
+    """One replica's share of a step's samples, and how it is cut into micro-batches.
 
     Attributes:
         batch_size: B, samples of a full step over all replicas.
@@ -133,7 +133,7 @@ def num_steps(num_samples: int, batch_size: int) -> int:
 def replica_batches(
     split: Split,
     order: np.ndarray,
-    cut: Cut,
+    share: Share,
     *,
     copies: np.ndarray | None = None,
     mix: Mix | None = None,
@@ -151,7 +151,7 @@ def replica_batches(
     Args:
         split: the samples.
         order: indices into the split, in the order in which they are visited.
-        cut: how the samples are cut, and which share is this replica's.
+        share: how the samples are cut, and which of them are this replica's.
         copies: the second result of `repeated`; by default every image is visited once.
         mix: mixes samples and smooths labels; None for neither.
         reader: reads the images; by default this process reads each batch when it is due.
@@ -166,22 +166,22 @@ def replica_batches(
     Yields:
         One ReplicaBatch per step.
     """
-    starts = range(0, len(order), cut.batch_size)
+    starts = range(0, len(order), share.batch_size)
 
-    def share(start: int) -> tuple[int, Tensor, np.ndarray]:
+    def taken(start: int) -> tuple[int, Tensor, np.ndarray]:
         """Return the step's number of samples, this replica's positions, and their visits."""
-        num_samples = min(cut.batch_size, len(order) - start)
-        positions = cut.positions(num_samples)
+        num_samples = min(share.batch_size, len(order) - start)
+        positions = share.positions(num_samples)
         return num_samples, positions, start + positions[positions >= 0].numpy()
 
     def requests() -> Iterator[tuple[list[int], list[int] | None]]:
         for start in starts:
-            _, _, visits = share(start)
+            _, _, visits = taken(start)
             yield order[visits].tolist(), None if copies is None else copies[visits].tolist()
 
     reads = (reader or Reader([split])).read(split, requests(), epoch) if with_images else None
     for step, start in enumerate(starts, first_step):
-        num_samples, positions, visits = share(start)
+        num_samples, positions, visits = taken(start)
         real = positions >= 0
         images = labels = None
         if reads is not None:
@@ -189,13 +189,13 @@ def replica_batches(
         if with_labels:
             labels = _padded(torch.from_numpy(split.labels[order[visits]]), real, NO_LABEL)
         if mix is not None:
-            labels = _mixed(mix, cut, step, real, images, labels, dtype)
+            labels = _mixed(mix, share, step, real, images, labels, dtype)
         yield ReplicaBatch(num_samples, sample_keys(seed, step, positions), images, labels)
 
 
 def _mixed(
     mix: Mix,
-    cut: Cut,
+    share: Share,
     step: int,
     real: Tensor,
     images: Tensor | None,
@@ -204,9 +204,9 @@ def _mixed(
 ) -> Tensor | None:
     """Mix the images of every micro-batch in place, and return the labels of the mixture."""
     soft = None if labels is None else torch.zeros(len(labels), mix.num_classes, dtype=dtype)
-    for i, count in enumerate(real.view(-1, cut.microbatch_size).sum(1).tolist()):
-        mixture = mix.draw(step, cut.replica_index * cut.num_microbatches + i)
-        start = i * cut.microbatch_size
+    for i, count in enumerate(real.view(-1, share.microbatch_size).sum(1).tolist()):
+        mixture = mix.draw(step, share.replica_index * share.num_microbatches + i)
+        start = i * share.microbatch_size
         samples = slice(start, start + count)
         if images is not None:
             mix.images(images[samples], mixture)

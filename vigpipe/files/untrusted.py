@@ -26,7 +26,7 @@ def opened(path: Path) -> BufferedReader:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:  # a zero byte in the name
-        raise InputError(f"{str(path)!r}: is no file name ({error})") from error
+        raise InputError(f"{str(path)!r}: is not a file name ({error})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"{path}: is not a regular file; give a file")

@@ -117,7 +117,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
     batches = replica_batches(
         run.source.test,
         np.arange(len(paths)),
-        run.cut(rank_state.replica_index),
+        run.share(rank_state.replica_index),
         reader=rank_state.reader,
         with_images=pipeline.has_first,
         with_labels=pipeline.has_last,
@@ -132,7 +132,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         flat = torch.stack((probabilities, labels.double())).flatten()
         by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):
-            real = run.cut(replica_index).positions(batch.num_samples) >= 0
+            real = run.share(replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
                 if not math.isfinite(p[0]):
                     raise FloatingPointError(

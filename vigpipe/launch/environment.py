@@ -24,7 +24,7 @@ LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process 
 TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret shared by the ranks of a job
 # How long ranks wait for ranks that start late, because all import from one shared file system, and
 # for a rank that works alone.
-PATIENCE_SECONDS = 600.0
+LONG_WAIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

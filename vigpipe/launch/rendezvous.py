@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from vigpipe.errors import InputError
-from vigpipe.launch.environment import PATIENCE_SECONDS, Launch, digest
+from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 
 OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -16,7 +16,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> None:
     """Bring the ranks together and make the process group; every rank calls this.
 
-    Ranks that start late are waited for longer: for PATIENCE_SECONDS, whatever started them. With
+    Ranks that start late are waited for longer: for LONG_WAIT_SECONDS, whatever started them. With
     NCCL, choose the rank's device (torch.cuda.set_device) before.
 
     Args:
@@ -40,16 +40,16 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
     if "nccl" in backend:
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
     # The store waits for ranks that start late; collectives have a timeout of their own.
-    patience = timedelta(seconds=max(timeout_seconds, PATIENCE_SECONDS))
+    limit = timedelta(seconds=max(timeout_seconds, LONG_WAIT_SECONDS))
     if launch.launcher == "torchrun":
         assert launch.init_method is not None
         meeting = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
-            launch.init_method, launch.rank, launch.world_size, timeout=patience
+            launch.init_method, launch.rank, launch.world_size, timeout=limit
         )
         store, _, _ = next(meeting)
     else:
-        store = _make_store(launch, patience)
-    store.set_timeout(patience)
+        store = _make_store(launch, limit)
+    store.set_timeout(limit)
     if launch.world_size > 1:
         # Python runs signal handlers between bytecodes, so never while a store or gloo waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

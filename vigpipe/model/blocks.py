@@ -110,7 +110,7 @@ def stem_strides(num_convs: int, stride: int) -> tuple[int, ...]:
     """Choose the strides of the stem's convolutions: twos as late as possible, but not the last.
 
     Raises:
-        InputError: the stride is no power of two, or too large for so few convolutions.
+        InputError: the stride is not a power of two, or too large for so few convolutions.
     """
     most = 2 ** (num_convs - 1)
     if stride < 1 or stride > most or stride & (stride - 1):
@@ -238,7 +238,7 @@ def parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in choices]
     if unknown:
-        raise InputError(f"{flag} {text}: {unknown[0]!r} is none of {', '.join(choices)}")
+        raise InputError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(choices)}")
     return names
 
 

@@ -112,18 +112,18 @@ class VisionGnn(StagedModel):
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
         grid = reduced(img_size, strides)
-        entries_on = partial(
+        specs_on = partial(
             make_block_specs,
             shape,
             graph=graph,
             aggregator=aggregator,
             stochastic=stochastic_dilation,
         )
-        specs = entries_on(grid)
+        specs = specs_on(grid)
         super().__init__(len(specs), num_classes)
         self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
         self.strides, self.grid = strides, grid
-        self.specs, self._entries_on = specs, entries_on
+        self.specs, self._specs_on = specs, specs_on
         self.num_features, self.head_hidden_size = shape.channels[-1], WIDTH
         self.global_pool: Literal["avg", ""] = global_pool
         self.drop_rate = drop_rate
@@ -182,7 +182,7 @@ class VisionGnn(StagedModel):
         is_symbolic = torch.compiler.is_compiling() or isinstance(images, torch.fx.Proxy)
         if not is_symbolic and not self._has_warned and grid != self.grid:
             self._has_warned = True
-            warn_of_few_nodes(self._entries_on(grid), (images.shape[2], images.shape[3]))
+            warn_of_few_nodes(self._specs_on(grid), (images.shape[2], images.shape[3]))
         return x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
 
     def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
@@ -370,7 +370,7 @@ class VisionGnn(StagedModel):
         """Resize the positional tables for images of another size, in pixels."""
         self.img_size = _pair(img_size)
         self.grid = reduced(self.img_size, self.strides)
-        self.specs = self._entries_on(self.grid)
+        self.specs = self._specs_on(self.grid)
         table = resized_embedding(self.pos_embed.detach(), self.grid)
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
         for name, block in self.backbone.items():

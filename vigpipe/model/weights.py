@@ -167,7 +167,7 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
             )
         name = _bare(key)
         if not name.isprintable():
-            raise InputError(f"{path}: {name[:80]!r} is no name of a tensor; rename it")
+            raise InputError(f"{path}: {name[:80]!r} is not a name for a tensor; rename it")
         # With a damaged size, torch enlarges the storage beyond the file; with strides of 0, a
         # tensor is larger than its storage.
         is_plain = value.layout == torch.strided and value.device.type == "cpu"
@@ -268,18 +268,20 @@ def match_state(
         InputError: tensors are missing, unexpected or misshapen; the message lists them all.
             Another number of classes is such a difference, unless `new_classifier` is set.
     """
-    own = model.state_dict()
-    fitted = with_relative_positions(state, own, model)
+    model_state = model.state_dict()
+    matched = with_relative_positions(state, model_state, model)
     if new_classifier:
-        fitted |= {name: tensor for name, tensor in own.items() if name.startswith(CLASSIFIER)}
-    embedding, target = fitted.get("pos_embed"), own.get("pos_embed")
+        matched |= {
+            name: tensor for name, tensor in model_state.items() if name.startswith(CLASSIFIER)
+        }
+    embedding, target = matched.get("pos_embed"), model_state.get("pos_embed")
     if embedding is not None and target is not None and _is_embedding(embedding, target):
         size = target.shape[2], target.shape[3]
-        fitted["pos_embed"] = resized_embedding(embedding.to(target.dtype), size)
-    differences = Differences.between(fitted, own)
+        matched["pos_embed"] = resized_embedding(embedding.to(target.dtype), size)
+    differences = Differences.between(matched, model_state)
     if differences.count:
         advice = "choose the model and the options that the weights were trained with"
-        last = fitted.get("prediction.4.weight"), own.get("prediction.4.weight")
+        last = matched.get("prediction.4.weight"), model_state.get("prediction.4.weight")
         if last[0] is not None and last[1] is not None and len(last[0]) != len(last[1]):
             advice = (
                 f"the file has {len(last[0])} classes and the model {len(last[1])}: leave the "
@@ -288,8 +290,8 @@ def match_state(
             )
         raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
     return {
-        name: fitted[name].to(target.dtype) if target.is_floating_point() else fitted[name]
-        for name, target in own.items()
+        name: matched[name].to(target.dtype) if target.is_floating_point() else matched[name]
+        for name, target in model_state.items()
     }
 
 
@@ -298,35 +300,35 @@ def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
 
 
 def with_relative_positions(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module
+    state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
     """Give a state dict the tables of relative positions that the model has; see `match_state`.
 
     Args:
         state: tensors by the authors' names.
-        own: the model's state dict.
+        model_state: the model's state dict.
         model: as it will be used.
 
     Returns:
         The state with a `relative_pos` for every one of the model's, on the model's grids.
     """
     is_relative = isinstance(model, VisionGnn) and model.shape.relative
-    tables = {name for name in {*state, *own} if name.endswith(".relative_pos")}
-    fitted = {name: tensor for name, tensor in state.items() if name not in tables}
+    tables = {name for name in {*state, *model_state} if name.endswith(".relative_pos")}
+    matched = {name: tensor for name, tensor in state.items() if name not in tables}
     for name in sorted(tables):
         theirs = state.get(name)
-        if theirs is not None and name in own and not _is_table(theirs):
-            fitted[name] = theirs  # misshapen, as `Differences` says
-        elif name in own:
+        if theirs is not None and name in model_state and not _is_table(theirs):
+            matched[name] = theirs  # misshapen, as `Differences` says
+        elif name in model_state:
             assert isinstance(model, VisionGnn)
             block = int(name.split(".")[1])
             grapher = model.get_submodule(name.removesuffix(".relative_pos"))
             assert isinstance(grapher, Grapher)
             grid = reduced(_grid_of(state, model), (2,) * model.specs[block].stage)
-            fitted[name] = grapher.table_from(theirs, grid)
+            matched[name] = grapher.table_from(theirs, grid)
         elif theirs is not None and not is_relative:
-            fitted[name] = theirs
-    return fitted
+            matched[name] = theirs
+    return matched
 
 
 def _is_table(tensor: Tensor) -> bool:
@@ -358,21 +360,23 @@ class Differences:
     misshapen: Sequence[str]
 
     @classmethod
-    def between(cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> "Differences":
+    def between(
+        cls, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]
+    ) -> "Differences":
         """Compare a state dict with a model's own."""
         misshapen = [
-            f"{name} ({_text(tensor)} in the file, {_text(own[name])} in the model)"
+            f"{name} ({_text(tensor)} in the file, {_text(model_state[name])} in the model)"
             for name, tensor in state.items()
-            if name in own
+            if name in model_state
             and (
-                tensor.shape != own[name].shape
-                or tensor.is_floating_point() != own[name].is_floating_point()
+                tensor.shape != model_state[name].shape
+                or tensor.is_floating_point() != model_state[name].is_floating_point()
                 or tensor.is_complex()
             )
         ]
         return cls(
-            [name for name in own if name not in state],
-            [name for name in state if name not in own],
+            [name for name in model_state if name not in state],
+            [name for name in state if name not in model_state],
             misshapen,
         )
 

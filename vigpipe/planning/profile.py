@@ -123,7 +123,7 @@ def read_profile(path: Path) -> Profile:
     expected = {f.name for f in fields(Profile)}
     if not isinstance(table, dict) or set(table) != expected:
         wrong = sorted(set(table) ^ expected) if isinstance(table, dict) else ["an object"]
-        raise InputError(f"--profile {path}: no profile ({wrong[0]!r} is amiss); {hint}")
+        raise InputError(f"--profile {path}: is not a profile ({wrong[0]!r} is amiss); {hint}")
     try:
         profile = Profile(
             **{
@@ -138,7 +138,7 @@ def read_profile(path: Path) -> Profile:
         _check(profile)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error)[:200]
-        raise InputError(f"--profile {path}: no profile ({reason}); {hint}") from error
+        raise InputError(f"--profile {path}: is not a profile ({reason}); {hint}") from error
     return profile
 
 
@@ -179,7 +179,7 @@ def _piece(table: Mapping[str, Any]) -> Piece:
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     piece = Piece(**values)
     if not isinstance(piece.name, str) or not piece.name.isprintable():
-        raise ValueError(f"{piece.name!r} is no name of a piece")
+        raise ValueError(f"{piece.name!r} is not a name for a piece")
     for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
         for value in getattr(piece, name):
             if not _is_amount(value):
@@ -221,4 +221,4 @@ def _check(profile: Profile) -> None:
         raise ValueError(f"bandwidth is {profile.bandwidth}")
     for name in ("options", "facts"):
         if not isinstance(getattr(profile, name), dict):
-            raise ValueError(f"{name} is no table")
+            raise ValueError(f"{name} is not a table")

@@ -123,7 +123,7 @@ def _read_rows(path: Path) -> tuple[list[Fields], bool]:
                 return rows, True
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{where}: is no text; {_ADVICE}") from error
+            raise InputError(f"{where}: is not text; {_ADVICE}") from error
     return rows, False
 
 

@@ -102,8 +102,8 @@ def _read_rows(path: Path) -> tuple[Row, ...]:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the run was killed while it wrote
             raise InputError(
-                f"{path}, line {number}: is no row of {COLUMNS}: {line.strip()[:80] or 'empty'}; "
-                "run vigpipe train --timing anew"
+                f"{path}, line {number}: is not a row of {COLUMNS}: "
+                f"{line.strip()[:80] or 'empty'}; run vigpipe train --timing anew"
             )
         rows.append(row)
     return tuple(rows)

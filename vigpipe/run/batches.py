@@ -48,7 +48,7 @@ def batches(rank_state: RankState) -> Iterator[NextBatch]:
         for batch in replica_batches(
             run.source.train,
             order[num_read:],
-            run.cut(rank_state.replica_index),
+            run.share(rank_state.replica_index),
             copies=None if copies is None else copies[num_read:],
             mix=rank_state.mix,
             reader=rank_state.reader,

@@ -97,7 +97,7 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
     batches = replica_batches(
         run.source.test,
         np.arange(len(run.source.test))[:most_images],
-        run.cut(rank_state.replica_index),
+        run.share(rank_state.replica_index),
         reader=rank_state.reader,
         with_images=pipeline.has_first,
         with_labels=pipeline.has_last,

@@ -18,7 +18,7 @@ from vigpipe.config.options import (
     with_model_defaults,
 )
 from vigpipe.data import Augmentation, Source, open_source
-from vigpipe.data.batches import Cut, num_steps
+from vigpipe.data.batches import Share, num_steps
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.staged import StagedModel
@@ -75,10 +75,10 @@ class Run:
         """Shape of an image, (C, H, W)."""
         return (self.source.channels, *self.source.image_size)
 
-    def cut(self, replica_index: int) -> Cut:
-        """Return how one replica's share of a batch is cut into micro-batches."""
+    def share(self, replica_index: int) -> Share:
+        """Return one replica's share of a batch, and how it is cut into micro-batches."""
         layout = self.layout
-        return Cut(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
+        return Share(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
 
     @property
     def num_recomputed(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
-from vigpipe.launch.environment import PATIENCE_SECONDS
+from vigpipe.launch.environment import LONG_WAIT_SECONDS
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
@@ -153,11 +153,11 @@ def make_rank_state(
     layout, config = run.layout, run.config
     pipeline_group = replica_group = None
     if layout.world_size > 1:
-        pipeline_group, replica_group = make_groups(layout, config.timeout or PATIENCE_SECONDS)
+        pipeline_group, replica_group = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
-    microbatch_size = run.cut(0).microbatch_size
+    microbatch_size = run.share(0).microbatch_size
     autocast = config.dtype == "bfloat16"
     options = (run.dtype, autocast, run.boundary_dtype, run.num_recomputed)
     stage_modules = [

@@ -33,7 +33,7 @@ def parse_checkpoint_interval(text: str | int) -> CheckpointInterval:
     """Parse --checkpoint-every: 50 (steps), 10m, 1.5h or never.
 
     Raises:
-        InputError: the text is none of these.
+        InputError: the text is not one of these.
     """
     text = str(text).strip()
     if text == "never":

@@ -42,7 +42,7 @@ def find_machine(config: StudyConfig) -> Machine:
     in_batch = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     if config.launcher == "srun" and not in_batch:
         raise InputError(
-            "--launcher srun: this is no batch script of Slurm; submit slurm/study.sbatch, or "
+            "--launcher srun: this is not a batch script of Slurm; submit slurm/study.sbatch, or "
             "choose --launcher local"
         )
     if config.launcher == "local" or not in_batch:

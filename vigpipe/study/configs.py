@@ -43,7 +43,7 @@ def parse_configs(text: str) -> dict[str, Layout]:
         layout = _layout(name)
         if layout is None:
             raise InputError(
-                f"--configs {text}: {name!r} is no layout; the layouts are sequential, "
+                f"--configs {text}: {name!r} is not a layout; the layouts are sequential, "
                 "accumulated-M (from 2 micro-batches), SxM (from 2 stages) and DxSxM (from 2 "
                 "copies), such as accumulated-5, 2x5 or 2x2x5"
             )

@@ -136,7 +136,7 @@ def _latencies(path: Path) -> list[float]:
                 times[batch].append((event["ts"], event["ts"] + event["dur"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path}: is no trace of vigpipe time ({error}); delete the run and start anew"
+            f"{path}: is not a trace of vigpipe time ({error}); delete the run and start anew"
         ) from error
     return [
         1e-6 * (max(e for _, e in spans) - min(s for s, _ in spans)) for spans in times.values()
