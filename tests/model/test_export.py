@@ -1,18 +1,17 @@
 """Models through torch.compile, torch.export and ONNX: the same logits.
 
 Two models go through each of the three: a pyramid of six blocks with every policy and every
-aggregator, and `vig_digits`. What takes the time is the tracing of blocks: where two blocks say as
-much there are two.
+aggregator, and two blocks like those of `vig_digits`. What takes the time is the tracing of blocks.
 """
 
 import logging
+from typing import Literal
 
 import pytest
 import torch
 
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.norm import BatchNorm
-from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
 PYRAMID = VigShape(
@@ -56,9 +55,9 @@ def pyramid(aggregator=AGGREGATORS):
     )
 
 
-def digits():
+def isotropic(norm: Literal["batch", "layer"] = "batch"):
     torch.manual_seed(0)
-    return settled(create_model("vig_digits", num_classes=10, in_chans=1))
+    return settled(VisionGnn(SMALL, 5, norm=norm))
 
 
 def assert_same(run, model, *nums):
@@ -93,7 +92,7 @@ def test_compiled_in_one_graph():
 # Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_by_inductor():
-    model = digits()
+    model = isotropic()
     assert_same(torch.compile(model, fullgraph=True), model, 4)
 
 
@@ -113,7 +112,7 @@ def test_a_compiled_training_step_is_the_eager_one():
 
 # ---- torch.export and ONNX ---------------------------------------------------------------------
 
-MODELS = {"pyramid": pyramid, "digits": digits}
+MODELS = {"pyramid": pyramid, "isotropic": isotropic}
 ANY_BATCH = ({0: torch.export.Dim.DYNAMIC},)
 
 
@@ -130,8 +129,7 @@ def test_exported_for_batches_of_any_size(name):
 # torch.export.load of torch 2.11 makes tensors of read-only bytes; later torch does not.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_an_exported_program_is_saved_and_loaded(tmp_path):
-    torch.manual_seed(0)
-    model = settled(VisionGnn(SMALL, 5, norm="layer"))
+    model = isotropic("layer")
     program = export(model)
     torch.export.save(program, tmp_path / "model.pt2")
     assert_same(torch.export.load(tmp_path / "model.pt2").module(), model, 5)
@@ -144,7 +142,7 @@ def test_onnx_for_batches_of_any_size(name, tmp_path):
     """In onnxruntime, after a way through a file."""
     onnxruntime = pytest.importorskip("onnxruntime")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    model = pyramid(ONNX_AGGREGATORS) if name == "pyramid" else digits()
+    model = pyramid(ONNX_AGGREGATORS) if name == "pyramid" else isotropic()
     program = torch.onnx.export(
         model, (images(model, 2),), dynamo=True, dynamic_shapes=ANY_BATCH, verbose=False
     )

@@ -59,14 +59,13 @@ def read_ranks(folder: Path, num_ranks: int = 4) -> list[dict]:
 
 
 def test_two_nodes_of_two_tasks(slurm, tmp_path):
-    done = srun(slurm, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "ok")
+    done = srun(slurm, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "facts")
     assert (done.returncode, done.stderr) == (0, "")
     ranks = read_ranks(tmp_path)
     assert [(r["rank"], r["local_rank"]) for r in ranks] == [(0, 0), (1, 1), (2, 0), (3, 1)]
     assert [r["node"] for r in ranks] == ["node1", "node1", "node2", "node2"]
     assert {r["launcher"] for r in ranks} == {"srun"}
     assert {r["local_world_size"] for r in ranks} == {2}
-    assert {r["total"] for r in ranks} == {6.0}
     assert len({r["run_id"] for r in ranks}) == 1
 
 
