@@ -1,5 +1,6 @@
 """Settings of every test, and which tests stay together when `-n 3` runs them on three workers."""
 
+import os
 from functools import cache
 
 import pytest
@@ -45,6 +46,19 @@ def _server_and_operators():
     """Before the first test: compiling is in no rank's time and told among no command's words."""
     start_server()
     library()
+
+
+@cache
+def give_way() -> None:
+    """Let worlds of ranks have the cores first, for the rest of this process."""
+    os.nice(3)
+
+
+@pytest.fixture(autouse=True)
+def _worlds_come_first(request: pytest.FixtureRequest):
+    """The worker that starts ranks is the last to end; tests dealt out one by one fill the gaps."""
+    if "PYTEST_XDIST_WORKER" in os.environ and not group(request.node.nodeid.partition("::")[0]):
+        give_way()
 
 
 @pytest.fixture(autouse=True)

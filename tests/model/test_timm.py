@@ -119,6 +119,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.timm
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", VIG_SHAPES)
 def test_timms_own_tests_pass(outcomes, name):
     own = {function: outcome for (function, model), outcome in outcomes.items() if model == name}
@@ -129,6 +130,7 @@ def test_timms_own_tests_pass(outcomes, name):
 
 
 @pytest.mark.timm
+@pytest.mark.heavy
 def test_timms_own_tests_are_the_ones_meant(outcomes):
     functions = {function for function, _ in outcomes}
     assert {model for _, model in outcomes} == set(VIG_SHAPES)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.world import run_command, start_command
 from vigpipe.ops import compiler
 
@@ -17,6 +19,7 @@ compiler._FLAGS = (*compiler._FLAGS, "-O0")
 print(ops.versions("cpu")["knn"])
 """
 USE = """
+import pytest
 import torch
 from vigpipe import ops
 from vigpipe.ops import compiler
@@ -90,6 +93,7 @@ def test_other_sources_flags_or_processors_have_another_name(monkeypatch):
     assert len(names) == 3
 
 
+@pytest.mark.heavy
 def test_sanitizers_find_nothing(tmp_path):
     """Every operator over odd sizes, in buffers that end where the tensors do."""
     program = tmp_path / "sanitized"
