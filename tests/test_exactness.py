@@ -66,7 +66,7 @@ def on_ranks(configs, world_size, num_train=42) -> list[Trace]:
 
 
 def schedules_of(stages: int, dp: int, norm: str, dtype: str) -> list[str]:
-    """The order of the micro-batches is that of the schedule, whatever their dtype."""
+    """Schedules differ in the order of micro-batches only: 1f1b on two layouts, of two kinds."""
     on_these_ranks = (stages, dp) in ((4, 1), (2, 2))
     of_these_kinds = (norm, dtype) in (("batch", "float32"), ("layer", "float64"))
     return ["gpipe", "1f1b"] if on_these_ranks and of_these_kinds else ["gpipe"]
