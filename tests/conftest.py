@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -57,7 +58,7 @@ def give_way() -> None:
 @pytest.fixture(autouse=True)
 def _worlds_come_first(request: pytest.FixtureRequest):
     """The worker that starts ranks is the last to end; tests dealt out one by one fill the gaps."""
-    if "PYTEST_XDIST_WORKER" in os.environ and not group(request.node.nodeid.partition("::")[0]):
+    if is_xdist_worker(request) and not group(request.node.nodeid.partition("::")[0]):
         give_way()
 
 

@@ -57,7 +57,7 @@ def batches_of(split, share, order=None, **options):
     return list(batches)
 
 
-# ---- the share --------------------------------------------------------------------------------
+# ---- the share ------------------------------------------------------------------------------
 
 
 def test_ten_samples_on_two_replicas_of_two_micro_batches():
@@ -268,10 +268,8 @@ def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
     num_samples, batch_size, num_microbatches, num_replicas = case
     mix = Mix(0.8, 0.0, 0.1, 60, (1, 1), seed=4)
     for r in range(num_replicas):
-        split, share = (
-            RecordingSplit(num_samples),
-            Share(batch_size, num_microbatches, num_replicas, r),
-        )
+        split = RecordingSplit(num_samples)
+        share = Share(batch_size, num_microbatches, num_replicas, r)
         split.labels = np.arange(num_samples)
         options = {"mix": mix, "first_step": step, "dtype": torch.float64}
         ((both,), (first,), (last,)) = (

@@ -89,7 +89,10 @@ def test_compiled_in_one_graph():
     assert_same(torch.compile(model, fullgraph=True, backend="aot_eager"), model, 4)
 
 
+# Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.heavy
+@pytest.mark.inductor
 def test_compiled_by_inductor():
     model = isotropic()
     assert_same(torch.compile(model, fullgraph=True), model, 4)

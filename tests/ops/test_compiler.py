@@ -19,7 +19,6 @@ compiler._FLAGS = (*compiler._FLAGS, "-O0")
 print(ops.versions("cpu")["knn"])
 """
 USE = """
-import pytest
 import torch
 from vigpipe import ops
 from vigpipe.ops import compiler
