@@ -239,6 +239,8 @@ def test_only_what_another_start_can_help_is_requeued(slurm, tmp_path, code, kin
         wait_until(lambda: job.tells("vigpipe.train"), GUARD, "it starts")
         wait_until(lambda: job.facts()["JobState"] in ("FAILED", "PENDING"), GUARD, "it ends")
         facts = job.facts()
+        if requeued:  # a word of the shell, which outlives the job's state
+            wait_until(lambda: job.tells("is requeued"), GUARD, "it says so")
     assert facts["Restarts"] == ("1" if requeued else "0")
     assert job.tells("is requeued") == requeued
     line = "-m vigpipe.train --lr=0.1 * 2 --out a folder $(false) --resume auto"

@@ -36,7 +36,7 @@ def start(tmp_path):
         commands = {
             "srun": f"{rank}\nexit {code}",
             "squeue": "echo RUNNING",
-            "scontrol": 'echo "scontrol $@"',
+            "scontrol": 'echo "scontrol $@"\nkill -TERM $$ $PPID',  # as a requeue does
         }
         for name, body in commands.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
