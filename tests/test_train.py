@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.test_cli import make_pictures
-from tests.world import ROOT, run_command, run_ranks, start_command, wait_until
+from tests.world import PROMPT, ROOT, run_command, run_ranks, start_command, wait_until
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
@@ -334,7 +334,7 @@ def test_an_exception_on_one_rank_ends_all_within_ten_seconds(tmp_path):
     script.write_text(BROKEN)
     line = [sys.executable, str(script), str(tmp_path), "train", *FOUR_RANKS, "--out", str(out)]
     done = run_command(line)
-    assert time.time() - (tmp_path / "broke").stat().st_mtime < 10
+    assert time.time() - (tmp_path / "broke").stat().st_mtime < PROMPT
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "rank 2: RuntimeError: the disk of rank 2 is gone"
     assert done.stderr.count("Traceback") == 1
@@ -384,7 +384,7 @@ def test_ctrl_c_ends_all_ranks_in_silence(workers, tmp_path):
     line += ["--workers", str(workers)]
     with start_command([*line, "--out", str(tmp_path)]) as command:
         metrics = tmp_path / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and metrics.read_text(), 60, "the first step")
+        wait_until(lambda: metrics.exists() and metrics.read_text(), "the first step")
         os.killpg(command.popen.pid, signal.SIGINT)  # a terminal sends it to everybody
-        done = command.wait(10)  # and nothing is left
+        done = command.wait()  # and nothing is left
     assert (done.returncode, done.stderr) == (130, "")

@@ -124,7 +124,7 @@ def test_a_command_ends_with_its_own_code_or_signal(fresh):
             line = [sys.executable, "-c", f"import atexit, os, signal, sys; "
                     f"atexit.register(print, 'at exit'); print('out'); {end}"]  # fmt: skip
             begun[end] = stack.enter_context(start_command(line, fresh=fresh))
-        done = {end: command.wait(60) for end, command in begun.items()}
+        done = {end: command.wait() for end, command in begun.items()}
     assert {end: ended.returncode for end, ended in done.items()} == ENDS
     for end in list(ENDS)[:5]:
         assert done[end].stdout == "out\nat exit\n"
@@ -199,11 +199,11 @@ if __name__ == "__main__":
 def test_the_server_and_its_commands_end_when_the_tests_are_killed():
     with start_command([sys.executable, "-c", STARTER], fresh=True) as command:
         told = command.folder / "stdout"
-        wait_until(lambda: told.read_text().endswith("\n"), 60, "a server with a command runs")
+        wait_until(lambda: told.read_text().endswith("\n"), "a server with a command runs")
         others = [Path("/proc", pid) for pid in told.read_text().split()]
         assert all(path.exists() for path in others)
         command.popen.send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(path.exists() for path in others), 10, "they are gone")
+        wait_until(lambda: not any(path.exists() for path in others), "they are gone")
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -22,7 +22,8 @@ from typing import Any
 from tests.warm import TOKEN_VARIABLE, ForkedPython, means_python, server, start_python
 
 ROOT = Path(__file__).parents[1]
-GUARD = 300.0  # seconds to wait for what a test needs before it begins; nothing takes as long
+GUARD = 300.0  # seconds to wait for an event; nothing takes as long, however busy the machine is
+PROMPT = 25.0  # seconds that are "at once": far below the minute after which silent peers are left
 _EXITING = 4  # PF_EXITING of Linux, in a process's flags
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
 
@@ -185,13 +186,13 @@ class Command:
                     found.append(int(path.parent.name))
         return sorted(set(found))
 
-    def wait(self, timeout: float) -> "subprocess.CompletedProcess[str]":
+    def wait(self, timeout: float = GUARD) -> "subprocess.CompletedProcess[str]":
         """Wait for its end; all it started must be gone then."""
         code = self.popen.wait(timeout)
         wait_until(
             lambda: not self.processes() and not some_process_is_exiting(),
-            5,
             "no process of the command is left",
+            timeout,
         )
         stdout, stderr = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(self.popen.args, code, stdout, stderr)
@@ -282,7 +283,7 @@ def run_command(
         return command.wait(timeout)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = GUARD) -> None:
     """Look again and again until the condition holds; fail with `what` when time is up."""
     deadline = time.monotonic() + seconds
     while not condition():

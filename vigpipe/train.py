@@ -73,7 +73,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     started, config = time.perf_counter(), run.config
     stop_at = parse_stop_before(config.stop_before, os.environ)
     save_and_stop = SaveAndStop(
-        parse_checkpoint_interval(config.checkpoint_every), run.num_steps, stop_at
+        parse_checkpoint_interval(config.checkpoint_every),
+        run.num_steps,
+        stop_at,
+        has_peers=run.layout.world_size > 1,
     )
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
     console = Console(quiet=not rank_state.is_writer, soft_wrap=True, highlight=False)
@@ -157,6 +160,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                 checkpoints.save(loss, is_evaluated)
                 save_and_stop.saved()
             if agreement.stop:
+                save_and_stop.leaves = True
                 return _stop(rank_state, checkpoints, save_and_stop.why, log)
 
     if scores is None:  # the checkpoint was of the last step

@@ -78,7 +78,7 @@ def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
     messages: list[str] = []
     ranks = savers(tmp_path, messages)
     save(ranks[:3], 7)
-    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, 10, "three notes")
+    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, "three notes")
     assert list_checkpoints(tmp_path) == []
     ranks[3].save(manifest(7), {"model/3": torch.zeros(2)})
     finish(ranks)

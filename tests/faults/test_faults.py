@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoint.test_saver import files_of_at_most
-from tests.world import GUARD, run_command, start_command, wait_until
+from tests.world import PROMPT, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.run.record import RunRecord
@@ -108,7 +108,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     noticed = time.time() - float((tmp_path / "done").read_text().split()[1])
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr.splitlines() == ["rank 1 was ended by SIGKILL; out of memory?"]
-    assert noticed < 5  # to the end of the last process; the peer itself notices much earlier
+    assert noticed < PROMPT  # to the end of the last process; the peer itself notices much earlier
     peer = json.loads((folder / "failed-rank0.json").read_text())
     assert (peer["kind"], peer["code"]) == ("lost peer", 70)
     seconds = peer["time"] - float((tmp_path / "done").read_text().split()[1])
@@ -116,7 +116,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
         f"FIGURE killed in {place}: a peer noticed after {seconds:.2f} s, all ended {noticed:.2f}"
     )
     if place != "checkpoint":
-        assert seconds < 1
+        assert seconds < PROMPT
     assert list_checkpoints(folder)[0] == newest  # at most one interval is lost
     rescued = len(list(folder.glob("checkpoints/.rescue-00000004-*/*.json")))
     assert rescued == {str(BOTH): 3, str(REPLICAS): 1}.get(str(layout), 0)  # what the others had
@@ -127,21 +127,19 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
 def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     folder = tmp_path / "run"
     env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
-    began = time.monotonic()
     with start_command(
         faulty("backward:5:1:freeze", layout, folder, "--timeout", "3"), env
     ) as command:
-        wait_until((tmp_path / "done").exists, GUARD, "the rank freezes")
+        wait_until((tmp_path / "done").exists, "the rank freezes")
         at = (tmp_path / "done").read_text().split()[1]
-        wait_until((folder / "failed-rank0.json").exists, 30, "its peer notices")
+        wait_until((folder / "failed-rank0.json").exists, "its peer notices")
         peer = json.loads((folder / "failed-rank0.json").read_text())
         seconds = peer["time"] - float(at)
-        done = command.wait(30)
+        done = command.wait()
     print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 3")
-    assert 2.5 < seconds < 6
+    assert seconds < 3 + PROMPT
     assert done.returncode == 70
     assert "rank 1 answered no more" in done.stderr
-    assert time.monotonic() - began < 90
     goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
@@ -169,11 +167,11 @@ def test_restarts_need_no_hand(unbroken, tmp_path):
     command = line(*TRAIN, *OPTIONS, *STAGES, "--out", str(folder), "--max-restarts", "2")
     with start_command(command, ENV) as running:
         for step in (3, 5):
-            wait_until(lambda s=step: at_step(folder, s), GUARD, f"step {step}")
+            wait_until(lambda s=step: at_step(folder, s), f"step {step}")
             victim = rank_0(folder)
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), 20, "it is gone")
-        done = running.wait(GUARD)
+            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), "it is gone")
+        done = running.wait()
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, from step-0000000" in done.stderr
     is_the_same(folder, unbroken)
@@ -200,11 +198,11 @@ def ended_by_sigterm_to(which, tmp_path):
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder), "--checkpoint-every", "never")
     with start_command(command, ENV) as running:
-        wait_until(lambda: at_step(folder, 3), GUARD, "step 3")
+        wait_until(lambda: at_step(folder, 3), "step 3")
         victim = running.popen.pid if which == "launcher" else rank_0(folder)
         began = time.monotonic()
         os.kill(victim, signal.SIGTERM)
-        done = running.wait(30)
+        done = running.wait()
     return folder, done, time.monotonic() - began
 
 
@@ -213,7 +211,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
     folder, done, seconds = ended_by_sigterm_to(which, tmp_path)
     print(f"FIGURE SIGTERM to a {which}: saved and ended in {seconds:.2f} s")
     assert (done.returncode, done.stderr) == (75, "")
-    assert seconds < 10
+    assert seconds < PROMPT
     assert "got SIGTERM) with a checkpoint in" in done.stdout
     saved = int(list_checkpoints(folder)[0].name[-8:])
     assert saved == max(losses(folder))  # not a step is lost
@@ -222,20 +220,22 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
     folder = tmp_path / "run"
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
-        wait_until(lambda: at_step(folder, 3), GUARD, "step 3")
+        wait_until(lambda: at_step(folder, 3), "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
-        done = running.wait(10)  # fails if something is left
-    print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
+        done = running.wait()  # fails if something is left
+    seconds = time.monotonic() - began
+    print(f"FIGURE launcher killed: all ended in {seconds:.2f} s")
+    assert seconds < PROMPT
     assert done.returncode == -signal.SIGKILL
 
 
 def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     folder = tmp_path / "run"
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
-        wait_until(lambda: at_step(folder, 2), GUARD, "step 2")
+        wait_until(lambda: at_step(folder, 2), "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
-        done = running.wait(20)
+        done = running.wait()
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -280,11 +280,11 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_pat
     folder = tmp_path / "run"
     command = line(*TRAIN, *ENDLESS, "--out", str(folder))
     with start_command(command, ENV) as first:
-        wait_until(lambda: at_step(folder, 2), GUARD, "step 2")
+        wait_until(lambda: at_step(folder, 2), "step 2")
         plain = run_command(command, ENV)
         resumed = run_command([*command, "--resume", "auto"], ENV)
         steps = max(losses(folder))
-        wait_until(lambda: max(losses(folder)) > steps, 20, "the first run goes on")
+        wait_until(lambda: max(losses(folder)) > steps, "the first run goes on")
         assert first.popen.poll() is None
     assert (plain.returncode, resumed.returncode) == (2, 2)
     assert "holds a run already" in plain.stderr
@@ -347,7 +347,7 @@ def test_a_straggler_is_named_and_the_others_are_not(tmp_path):
         return [row for row in rows(folder) if "event" in row]
 
     with start_command(command, ENV):
-        wait_until(lambda: at_step(folder, 25), GUARD, "step 25")
+        wait_until(lambda: at_step(folder, 25), "step 25")
         began = max(losses(folder))
         victim = rank_0(folder)
         deadline = time.monotonic() + 60
@@ -384,11 +384,11 @@ def test_elastic_goes_on_with_the_replicas_that_are_left(tmp_path, unbroken):
     agent += ["-m", "vigpipe.train", "--steps", "40", *ENDLESS[2:], *REPLICAS, "--out", str(folder)]
     agent += ["--elastic", "--resume", "auto", "--checkpoint-every", "2", "--timeout", "10"]
     with start_command(agent, ENV) as first:
-        wait_until(lambda: is_listening(port), GUARD, "the first agent listens")
+        wait_until(lambda: is_listening(port), "the first agent listens")
         with start_command(agent, ENV):
-            wait_until(lambda: at_step(folder, 4), GUARD, "step 4")
+            wait_until(lambda: at_step(folder, 4), "step 4")
         # Leaving the block has killed the second agent and its rank.
-        done = first.wait(GUARD)
+        done = first.wait()
     assert done.returncode == 0, done.stderr[-3000:]
     resumed = [row for row in rows(folder) if row.get("event") == "resumed"]
     assert (

@@ -53,9 +53,9 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_to_us_lets_it_end_in_order(number):
     with start_command([sys.executable, "-c", CODE]) as command:
-        wait_until(lambda: len(command.processes()) == 3, 20, "python, sh and sleep run")
+        wait_until(lambda: len(command.processes()) == 3, "python, sh and sleep run")
         command.popen.send_signal(number)
-        done = command.wait(20)
+        done = command.wait()
     assert done.returncode == 128 + number
     assert done.stderr == "ending\n"
 

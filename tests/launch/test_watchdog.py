@@ -58,7 +58,7 @@ def test_a_rank_that_is_about_to_end_is_gone(tmp_path):
             assert rank.stdout is not None
             rank.stdout.readline()
             stat = Path(f"/proc/{rank.pid}/stat")
-            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", 20, "it ends")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it ends")
             pid_file(tmp_path, 0).write_text(str(rank.pid))
             record_file(tmp_path, 1).touch()
             lost_ranks = LostRanks()

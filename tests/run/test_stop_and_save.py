@@ -1,5 +1,6 @@
 """When a run saves and when it stops: intervals, limits, signals, and clocks that jump."""
 
+import contextlib
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from vigpipe.errors import InputError
 from vigpipe.run.stop_and_save import (
+    ASKS_TO_STOP,
     CheckpointInterval,
     SaveAndStop,
     parse_checkpoint_interval,
@@ -110,6 +112,27 @@ def test_a_signal_is_a_wish_and_ends_nothing(number):
         assert save_and_stop.is_stop_due()
         assert save_and_stop.why == f"process {os.getpid()} got {number.name}"
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("ends", ["by an exception", "to say that it has stopped"])
+def test_a_rank_that_leaves_is_not_ended_by_its_launcher_before_it_has_said_why(ends, handlers):
+    # Launchers send SIGTERM as soon as another rank has ended. It found the default action here,
+    # and a slow rank ended without its record.
+    save_and_stop = SaveAndStop(CheckpointInterval(), 10, has_peers=True)
+    with contextlib.suppress(RuntimeError), save_and_stop:
+        if ends == "by an exception":
+            raise RuntimeError("Connection closed by peer")
+        save_and_stop.leaves = True
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert save_and_stop.why == f"process {os.getpid()} got SIGTERM"
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in ASKS_TO_STOP}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_durations():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import GUARD, ROOT, wait_until
+from tests.world import ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
 
@@ -39,6 +39,7 @@ def cluster():
         "SLURM_LOCAL_PORT": str(free_ports(3)),
         "SLURM_LOCAL_NODES": "2",
         "SLURM_LOCAL_CPUS": "8",
+        "SLURM_LOCAL_KILLWAIT": "30",  # what Slurm comes with: a busy machine needs it
         "SLURM_CONF": str(folder / "slurm.conf"),
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -68,4 +69,4 @@ def slurm(cluster):
 
     if left := jobs():
         subprocess.run(["scancel", *left], env=env, check=True)
-        wait_until(lambda: not jobs(), GUARD, f"jobs {left} are gone")
+        wait_until(lambda: not jobs(), f"jobs {left} are gone")

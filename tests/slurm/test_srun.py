@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import GUARD, ROOT, run_command, wait_until
+from tests.world import ROOT, run_command, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
@@ -117,7 +117,7 @@ def test_the_batch_script_starts_four_ranks(slurm, tmp_path):
     job = run_command([*batch, "--output", str(tmp_path)], env).stdout.strip()
     listed = ["squeue", "--noheader", f"--jobs={job}", "--states=PD,R,CG", "--format=%T"]
     # sbatch --wait looks at long intervals.
-    wait_until(lambda: not run_command(listed, env).stdout.strip(), GUARD, "the job has ended")
+    wait_until(lambda: not run_command(listed, env).stdout.strip(), "the job has ended")
     assert log.read_text() == ""
     ranks = read_ranks(tmp_path)
     assert {r["launcher"] for r in ranks} == {"srun"}

@@ -10,7 +10,7 @@ import torch
 
 from tests.planning.profiles import make_profile
 from tests.test_cli import make_pictures
-from tests.world import GUARD, ROOT, run_command, wait_until
+from tests.world import ROOT, run_command, wait_until
 from vigpipe.config.options import TrainConfig
 from vigpipe.planning.profile import write_profile
 from vigpipe.profiling.measure import cost_options
@@ -39,7 +39,7 @@ def test_every_run_is_a_step_of_the_job(slurm, tmp_path):
     env = {**slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert run_command([*batch, *options], env).returncode == 0
     # sbatch --wait looks at long intervals; the folder is the last that the command prints.
-    wait_until(lambda: log.exists() and log.read_text().endswith(f"{out}\n"), GUARD, "it has ended")
+    wait_until(lambda: log.exists() and log.read_text().endswith(f"{out}\n"), "it has ended")
     (step,) = steps.read_text().splitlines()
     assert step.startswith("--ntasks=2 --cpus-per-task=1 --kill-on-bad-exit=1 ")
     page = (out / "README.md").read_text(encoding="utf-8")

@@ -103,23 +103,34 @@ class SaveAndStop:
         num_steps: number of steps of the run; if the interval is in steps, the last step is saved
             too.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
+        has_peers: whether a launcher has started other ranks too.
 
     Attributes:
         why: why this rank was asked to stop; empty if it was not.
+        leaves: whether this rank ends when the context does, as it also does after an exception.
     """
 
     def __init__(
-        self, interval: CheckpointInterval, num_steps: int, stop_at: float = math.inf
+        self,
+        interval: CheckpointInterval,
+        num_steps: int,
+        stop_at: float = math.inf,
+        has_peers: bool = False,
     ) -> None:
         self.interval, self.num_steps, self.stop_at = interval, num_steps, stop_at
-        self.why = ""
+        self.has_peers = has_peers
+        self.why, self.leaves = "", False
         self.saved()
 
     def __enter__(self) -> None:
         """Treat SIGTERM and SIGUSR1 as a request to save and stop after the current step."""
         self._handlers = {number: signal.signal(number, self._asked) for number in ASKS_TO_STOP}
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A launcher sends SIGTERM as soon as one rank has ended. It must not end this one before
+        # `launch.failures.run_rank` has said why: the handlers stay until the process is gone.
+        if self.has_peers and (self.leaves or kind is not None):
+            return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
