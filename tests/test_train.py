@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.test_cli import make_pictures
-from tests.world import PROMPT, ROOT, run_command, run_ranks, start_command, wait_until
+from tests.world import ROOT, run_command, run_ranks, start_command, wait_until
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
@@ -334,7 +334,7 @@ def test_an_exception_on_one_rank_ends_all_within_ten_seconds(tmp_path):
     script.write_text(BROKEN)
     line = [sys.executable, str(script), str(tmp_path), "train", *FOUR_RANKS, "--out", str(out)]
     done = run_command(line)
-    assert time.time() - (tmp_path / "broke").stat().st_mtime < PROMPT
+    assert time.time() - (tmp_path / "broke").stat().st_mtime < 10
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "rank 2: RuntimeError: the disk of rank 2 is gone"
     assert done.stderr.count("Traceback") == 1
@@ -386,5 +386,5 @@ def test_ctrl_c_ends_all_ranks_in_silence(workers, tmp_path):
         metrics = tmp_path / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.read_text(), "the first step")
         os.killpg(command.popen.pid, signal.SIGINT)  # a terminal sends it to everybody
-        done = command.wait()  # and nothing is left
+        done = command.wait(10)  # and nothing is left
     assert (done.returncode, done.stderr) == (130, "")

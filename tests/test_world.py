@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.world import ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
+from tests.world import PROMPT, ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -124,7 +124,7 @@ def test_a_command_ends_with_its_own_code_or_signal(fresh):
             line = [sys.executable, "-c", f"import atexit, os, signal, sys; "
                     f"atexit.register(print, 'at exit'); print('out'); {end}"]  # fmt: skip
             begun[end] = stack.enter_context(start_command(line, fresh=fresh))
-        done = {end: command.wait() for end, command in begun.items()}
+        done = {end: command.wait(60) for end, command in begun.items()}
     assert {end: ended.returncode for end, ended in done.items()} == ENDS
     for end in list(ENDS)[:5]:
         assert done[end].stdout == "out\nat exit\n"
@@ -203,11 +203,12 @@ def test_the_server_and_its_commands_end_when_the_tests_are_killed():
         others = [Path("/proc", pid) for pid in told.read_text().split()]
         assert all(path.exists() for path in others)
         command.popen.send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(path.exists() for path in others), "they are gone")
+        wait_until(lambda: not any(path.exists() for path in others), "they are gone", PROMPT)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_run_command_notices_what_is_left_behind(fresh):
+def test_run_command_notices_what_is_left_behind(fresh, monkeypatch):
+    monkeypatch.setattr("tests.world.PROMPT", 5.0)
     code = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     with start_command([sys.executable, "-c", code], fresh=fresh) as command:
         with pytest.raises(AssertionError, match="no process of the command is left"):

@@ -23,7 +23,7 @@ from tests.warm import TOKEN_VARIABLE, ForkedPython, means_python, server, start
 
 ROOT = Path(__file__).parents[1]
 GUARD = 300.0  # seconds to wait for an event; nothing takes as long, however busy the machine is
-PROMPT = 25.0  # seconds that are "at once": far below the minute after which silent peers are left
+PROMPT = 25.0  # seconds for what is left to end; ranks wait a minute for silent peers
 _EXITING = 4  # PF_EXITING of Linux, in a process's flags
 CAUSE_SECONDS = 2.0  # after one rank has failed, how long the others may take to tell why
 
@@ -187,12 +187,12 @@ class Command:
         return sorted(set(found))
 
     def wait(self, timeout: float = GUARD) -> "subprocess.CompletedProcess[str]":
-        """Wait for its end; all it started must be gone then."""
+        """Wait for its end; all it started must be gone soon after."""
         code = self.popen.wait(timeout)
         wait_until(
             lambda: not self.processes() and not some_process_is_exiting(),
             "no process of the command is left",
-            timeout,
+            PROMPT,
         )
         stdout, stderr = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(self.popen.args, code, stdout, stderr)

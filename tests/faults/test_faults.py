@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoint.test_saver import files_of_at_most
-from tests.world import PROMPT, run_command, start_command, wait_until
+from tests.world import run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.run.record import RunRecord
@@ -108,7 +108,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     noticed = time.time() - float((tmp_path / "done").read_text().split()[1])
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr.splitlines() == ["rank 1 was ended by SIGKILL; out of memory?"]
-    assert noticed < PROMPT  # to the end of the last process; the peer itself notices much earlier
+    assert noticed < 5  # to the end of the last process; the peer itself notices much earlier
     peer = json.loads((folder / "failed-rank0.json").read_text())
     assert (peer["kind"], peer["code"]) == ("lost peer", 70)
     seconds = peer["time"] - float((tmp_path / "done").read_text().split()[1])
@@ -116,7 +116,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
         f"FIGURE killed in {place}: a peer noticed after {seconds:.2f} s, all ended {noticed:.2f}"
     )
     if place != "checkpoint":
-        assert seconds < PROMPT
+        assert seconds < 1
     assert list_checkpoints(folder)[0] == newest  # at most one interval is lost
     rescued = len(list(folder.glob("checkpoints/.rescue-00000004-*/*.json")))
     assert rescued == {str(BOTH): 3, str(REPLICAS): 1}.get(str(layout), 0)  # what the others had
@@ -127,6 +127,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
 def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     folder = tmp_path / "run"
     env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
+    began = time.monotonic()
     with start_command(
         faulty("backward:5:1:freeze", layout, folder, "--timeout", "3"), env
     ) as command:
@@ -135,11 +136,16 @@ def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
         wait_until((folder / "failed-rank0.json").exists, "its peer notices")
         peer = json.loads((folder / "failed-rank0.json").read_text())
         seconds = peer["time"] - float(at)
-        done = command.wait()
+        done = command.wait(30)
     print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 3")
-    assert seconds < 3 + PROMPT
+    # The timeout counts from when the peer began to wait, which may be before the rank froze.
+    records = [json.loads(path.read_text()) for path in folder.glob("failed-rank*.json")]
+    first = min(records, key=lambda record: record["time"])
+    assert "Timed out waiting 3000ms" in first["message"]
+    assert seconds < 6
     assert done.returncode == 70
     assert "rank 1 answered no more" in done.stderr
+    assert time.monotonic() - began < 90
     goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
@@ -202,7 +208,7 @@ def ended_by_sigterm_to(which, tmp_path):
         victim = running.popen.pid if which == "launcher" else rank_0(folder)
         began = time.monotonic()
         os.kill(victim, signal.SIGTERM)
-        done = running.wait()
+        done = running.wait(30)
     return folder, done, time.monotonic() - began
 
 
@@ -211,7 +217,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
     folder, done, seconds = ended_by_sigterm_to(which, tmp_path)
     print(f"FIGURE SIGTERM to a {which}: saved and ended in {seconds:.2f} s")
     assert (done.returncode, done.stderr) == (75, "")
-    assert seconds < PROMPT
+    assert seconds < 10
     assert "got SIGTERM) with a checkpoint in" in done.stdout
     saved = int(list_checkpoints(folder)[0].name[-8:])
     assert saved == max(losses(folder))  # not a step is lost
@@ -223,10 +229,8 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
         wait_until(lambda: at_step(folder, 3), "step 3")
         began = time.monotonic()
         os.kill(running.popen.pid, signal.SIGKILL)
-        done = running.wait()  # fails if something is left
-    seconds = time.monotonic() - began
-    print(f"FIGURE launcher killed: all ended in {seconds:.2f} s")
-    assert seconds < PROMPT
+        done = running.wait(10)  # fails if something is left
+    print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
     assert done.returncode == -signal.SIGKILL
 
 
@@ -235,7 +239,7 @@ def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
         wait_until(lambda: at_step(folder, 2), "step 2")
         os.killpg(running.popen.pid, signal.SIGINT)
-        done = running.wait()
+        done = running.wait(20)
     assert (done.returncode, done.stderr) == (130, "")
 
 

@@ -55,7 +55,7 @@ def test_a_signal_to_us_lets_it_end_in_order(number):
     with start_command([sys.executable, "-c", CODE]) as command:
         wait_until(lambda: len(command.processes()) == 3, "python, sh and sleep run")
         command.popen.send_signal(number)
-        done = command.wait()
+        done = command.wait(20)
     assert done.returncode == 128 + number
     assert done.stderr == "ending\n"
 

@@ -102,7 +102,8 @@ class Job:
     def completes(self, folder: Path) -> dict[str, str]:
         """Wait for the end of the run and of all its processes."""
         wait_until((folder / "summary.json").exists, "the run ends")
-        self.command.wait()
+        wait_until(lambda: not self.command.processes(), "its processes end")
+        self.command.wait(1)
         wait_until(lambda: self.facts()["JobState"] == "COMPLETED", "the job is completed")
         return self.facts()
 
@@ -216,10 +217,8 @@ def test_a_cancelled_job_saves_and_stays_so(slurm, tmp_path):
         wait_until(lambda: at_step(folder, 3), "step 3")
         began = time.monotonic()
         subprocess.run(["scancel", job.number], env=job.env, check=True)
-        job.command.wait()
-        seconds = time.monotonic() - began
-        print(f"FIGURE scancel: all ended after {seconds:.2f} s")
-        assert seconds < PROMPT
+        job.command.wait(1)
+        print(f"FIGURE scancel: all ended after {time.monotonic() - began:.2f} s")
         wait_until(lambda: job.facts()["JobState"] == "CANCELLED", "it is cancelled")
     assert not job.tells("is requeued")
     assert list_checkpoints(folder)[0].name == f"step-{max(losses(folder)):08d}"
@@ -294,10 +293,8 @@ def test_a_killed_srun_leaves_nothing_running(slurm, tmp_path, unbroken):
         wait_until(lambda: at_step(folder, 3), "step 3")
         began = time.monotonic()
         running.popen.send_signal(signal.SIGKILL)
-        running.wait()  # fails if something is left
-        seconds = time.monotonic() - began
-        print(f"FIGURE srun killed: all ended after {seconds:.2f} s")
-        assert seconds < PROMPT
+        running.wait(1)  # fails if something is left
+        print(f"FIGURE srun killed: all ended after {time.monotonic() - began:.2f} s")
     run_here(folder, "--resume", "auto")
     is_the_same(folder, unbroken)
 
@@ -332,12 +329,12 @@ def test_a_lost_node_is_noticed_and_the_run_goes_on_without_it(slurm, tmp_path, 
             local(slurm, "fail", "node2")
             record, seconds = peer_of(folder, began)
             # srun itself waits until Slurm has given the node up.
-            wait_until(lambda: names_of(running) == {"srun"}, "only srun is left")
+            wait_until(lambda: names_of(running) == {"srun"}, "only srun is left", PROMPT)
             print(
                 f"FIGURE node lost: noticed after {seconds:.2f} s, "
                 f"ranks ended after {time.time() - began:.2f}"
             )
-            assert seconds < PROMPT
+            assert seconds < 5
             assert (record["kind"], record["code"]) == ("lost peer", 70)
             told = running.folder / "stderr"  # srun hands it on when it likes
             wait_until(lambda: "rank 0 lost a peer: " in told.read_text(), "rank 0 tells")
@@ -363,16 +360,18 @@ def test_a_frozen_node_is_noticed_at_the_timeout(slurm, tmp_path, unbroken):
             local(slurm, "freeze", "node2")
             record, seconds = peer_of(folder, began)
             told = running.folder / "stderr"
-            wait_until(lambda: "task 0: Exited with" in told.read_text(), "rank 0 ends")
+            wait_until(lambda: "task 0: Exited with" in told.read_text(), "rank 0 ends", PROMPT)
             print(
                 f"FIGURE node frozen: noticed after {seconds:.2f} s with --timeout 3, "
                 f"rank 0 ended after {time.time() - began:.2f}"
             )
-            assert seconds < 3 + PROMPT
+            # The timeout counts from when the peer began to wait, perhaps before the rank froze.
+            assert "Timed out waiting 3000ms" in record["message"]
+            assert seconds < 6
             assert (record["kind"], record["code"]) == ("lost peer", 70)
             assert "task 0: Exited with exit code 70" in told.read_text()
             local(slurm, "thaw", "node2")
-            running.wait()  # nothing is left
+            running.wait(20)  # nothing is left
         run_here(folder, "--resume", "auto")
         is_the_same(folder, unbroken)
     finally:
