@@ -1,5 +1,6 @@
 """The command line, and what it says to every wrong use: one sentence, code 2, nothing started."""
 
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.world import ROOT
 from vigpipe.cli import main
+from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.verbs import GraphConfig, PredictConfig
 from vigpipe.model.variants import create_model
@@ -190,8 +192,30 @@ def test_a_world_of_another_size_is_refused(arguments, capsys, monkeypatch):
 def test_a_run_is_never_written_over_another(capsys, here):
     (here / "old").mkdir()
     (here / "old" / "metrics.jsonl").write_text("precious\n")
-    assert "holds a run already" in refused(capsys, "train", "--out", "old")
+    sentence = refused(capsys, "train", "--out", "old")
+    assert "holds metrics.jsonl already; choose another folder, or go on with --res" in sentence
     assert (here / "old" / "metrics.jsonl").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--out", ""], "--out: is empty; leave it out or give a value"),
+        (["train", "--out="], "--out: is empty"),
+        (["train", "--graph", ""], "--graph: is empty"),
+        (["report", "", "--out", "a.html"], "is empty"),
+        (["train", "--out", "a\nb"], r"--out a\nb: has control characters"),
+        (["train", "--data", os.fsdecode(b"caf\xe9")], r"--data caf\xe9: has control characters"),
+        (["train", "--model", "\x1b[2J"], r"--model \x1b[2J: has control characters"),
+    ],
+)
+def test_an_empty_value_and_one_that_cannot_be_kept_are_refused(arguments, message, capsys, here):
+    assert message in refused(capsys, *arguments)
+    assert list(here.iterdir()) == []
+
+
+def test_config_does_not_bring_the_folder_of_the_run_it_is_of(here):
+    assert "out" not in as_toml(TrainConfig(out=here / "old"))
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(capsys, here):

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.config import Dict
 
 import vigpipe
 from vigpipe.bench.options import (
+    FILES,
     CheckpointBench,
     CutsBench,
     EmulateBench,
@@ -26,6 +27,8 @@ from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
+from vigpipe.files.names import escaped, is_plain
+from vigpipe.run.folder import RUN_FILES
 from vigpipe.study.options import StudyConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app = make_app(arguments)
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
-        app.config = (Dict({**verbs, "bench": benches}, source=path), _check_whole_numbers)
+        app.config = (Dict({**verbs, "bench": benches}, source=path), _check_values)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
     except UnusedCliTokensError as error:
@@ -72,15 +75,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _check_whole_numbers(
-    app: App, commands: tuple[str, ...], arguments: ArgumentCollection
-) -> None:
-    """Raise InputError for a fraction where a count belongs; cyclopts would round it."""
+def _check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Raise InputError for values that cyclopts would take in another sense than the user's.
+
+    An empty path would be the current folder, a fraction would be rounded to a count, and what is
+    not text on one line could not be kept in config.toml.
+    """
     for argument in arguments:
-        if argument.hint is int or int in get_args(argument.hint):
-            for token in argument.tokens:
-                if re.fullmatch(r"[+-]?[0-9]*\.[0-9]*", token.value.strip()):
-                    raise InputError(f"{argument.name} {token.value}: must be a whole number")
+        is_count = argument.hint is int or int in get_args(argument.hint)
+        for token in argument.tokens:
+            if not token.value and token.implicit_value is UNSET:
+                raise InputError(f"{argument.name}: is empty; leave it out or give a value")
+            if argument.name.startswith("-") and not is_plain(token.value):
+                raise InputError(
+                    f"{argument.name} {escaped(token.value)}: has control characters, or bytes "
+                    "that are not UTF-8; give text on one line"
+                )
+            if is_count and re.fullmatch(r"[+-]?[0-9]*\.[0-9]*", token.value.strip()):
+                raise InputError(f"{argument.name} {token.value}: must be a whole number")
 
 
 def make_app(arguments: list[str]) -> App:
@@ -101,7 +113,7 @@ def make_app(arguments: list[str]) -> App:
         """Train a model; `python -m vigpipe.train` is the same."""
         from vigpipe.start import run_on_ranks
 
-        return run_on_ranks(config, arguments, "vigpipe.train:train", trains=True)
+        return run_on_ranks(config, arguments, "vigpipe.train:train", RUN_FILES, trains=True)
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
@@ -115,9 +127,8 @@ def make_app(arguments: list[str]) -> App:
 
         if compare_steps < 1:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
-        return run_on_ranks(
-            config, arguments, "vigpipe.commands.check:check", {"num_steps": compare_steps}
-        )
+        steps = {"num_steps": compare_steps}
+        return run_on_ranks(config, arguments, "vigpipe.commands.check:check", ["check.txt"], steps)
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
@@ -129,7 +140,9 @@ def make_app(arguments: list[str]) -> App:
         if config.test_batches < 1:
             raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
         batches = {"num_test_batches": config.test_batches}
-        return run_on_ranks(config, arguments, "vigpipe.commands.time:time_steps", batches)
+        return run_on_ranks(
+            config, arguments, "vigpipe.commands.time:time_steps", RUN_FILES, batches
+        )
 
     @app.command
     def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008
@@ -151,7 +164,7 @@ def make_app(arguments: list[str]) -> App:
 
         Args:
             runs: folders of runs.
-            out: the page.
+            out: the .html file to write; an earlier page is replaced, nothing else is.
         """
         from vigpipe.report.page import write_report
 
@@ -188,17 +201,18 @@ def make_app(arguments: list[str]) -> App:
     app.command(weights)
 
     @weights.command
-    def convert(source: Path, target: Path, /) -> None:
+    def convert(source: Path, target: Path, /, *, overwrite: bool = False) -> None:
         """Write published weights anew as safetensors that say which model they are of.
 
         Args:
             source: a torch or safetensors file, of the reference code, mmpretrain or vigpipe.
             target: the .safetensors file to write.
+            overwrite: replace the target if it is there.
         """
         from vigpipe.model.identify import convert as write
         from vigpipe.model.weights import read_weights
 
-        name = write(source, target)
+        name = write(source, target, overwrite=overwrite)
         print(f"{target}: {name}, {len(read_weights(target))} tensors")
 
     checkpoint = App(name="checkpoint", help="Look at what a run has saved.")
@@ -227,36 +241,36 @@ def make_app(arguments: list[str]) -> App:
         return verify_all(places, print)
 
     @checkpoint.command
-    def export(place: Path, target: Path, /, *, ema: bool = False) -> None:
+    def export(place: Path, target: Path, /, *, ema: bool = False, overwrite: bool = False) -> None:
         """Write the weights of a checkpoint as one safetensors file.
 
         Args:
             place: a checkpoint, or a run, whose newest one is meant.
             target: the .safetensors file to write.
             ema: write the moving average of the weights, which a run with --ema keeps.
+            overwrite: replace the target if it is there.
         """
         from vigpipe.commands.checkpoint import export as write
 
-        print(f"{target}: weights of {write(place, target, ema)}")
+        print(f"{target}: weights of {write(place, target, ema=ema, overwrite=overwrite)}")
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)
 
+    def run_bench(config: PipelineBench, work: str) -> int:
+        from vigpipe.start import run_on_ranks
+
+        return run_on_ranks(config, arguments, work, FILES, {"num_repeats": config.repeats})
+
     @bench.command
     def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
         """Time the stages of a pipeline against the same micro-batches on one stage."""
-        from vigpipe.start import run_on_ranks
-
-        repeats = {"num_repeats": config.repeats}
-        return run_on_ranks(config, arguments, "vigpipe.bench.pipeline:bench_pipeline", repeats)
+        return run_bench(config, "vigpipe.bench.pipeline:bench_pipeline")
 
     @bench.command
     def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
         """Time the ways to add gradients up over replicas: --sync ddp, drain and double."""
-        from vigpipe.start import run_on_ranks
-
-        repeats = {"num_repeats": config.repeats}
-        return run_on_ranks(config, arguments, "vigpipe.bench.sync:bench_sync", repeats)
+        return run_bench(config, "vigpipe.bench.sync:bench_sync")
 
     @bench.command
     def emulate(*, config: EmulateOptions) -> int:
@@ -268,18 +282,12 @@ def make_app(arguments: list[str]) -> App:
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008
         """Compare predicted steps with measured ones, over layouts of one and two ranks."""
-        from vigpipe.start import run_on_ranks
-
-        repeats = {"num_repeats": config.repeats}
-        return run_on_ranks(config, arguments, "vigpipe.bench.predict:bench_predict", repeats)
+        return run_bench(config, "vigpipe.bench.predict:bench_predict")
 
     @bench.command
     def cuts(*, config: CutsOptions = CutsBench()) -> int:  # noqa: B008
         """Try every cut in two stages, and see how good the planner's is."""
-        from vigpipe.start import run_on_ranks
-
-        repeats = {"num_repeats": config.repeats}
-        return run_on_ranks(config, arguments, "vigpipe.bench.cuts:bench_cuts", repeats)
+        return run_bench(config, "vigpipe.bench.cuts:bench_cuts")
 
     @bench.command
     def ops(*, config: OpsOptions = OpsBench()) -> None:  # noqa: B008
@@ -305,10 +313,7 @@ def make_app(arguments: list[str]) -> App:
     @bench.command(name="checkpoint")
     def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008
         """Time steps with and without a checkpoint that is written beside them."""
-        from vigpipe.start import run_on_ranks
-
-        repeats = {"num_repeats": config.repeats}
-        return run_on_ranks(config, arguments, "vigpipe.bench.saving:bench_checkpoint", repeats)
+        return run_bench(config, "vigpipe.bench.saving:bench_checkpoint")
 
     @bench.command
     def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008

@@ -32,9 +32,9 @@ def run_on_ranks(
     config: TrainConfig,
     arguments: Sequence[str],
     work: str,
+    writes: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     *,
-    makes_folder: bool = True,
     trains: bool = False,
 ) -> int:
     """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
@@ -47,8 +47,8 @@ def run_on_ranks(
         arguments: the command line after `python -m vigpipe`, for ranks that are started here.
         work: what a rank does, as "module:function"; it returns the exit code, None for 0. Only the
             ranks import it: a process that starts ranks must not wait for these imports.
+        writes: names of what the work writes into the output folder; without any, none is made.
         options: further keyword arguments for work.
-        makes_folder: whether the work needs an output folder.
         trains: whether this is a training run, which may be saved and resumed, and in which no rank
             waits long for another.
 
@@ -71,7 +71,7 @@ def run_on_ranks(
     # The ranks learn the name of a default folder only when they have met.
     failures = [config.out] if config.out is not None and launch.world_size > 1 else []
     return run_rank(
-        lambda: _run(config, arguments, work_as_rank, launch, makes_folder, trains, failures),
+        lambda: _run(config, arguments, work_as_rank, launch, writes, trains, failures),
         launch,
         failures,
     )
@@ -82,7 +82,7 @@ def _run(
     arguments: Sequence[str],
     work: Callable[["Run", int, "torch.device", Path], int | None],
     launch: "Launch",
-    makes_folder: bool,
+    writes: Sequence[str],
     trains: bool,
     failures: list[Path],
 ) -> int:
@@ -122,10 +122,11 @@ def _run(
             run = prepare(config, run.dtype)
         world_size = launch.world_size
     goes_on = config.resume == "auto" or (config.resume is not None and _has_saved_nothing(config))
+    advice = ", or go on with --resume auto" if trains else ""
     if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
         choose_device(config.device, 0, world_size)
-        if makes_folder:
-            folder = make_output_folder(config.out, goes_on)
+        if writes:
+            folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
             config = replace(config, out=folder)
         threads = threads_per_rank(config.threads, world_size, os.environ)
@@ -133,8 +134,8 @@ def _run(
 
     device = set_up_device(config, run, launch)
     folder = Path()
-    if makes_folder and launch.rank == 0:
-        folder = make_output_folder(config.out, goes_on)
+    if writes and launch.rank == 0:
+        folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
         lock(folder)
         # An earlier run may have had more ranks. One rank alone has not removed its own record
         # either, because it learns its folder only now.
@@ -150,7 +151,7 @@ def _run(
             },
             world_size,
         )
-    if makes_folder and folder not in failures:
+    if writes and folder not in failures:
         failures.append(folder)
     if config.skip_bad_images:
         run = prepare(config, run.dtype, _bad_images(run, launch.rank))

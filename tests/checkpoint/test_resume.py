@@ -291,7 +291,9 @@ def test_the_verbs(whole, tmp_path, capsys):
     target = tmp_path / "w.safetensors"
     assert main(["checkpoint", "export", str(whole), str(target)]) == 0
     assert target.read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert main(["checkpoint", "export", str(whole), str(target), "--ema"]) == 0
+    assert main(["checkpoint", "export", str(whole), str(target), "--ema"]) == 2
+    assert target.read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert main(["checkpoint", "export", str(whole), str(target), "--ema", "--overwrite"]) == 0
     assert target.read_bytes() == (whole / "model-ema.safetensors").read_bytes()
     damaged = Path(shutil.copytree(list_checkpoints(whole)[0], tmp_path / "step-00000008"))
     flip(damaged / "stage0-replica0.safetensors")
@@ -300,4 +302,5 @@ def test_the_verbs(whole, tmp_path, capsys):
     assert f"{damaged}/stage0-replica0.safetensors: its SHA-256" in capsys.readouterr().out
     assert main(["checkpoint", "list", str(tmp_path / "nowhere")]) == 2
     assert main(["checkpoint", "verify"]) == 2
-    assert main(["checkpoint", "export", str(damaged), str(target)]) == 2
+    assert main(["checkpoint", "export", str(damaged), str(target), "--overwrite"]) == 2
+    assert target.read_bytes() == (whole / "model-ema.safetensors").read_bytes()

@@ -120,7 +120,9 @@ WRONG = {
     ),
     "a graph that does not exist": ([*LINE, "--graph", "ring"], ["ring", "knn"]),
     "a picture of another kind": ([*LINE, "--out", "graph.jpeg"], ["graph.jpeg", ".png"]),
-    "a folder that does not exist": ([*LINE, "--out", "no/graph.png"], ["no/graph.png", "written"]),
+    "a file for a folder": ([*LINE, "--out", "a.png/b.png"], ["a.png/b.png", "cannot be written"]),
+    "another's picture": ([*LINE, "--out", "a.png"], ["a.png", "did not write it"]),
+    "a device": ([*LINE, "--out", "null.png"], ["null.png", "is a symbolic link"]),
     "an image size in words": ([*LINE, "--image-size", "big"], ["--image-size big"]),
 }  # fmt: skip
 
@@ -128,6 +130,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_use_is_told_in_one_sentence(what, capsys, here):
     (here / "text.png").write_text("no image")
+    (here / "null.png").symlink_to("/dev/null")
     before = sorted(here.iterdir())
     arguments, words = WRONG[what]
     sentence = refused(capsys, *arguments)

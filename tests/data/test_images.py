@@ -13,6 +13,7 @@ from PIL import Image
 
 from vigpipe.data import images
 from vigpipe.errors import InputError
+from vigpipe.files.names import is_plain
 
 RED, GREEN = (250, 10, 20), (10, 200, 30)
 
@@ -243,6 +244,16 @@ def test_linked_class_folders_are_followed_and_loops_are_not(tmp_path):
     (tmp_path / "elsewhere" / "up").symlink_to(tmp_path)
     # `up` leads to elsewhere/ and train/cat/ too, both already seen.
     assert images.list_classes(classes) == {"cat": [classes / "cat" / "1.png"]}
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\nb", b"\x1b[2J", "\u202egnp".encode()])
+def test_a_class_whose_name_cannot_be_kept_or_printed_is_refused(name, tmp_path):
+    # The name goes into the weights file: the whole training ran, and then they were lost.
+    png(tmp_path / "cat" / "a.png")
+    png(tmp_path / os.fsdecode(name) / "b.png")
+    with pytest.raises(InputError, match=r"the class folder .* has control characters") as caught:
+        images.list_classes(tmp_path)
+    assert is_plain(str(caught.value))
 
 
 def test_an_empty_class_and_a_folder_without_classes_are_errors(tmp_path):

@@ -291,7 +291,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tmp_pat
         wait_until(lambda: max(losses(folder)) > steps, "the first run goes on")
         assert first.popen.poll() is None
     assert (plain.returncode, resumed.returncode) == (2, 2)
-    assert "holds a run already" in plain.stderr
+    assert "holds config.toml already" in plain.stderr
     assert f"another run is writing to it (process {first.popen.pid} on " in resumed.stderr
 
 

@@ -532,7 +532,7 @@ def test_a_converted_file_holds_the_same_and_says_what_it_is(name, tmp_path):
     source, target = tmp_path / "w.pth", tmp_path / "w.safetensors"
     torch.save({"state_dict": ported(state)}, source)
     target.write_bytes(b"older")
-    assert convert(source, target) == name
+    assert convert(source, target, overwrite=True) == name
     assert equal(load_file(target), state)
     with safe_open(target, "pt") as file:
         assert file.metadata() == {
@@ -562,13 +562,15 @@ def test_the_source_is_never_written_over(tmp_path):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("w.pth", "call it w.safetensors"),
-        ("missing/w.safetensors", "cannot be written"),
+        ("w.pth", r"must end in \.safetensors, but ends in '\.pth'"),
+        ("w.safetensors/w.safetensors", "cannot be written"),
+        ("old.safetensors", "is there already; choose another name or add --overwrite"),
         ("folder.safetensors", "is a folder"),
     ],
 )
 def test_a_target_that_cannot_be_is_one_sentence(target, message, tmp_path):
     (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "old.safetensors").touch()
     save_file(published("vig_digits"), tmp_path / "w.safetensors")
     with pytest.raises(InputError, match=message):
         convert(tmp_path / "w.safetensors", tmp_path / target)
@@ -585,6 +587,6 @@ def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):
 
     monkeypatch.setattr("vigpipe.model.identify.save_file", fails)
     with pytest.raises(InputError, match="No space left"):
-        convert(tmp_path / "w.safetensors", target)
+        convert(tmp_path / "w.safetensors", target, overwrite=True)
     assert target.read_bytes() == b"older"
     assert {path.name for path in tmp_path.iterdir()} == {"w.safetensors", "new.safetensors"}

@@ -70,10 +70,21 @@ def test_runs_without_timing_and_without_end_are_shown_with_what_they_have(tmp_p
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):
     run = write_run(tmp_path / "run", timed=False)
-    for out in (tmp_path, run / "config.toml" / "report.html"):
-        with pytest.raises(InputError, match=r"--out .*: cannot be written") as caught:
+    folder, theirs = tmp_path / "folder.html", tmp_path / "theirs.html"
+    folder.mkdir()
+    theirs.write_text("<p>precious</p>")
+    for out, reason in (
+        (tmp_path / "page", r"must end in \.html"),
+        (folder, "is a folder"),
+        (theirs, "is there already, and this command did not write it"),
+        (run / "config.toml" / "report.html", "cannot be written"),
+    ):
+        with pytest.raises(InputError, match=rf"--out .*: {reason}") as caught:
             write_report([run], out)
         assert str(out) in str(caught.value)
+    assert theirs.read_text() == "<p>precious</p>"
+    for _ in range(2):  # its own page is made again
+        write_report([run], tmp_path / "report.html")
 
 
 def test_text_of_files_never_becomes_markup(tmp_path):

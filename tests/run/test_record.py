@@ -1,6 +1,7 @@
 """The files of a run."""
 
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -14,31 +15,40 @@ from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import commit, provenance
 from vigpipe.run.record import RunRecord
 
+NAMES = ("config.toml", "metrics.jsonl", "checkpoints")
+
 
 def test_a_run_goes_to_runs_and_the_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = make_output_folder(None)
+    folder = make_output_folder(None, NAMES)
     assert folder.is_dir()
     assert re.fullmatch(r"runs/[0-9]{8}-[0-9]{6}(-[0-9]+)?", str(folder))
 
 
 def test_a_folder_is_made_with_its_parents_and_left_empty(tmp_path):
-    folder = make_output_folder(tmp_path / "a" / "b")
+    folder = make_output_folder(tmp_path / "a" / "b", NAMES)
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_may_hold_other_things_but_no_run(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    assert make_output_folder(tmp_path) == tmp_path
+    assert make_output_folder(tmp_path, NAMES) == tmp_path
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match="holds a run already"):
-        make_output_folder(tmp_path)
+    with pytest.raises(InputError, match=r"holds metrics\.jsonl already; choose another folder$"):
+        make_output_folder(tmp_path, NAMES)
+    assert make_output_folder(tmp_path, NAMES, goes_on=True) == tmp_path
+
+
+def test_what_goes_on_replaces_files_only(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: is a pipe, where a file"):
+        make_output_folder(tmp_path, NAMES, goes_on=True)
 
 
 def test_a_folder_where_a_file_is_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot be written \(.+\); choose another folder"):
-        make_output_folder(tmp_path / "file")
+        make_output_folder(tmp_path / "file", NAMES)
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_added(tmp_path):

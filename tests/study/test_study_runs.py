@@ -101,7 +101,7 @@ def test_an_error_of_the_other_process_is_ours(small):
 def test_results_are_not_overwritten(small):
     small.out.mkdir()
     (small.out / "rows.csv").touch()
-    with pytest.raises(InputError, match="holds results already"):
+    with pytest.raises(InputError, match=r"holds rows\.csv already"):
         run_study(small, [])
 
 

@@ -16,6 +16,7 @@ from vigpipe.errors import InputError
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import format_versions, this_command
 
+FILES = ("README.md", "rows.csv", "config.toml", "curve.png")
 NUM_NEIGHBOURS = 10
 INVERSE_REGULARISATION = 1e-3  # C of the linear classifier, on standardised pixels
 
@@ -30,6 +31,7 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
     Raises:
         InputError: the folder holds no finished run, or its data do not exist any more.
     """
+    folder = make_output_folder(out, FILES)
     rows, summary, options = _read_run(run)
     source = open_source(
         options["data"],
@@ -41,7 +43,6 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         *[(name, row["top1"], row["top5"]) for name, row in _final_scores(rows)],
         *[(name, top1, None) for name, top1 in pixel_baselines(source).items()],
     ]
-    folder = make_output_folder(out)
     _draw(folder / "curve.png", rows, scores)
     table = tabulate(
         [

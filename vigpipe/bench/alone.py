@@ -13,7 +13,7 @@ import torch
 from tabulate import tabulate
 
 from vigpipe import ops
-from vigpipe.bench.options import OpsBench
+from vigpipe.bench.options import FILES, OpsBench
 from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
 from vigpipe.launch.device import choose_device, keep_freed_memory, peak_bytes, synchronize
@@ -27,11 +27,13 @@ def set_up(config: OpsBench) -> torch.device:
     """Set threads and allocator as for a rank, and choose the device.
 
     Raises:
-        InputError: a count is below 1, or the device does not exist.
+        InputError: a count is below 1, the device does not exist, or --out holds a benchmark.
     """
     for name in ("repeats", "threads"):
         if getattr(config, name) < 1:
             raise InputError(f"--{name} {getattr(config, name)}: must be at least 1")
+    if config.out is not None:
+        make_output_folder(config.out, FILES)
     device = choose_device(config.device, 0, 1)
     _set_threads_and_allocator(config.threads)
     return device
@@ -148,7 +150,7 @@ def write_page(
         seconds: seconds of every repeat, by contender.
         device: device of the measurement.
     """
-    folder = make_output_folder(out)
+    folder = make_output_folder(out, FILES)
     print(f"{text}\n\n{tabulate(rows, headers='keys', disable_numparse=True)}\n")
     table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
     (folder / "README.md").write_text(

@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from vigpipe.bench.emulated import write_page
-from vigpipe.bench.options import EmulateBench
+from vigpipe.bench.emulated import PICTURE, write_page
+from vigpipe.bench.options import FILES, EmulateBench
 from vigpipe.bench.overhead import Case, Step, make_case
 from vigpipe.bench.sleeping import SleepingModel, sleep_until
 from vigpipe.data.batches import ReplicaBatch
@@ -74,7 +74,7 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
     cases = list_cases(options, profile)
     needed = max(case.layout.world_size for case in cases)
     if launch.launcher == "alone" and needed > 1:
-        folder = make_output_folder(options.out)
+        folder = make_output_folder(options.out, [*FILES, PICTURE])
         given = ["--out", str(folder)] if options.out is None else []
         return start_local(needed, COMMAND_LINE, [*arguments, *given], threads=1)
     if launch.world_size < needed:
@@ -83,7 +83,7 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
             f"{options.stages} x --dp {options.dp} needs {needed}; start {needed} ranks or ask for "
             "smaller layouts"
         )
-    folder = make_output_folder(options.out) if launch.rank == 0 else Path()
+    folder = make_output_folder(options.out, [*FILES, PICTURE]) if launch.rank == 0 else Path()
     torch.set_num_threads(1)
     longest = max(case.ideal_seconds for case in cases)
     timeout = (

@@ -21,6 +21,7 @@ from vigpipe.bench.overhead import (
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.run.provenance import origin
 
+PICTURE = "overhead.png"
 COLUMNS = (
     "seconds",
     "schedule_seconds",
@@ -63,7 +64,7 @@ def write_page(
         return "\n\n".join(filter(None, [question, *remarks, *tables]))
 
     print(f"{text('simple')}\n")
-    draw(folder / "overhead.png", measured)
+    draw(folder / PICTURE, measured)
     write_profile(profile, folder / "profile.json")
     _write_rows(folder / "rows.csv", steps)
     measured_on = "; ".join(f"{name} {value}" for name, value in profile.facts.items())

@@ -7,6 +7,8 @@ from typing import Literal
 from vigpipe.config.choices import Device, Model
 from vigpipe.config.options import TrainConfig
 
+FILES = ("README.md", "rows.csv", "profile.json", "checkpoints")  # what the benchmarks write
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBench(TrainConfig):

@@ -107,7 +107,7 @@ def bench_soak(options: SoakBench) -> None:
 
 
 def _soak(options: SoakBench) -> None:
-    folder = make_output_folder(options.out)
+    folder = make_output_folder(options.out, ("README.md", "faults.csv", "memory.csv", "run"))
     left_alone = options.unbroken or folder / "unbroken"
     if not (left_alone / "summary.json").exists():
         write_samples(left_alone / "memory.csv", run(left_alone, options, []).samples)

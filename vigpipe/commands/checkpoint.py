@@ -14,6 +14,7 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.errors import DONE, WRONG_INPUT, InputError
+from vigpipe.files.outputs import check_new_file
 
 
 def table_of(run: Path) -> str:
@@ -70,20 +71,22 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
     return code
 
 
-def export(place: Path, target: Path, ema: bool = False) -> Path:
+def export(place: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> Path:
     """Write the weights of a checkpoint as one file, which also describes its model.
 
     Args:
         place: a checkpoint, or a run, whose newest checkpoint is taken.
         target: the .safetensors file to write.
         ema: whether to write the moving average of the weights instead.
+        overwrite: whether the file may be replaced if it is there.
 
     Returns:
-        The checkpoint that was read.
+        A sentence that says what was written.
 
     Raises:
         InputError: the checkpoint is damaged, has no moving average, or the file cannot be written.
     """
+    check_new_file(target, "", (".safetensors",), overwrite=overwrite)
     checkpoint = checkpoints_at(place)[0]
     manifest = verify(checkpoint)
     where = tensor_names(checkpoint, manifest)

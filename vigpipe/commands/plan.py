@@ -14,10 +14,18 @@ from tabulate import tabulate
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import write_atomically
+from vigpipe.files.outputs import check_new_file
 from vigpipe.launch.environment import from_environment, threads_per_rank
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.explain import explain
-from vigpipe.planning.profile import Profile, check_options, read_profile, write_profile
+from vigpipe.planning.profile import (
+    PROFILE_MARK,
+    Profile,
+    check_options,
+    read_profile,
+    write_profile,
+)
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Proposal, Request
 from vigpipe.profiling.measure import (
@@ -28,11 +36,11 @@ from vigpipe.profiling.measure import (
 from vigpipe.run.facts import Run
 from vigpipe.schedules import Schedule
 from vigpipe.start import run_on_ranks
-from vigpipe.timing.timeline import draw_timeline
+from vigpipe.timing.timeline import MADE_BY, draw_timeline
 
 _MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
 _CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
-_MARK = "# Made by vigpipe plan"  # marks a file that may be overwritten
+_MARK = "# Made by vigpipe plan"
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BYTES = {
@@ -61,6 +69,10 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    out = plan_file(config)
+    check_new_file(out, "--out ", (".toml",), mark=_MARK.encode(), overwrite=None)
+    for beside, mark in ((profile_beside(out), PROFILE_MARK), (out.with_suffix(".png"), MADE_BY)):
+        check_new_file(beside, "--out ", (beside.suffix,), mark=mark.encode(), overwrite=None)
     launch = from_environment(os.environ)
     num_ranks = launch.world_size
     if launch.launcher == "alone" and config.profile is None and config.stages * config.dp > 1:
@@ -71,8 +83,7 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
         one_stage,
         arguments,
         "vigpipe.commands.plan:propose",
-        {"config": config},
-        makes_folder=False,
+        options={"config": config},
     )
 
 
@@ -102,10 +113,10 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
         return
     profile = with_network(profile, config)
     best, *others = search(profile, request)
-    out = config.out or Path("stages") / f"{config.model}-{config.stages}.toml".replace("_", "-")
+    out = plan_file(config)
     write_plan(best, profile, request, config, out)
     if config.profile is None:
-        write_profile(profile, out.with_suffix(".profile.json"))
+        write_profile(profile, profile_beside(out))
     picture = out.with_suffix(".png")
     draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
     print(_table([best, *others[:1]], request))
@@ -117,6 +128,17 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     if config.explain:
         print(explain(profile, request, best))
     print(f"{out}, {picture}; use it with {_command(best, config, out)}")
+
+
+def plan_file(config: PlanConfig) -> Path:
+    """Return the plan file to write; a picture and a profile lie beside it."""
+    name = f"{config.model}-{config.stages}.toml".replace("_", "-")
+    return config.out or Path("stages") / name
+
+
+def profile_beside(plan: Path) -> Path:
+    """Return the file of the measured costs that lies beside a plan file."""
+    return plan.with_suffix(".profile.json")
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
@@ -149,7 +171,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         )
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)
-        write_profile(profile, path.with_suffix(".profile.json"))
+        write_profile(profile, profile_beside(path))
         proposals = [best]
     dist.broadcast_object_list(proposals, src=0)
     best = proposals[0]
@@ -254,7 +276,7 @@ def write_plan(
         out: path of the file.
 
     Raises:
-        InputError: the file cannot be written, or exists and was not made by `vigpipe plan`.
+        InputError: the file cannot be written.
     """
     facts = profile.facts
     versions = facts.get("versions", {})
@@ -277,12 +299,11 @@ def write_plan(
         "]",
     ]
     try:
-        if out.exists() and _MARK not in out.read_text(encoding="utf-8"):
-            raise InputError(f"--out {out}: exists and was not made by vigpipe plan; name another")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--out {out}: cannot be written ({error}); name another file") from error
+        write_atomically(out, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"--out {out}: cannot be written ({error.strerror}); choose another file"
+        ) from error
 
 
 def _described(proposal: Proposal) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vigpipe.errors import InputError
+from vigpipe.files.names import escaped, is_plain
 
 EXTENSIONS = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -61,7 +62,8 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
         The paths of the images by the name of their class.
 
     Raises:
-        InputError: there are no class folders, one holds no image, or one cannot be listed.
+        InputError: there are no class folders, one holds no image, one cannot be listed, or its
+            name is not text on one line.
     """
     entries = _entries(folder)
     for entry in entries:
@@ -75,6 +77,12 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
         raise InputError(
             f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
         )
+    for name in names:
+        if not is_plain(name):  # it could not be kept with the weights, or not be printed
+            raise InputError(
+                f"{folder}: the class folder {escaped(name)} has control characters in its name, "
+                "or bytes that are not UTF-8; rename it"
+            )
     classes = {name: images_below(folder / name, _above(folder / name)) for name in names}
     for name, paths in classes.items():
         if not paths:

@@ -3,6 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @contextlib.contextmanager
@@ -30,3 +34,22 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:  # noqa: ANN401
+    """Save a picture in the format of its suffix, replacing the file atomically.
+
+    Args:
+        figure: what to draw.
+        path: the file, which ends in .png, .pdf or .svg.
+        made_by: the command, which the file then names, so that the command may replace it
+            (`files.outputs`).
+        options: further arguments of `Figure.savefig`.
+
+    Raises:
+        OSError: the file cannot be written; the old one is left.
+    """
+    suffix = path.suffix.lower()
+    metadata = {"Software" if suffix == ".png" else "Creator": made_by}
+    with replacing(path) as partial:
+        figure.savefig(partial, format=suffix[1:], metadata=metadata, **options)

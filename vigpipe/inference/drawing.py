@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ NODE_COLOUR = "#e6004c"
 NEIGHBOUR_COLOUR = "#ffb000"
 CASING_COLOUR = "black"  # around both, so that they are visible on an image of the same colour
 FORMATS = (".png", ".pdf", ".svg")
+MADE_BY = "vigpipe graph"
 MAX_COLUMNS = 4
 PANEL_INCHES = 3.6
 DOTS_PER_INCH, POINTS_PER_INCH = 150, 72
@@ -61,14 +63,13 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
     Args:
         pixels: the image as the model sees it, (H, W, 3) uint8.
         panels: the panels to draw, at least one.
-        path: picture file to write; it ends in one of FORMATS.
+        path: picture file to write or replace; it ends in one of FORMATS.
 
     Raises:
-        InputError: the path has another ending, or the file cannot be written.
+        InputError: the file cannot be written.
     """
     from matplotlib.figure import Figure  # half a second to import
 
-    check_format(path)
     height, width = pixels.shape[:2]
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / columns)
@@ -94,17 +95,11 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
         )
         _draw_panel(axes, pixels, panel)
     try:
-        figure.savefig(path)
+        save_figure(figure, path, MADE_BY)
     except OSError as error:
         raise InputError(
             f"--out {path}: cannot be written ({error.strerror}); choose another file"
         ) from error
-
-
-def check_format(path: Path) -> None:
-    """Raise InputError if a path does not end in one of FORMATS."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--out {path}: must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 
 def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.files.outputs import check_new_file
 from vigpipe.model.position import Grid
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
@@ -105,7 +106,7 @@ def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
     )
 
 
-def convert(source: Path, target: Path, *, ema: bool = False) -> str:
+def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> str:
     """Convert a weights file to safetensors with the authors' names.
 
     The metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
@@ -115,6 +116,7 @@ def convert(source: Path, target: Path, *, ema: bool = False) -> str:
         source: any file that `read_weights` reads.
         target: the new file, which ends in .safetensors.
         ema: convert the running average of the weights instead of the weights.
+        overwrite: whether the target may be replaced if it is there.
 
     Returns:
         The name of the variant.
@@ -122,15 +124,9 @@ def convert(source: Path, target: Path, *, ema: bool = False) -> str:
     Raises:
         InputError: the file cannot be read or fits no variant, or the target cannot be written.
     """
-    if target.suffix != ".safetensors":
-        raise InputError(
-            f"{target}: converted weights are safetensors, but the name ends in "
-            f"{target.suffix or 'nothing'!r}; call it {target.stem}.safetensors"
-        )
-    if target.is_dir():
-        raise InputError(f"{target}: is a folder where the new file is to be; choose another name")
     if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the file to convert itself; choose another name")
+    check_new_file(target, "", (".safetensors",), overwrite=overwrite)
     state = to_reference_names(read_weights(source, ema=ema))
     variant = _identified(state, str(source))
     model = variant.build()

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import no_duplicates, read_text
 
+PROFILE_MARK = '"latency_seconds": '  # in every file of a profile
 _MOST = (
     1e18  # largest number of seconds, bytes or samples, so that all sums and products stay finite
 )
@@ -104,7 +106,7 @@ class Profile:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as a JSON file, which `read_profile` reads."""
     text = json.dumps(asdict(profile), indent=1, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text)
 
 
 def read_profile(path: Path) -> Profile:

@@ -9,6 +9,8 @@ import vigpipe
 from vigpipe.analysis.account import PARTS
 from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import write_atomically
+from vigpipe.files.outputs import check_new_file
 from vigpipe.report import charts, durations
 from vigpipe.report.comparison import Line, bubble_line, differences, ratios, run_table
 from vigpipe.report.markup import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 PHASE_NAMES = {"train": "Training steps", "test": "Test batches"}
 DIRECTIONS = ("forward", "backward")
+MARK = '<meta name="generator" content="vigpipe report">'
 BUTTONS = ("zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage")
 _HOW_TO_ZOOM = (
     "Drag over a chart to zoom, double-click to come back; a name in the legend hides it."
@@ -43,15 +46,15 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     Args:
         runs: folders that vigpipe train wrote, at least one; the others are compared with the
             first.
-        out: the HTML file to write.
+        out: the HTML file to write, or to replace if it is such a page.
 
     Raises:
         InputError: a folder holds no run or a broken file, or the page cannot be written.
     """
+    check_new_file(out, "--out ", (".html", ".htm"), mark=MARK.encode(), overwrite=None)
     text = page(read_runs(runs))
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_atomically(out, text)
     except OSError as error:
         raise InputError(
             f"--out {out}: cannot be written ({error.strerror}); choose another file"
@@ -66,8 +69,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
     title = f"vigpipe report: {names if len(runs) <= 3 else f'{len(runs)} runs'}"
     body = "\n".join([*_overview(runs), *_courses(runs), *_timings(runs)])
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<title>{escape(title)}</title>\n{HEAD}\n'
-        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{MARK}\n<title>{escape(title)}</title>\n'
+        f"{HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
         f"{body}\n<footer>vigpipe {escape(vigpipe.__version__)}. {_HOW_TO_ZOOM}</footer>\n"
         "</main>\n</body>\n</html>\n"
     )

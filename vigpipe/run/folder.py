@@ -6,27 +6,47 @@ import itertools
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.errors import InputError
+from vigpipe.files.outputs import check_new_names, check_replaceable
+
+CHECKPOINTS = "checkpoints"
+RESULTS = ("summary.json", "model.safetensors", "model-ema.safetensors")
+TIMING = ("timing.csv", "timing.md", "timeline.json", "trace.json", "timeline.png", "timeline.svg")
+# What vigpipe train and vigpipe time write; plan.toml and the files beside it with --stages auto.
+RUN_FILES = (
+    *("config.toml", "metrics.jsonl", *RESULTS, CHECKPOINTS, *TIMING),
+    *("plan.toml", "plan.profile.json"),
+)
+LOCK = ".lock"  # the first file of a run, which stays
 
 
-def make_output_folder(folder: Path | None, goes_on: bool = False) -> Path:
-    """Make the folder of a run; by default runs/<time>.
+def make_output_folder(
+    folder: Path | None, names: Sequence[str], *, goes_on: bool = False, advice: str = ""
+) -> Path:
+    """Make the output folder of a command; by default runs/<time>.
 
     Args:
         folder: the option --out; None if it was not given.
-        goes_on: whether the folder may already hold a run, which this run continues.
+        names: of what the command writes into the folder.
+        goes_on: whether the command continues a run whose files are there already.
+        advice: what else a user can do about a folder that is taken.
 
     Returns:
         The folder, which exists and can be written to.
 
     Raises:
-        InputError: the folder cannot be made or written to, or already holds a run.
+        InputError: the folder cannot be made or written to, or holds one of the names already.
     """
     try:
         if folder is None:
             return _new_default_folder()
+        files = [name for name in names if name != CHECKPOINTS]
+        check_replaceable(folder, [LOCK, *(files if goes_on else ())])
+        if not goes_on:
+            check_new_names(folder, names, f"choose another folder{advice}")
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
@@ -35,11 +55,6 @@ def make_output_folder(folder: Path | None, goes_on: bool = False) -> Path:
         raise InputError(
             f"--out {folder or 'runs'}: cannot be written ({error.strerror}); choose another folder"
         ) from error
-    if not goes_on and (folder / "metrics.jsonl").exists():
-        raise InputError(
-            f"--out {folder}: holds a run already; choose another folder, delete it, or go on with "
-            "--resume auto"
-        )
     return folder
 
 
@@ -49,7 +64,7 @@ def lock(folder: Path) -> None:
     Raises:
         InputError: another run is writing to the folder.
     """
-    path = folder / ".lock"
+    path = folder / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,6 +25,8 @@ from vigpipe.study.check import MODEL, Machine, check_numbers, check_with_torch,
 from vigpipe.study.configs import parse_configs
 from vigpipe.study.options import StudyConfig
 
+FILES = ("README.md", "rows.csv", "profile.json", "loss.png")
+
 
 class _Failed(Exception):
     """A run ended with an exit code other than 0, after it had printed the reason."""
@@ -50,12 +52,12 @@ def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
     layouts = parse_configs(config.configs)
     check_numbers(config, layouts)
     machine = find_machine(config)
-    folder = _results_folder(config, machine)
+    name = f"{time.strftime('%Y-%m-%d')}-study-{machine.num_cores}core"
+    folder = make_output_folder(config.out or Path("results") / name, FILES)
     # This runs in a process of its own: a run that is started from here counts this process's
     # peak memory as its own, because on Linux the peak is inherited (exec keeps the larger one).
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         data, num_blocks = pool.submit(check_with_torch, config, layouts).result()
-    make_output_folder(folder)
     try:
         with stoppable(), _runs_folder(config, folder) as runs:
             profile = config.profile or runs / "profile.json"
@@ -69,16 +71,6 @@ def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return 128 + stopped.signum
     return DONE
-
-
-def _results_folder(config: StudyConfig, machine: Machine) -> Path:
-    name = f"{time.strftime('%Y-%m-%d')}-study-{machine.num_cores}core"
-    folder = config.out or Path("results") / name
-    if (folder / "rows.csv").exists():
-        raise InputError(
-            f"--out {folder}: holds results already; choose another folder or delete it"
-        )
-    return folder
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vigpipe.files.atomic import save_figure
 from vigpipe.spans import KINDS, Kind, Span, by_rank, step_seconds
 
+MADE_BY = "vigpipe timeline"
 # Okabe and Ito's colours, told apart by colour-blind readers too; waiting stays in the background.
 COLOURS: dict[Kind, str] = {
     "forward": "#56b4e9",
@@ -25,7 +27,7 @@ def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]
 
     Args:
         timelines: spans of each step, by the title of its panel.
-        paths: files to write; the suffix gives the format: .png, .svg or .pdf.
+        paths: files to write or replace; the suffix gives the format: .png, .svg or .pdf.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,4 +81,4 @@ def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]
         fontsize=9,
     )
     for path in paths:
-        figure.savefig(path, dpi=130)
+        save_figure(figure, path, MADE_BY, dpi=130)

@@ -1,0 +1,44 @@
+"""Text that others have chosen: which of it can be kept as it is, and how to print the rest."""
+
+import unicodedata
+
+# Control characters, halves of surrogate pairs (Python's stand-in for bytes that are not UTF-8),
+# and separators of lines and paragraphs.
+_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+# Marks that change the direction of what stands around them (Unicode Standard Annex 9).
+_BIDIRECTIONAL = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is UTF-8 on one line, without characters that a terminal acts upon."""
+    return all(map(_is_plain, text))
+
+
+def escaped(text: str, most: int = 200) -> str:
+    r"""Make a text safe to print: nothing in it moves the cursor, forges a line or hides others.
+
+    Args:
+        text: from a file name, a file, the environment or the command line.
+        most: number of characters after which the rest is left out.
+
+    Returns:
+        The text, with such characters written as \x1b or \u202e, and bytes that are not UTF-8 as
+        \xff.
+    """
+    shown = "".join(c if _is_plain(c) else _escape(c) for c in text[:most])
+    return shown + "…" * (len(text) > most)
+
+
+def _is_plain(character: str) -> bool:
+    if character in _BIDIRECTIONAL:
+        return False
+    return unicodedata.category(character) not in _CATEGORIES
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # PEP 383: a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

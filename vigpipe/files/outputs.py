@@ -1,0 +1,112 @@
+"""Where a command may write: nothing that is there already is replaced unless it is our own.
+
+One rule holds for every command. A file is written where there is none, over a regular file that
+the same command wrote before, which carries the command's mark, or over any regular file if the
+user said --overwrite. A folder must have none of the names that the command writes into it.
+Folders, links, pipes and devices are never replaced.
+"""
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_bytes
+
+MOST_MARKED_BYTES = 1 << 28  # largest file in which a mark is looked for
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_new_file(
+    path: Path, option: str, suffixes: Sequence[str], *, mark: bytes = b"", overwrite: bool | None
+) -> None:
+    """Check that a command may write a file; call this before the work that the file is for.
+
+    Args:
+        path: the file to write. Its folder is made if there is none.
+        option: the option that names the file, with a space behind it, for messages; may be empty.
+        suffixes: endings that the file's name may have; they say which formats there are.
+        mark: bytes that every file of this command has; without a mark no file counts as its own.
+        overwrite: whether --overwrite was given; None if the command does not have that option.
+
+    Raises:
+        InputError: the name has another ending, there is something that must not be replaced, or
+            the folder cannot be made.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise InputError(
+            f"{option}{path}: must end in {' or '.join(suffixes)}, but ends in "
+            f"{path.suffix or 'nothing'!r}; choose another name"
+        )
+    try:
+        mode = _mode(path)
+        if mode is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return
+    except OSError as error:
+        raise InputError(
+            f"{option}{path}: cannot be written ({error.strerror}); choose another name"
+        ) from error
+    _check_regular(path, mode, option)
+    if overwrite or (mark and mark in read_bytes(path, MOST_MARKED_BYTES)):
+        return
+    whose = ", and this command did not write it" if mark else ""
+    advice = " or add --overwrite" if overwrite is False else ""
+    raise InputError(f"{option}{path}: is there already{whose}; choose another name{advice}")
+
+
+def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
+    """Check that a folder has none of the names that a command is about to write there.
+
+    Args:
+        folder: the folder, which may be absent.
+        names: of files and folders.
+        advice: what the user can do, the end of the message.
+
+    Raises:
+        InputError: one of the names is there.
+        OSError: the folder cannot be searched.
+    """
+    for name in names:
+        if _mode(folder / name) is not None:
+            raise InputError(f"--out {folder}: holds {name} already; {advice}")
+
+
+def check_replaceable(folder: Path, names: Sequence[str]) -> None:
+    """Check that what a run wrote into its folder can be replaced when the run goes on.
+
+    Args:
+        folder: the folder of the run.
+        names: of the files that will be replaced or added to.
+
+    Raises:
+        InputError: there is a folder, link, pipe or device of one of these names.
+        OSError: the folder cannot be searched.
+    """
+    for name in names:
+        mode = _mode(folder / name)
+        if mode is not None:
+            _check_regular(folder / name, mode, "--out ")
+
+
+def _mode(path: Path) -> int | None:
+    """Return the mode of what is there, without following a link; None if nothing is."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _check_regular(path: Path, mode: int, option: str) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
+        raise InputError(
+            f"{option}{path}: is {kind}, where a file is to be written; choose another name"
+        )
