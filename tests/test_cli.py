@@ -197,6 +197,17 @@ def test_a_run_is_never_written_over_another(capsys, here):
     assert (here / "old" / "metrics.jsonl").read_text() == "precious\n"
 
 
+@pytest.mark.parametrize("name", ["config.toml", "model.safetensors", "summary.json"])
+def test_auto_never_replaces_what_it_does_not_go_on_from(name, capsys, here):
+    # With results and without a checkpoint, as runs under ten minutes left their folders, it
+    # trained anew, in silence and with other options, and wrote over the weights.
+    (here / "old").mkdir()
+    (here / "old" / name).write_text("precious\n")
+    sentence = refused(capsys, "train", "--resume", "auto", "--out", "old")
+    assert f"holds {name}" in sentence
+    assert (here / "old" / name).read_text() == "precious\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

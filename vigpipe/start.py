@@ -121,7 +121,7 @@ def _run(
             config = fit_to_world_size(config, run.layout, launch.world_size)
             run = prepare(config, run.dtype)
         world_size = launch.world_size
-    goes_on = config.resume == "auto" or (config.resume is not None and _has_saved_nothing(config))
+    goes_on = _goes_on(config)
     advice = ", or go on with --resume auto" if trains else ""
     if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
         choose_device(config.device, 0, world_size)
@@ -216,12 +216,27 @@ def fit_to_world_size(config: TrainConfig, layout: "Layout", world_size: int) ->
     return replace(config, dp=num_replicas, microbatches=num_microbatches)
 
 
-def _has_saved_nothing(config: TrainConfig) -> bool:
-    """Whether the run in --out ended before its first checkpoint, so that it may start again."""
-    from vigpipe.checkpoint.manifest import list_checkpoints
+def _goes_on(config: TrainConfig) -> bool:
+    """Whether the run uses --out although a run is there: it goes on, or that one got nowhere.
 
-    folder = config.out or Path()
-    return not list_checkpoints(folder) and not (folder / "summary.json").exists()
+    Raises:
+        InputError: --resume auto, and the folder holds results but no checkpoint to go on from.
+    """
+    from vigpipe.checkpoint.manifest import list_checkpoints
+    from vigpipe.run.folder import LOCK, RESULTS
+
+    folder = config.out
+    if config.resume is None or folder is None:
+        return False
+    if list_checkpoints(folder):
+        return config.resume == "auto"
+    results = [name for name in RESULTS if os.path.lexists(folder / name)]
+    if results and config.resume == "auto":
+        raise InputError(
+            f"--resume auto: {folder} holds {results[0]}, but no checkpoint to go on from; choose "
+            "another --out"
+        )
+    return not results and (folder / LOCK).exists()
 
 
 def _without(arguments: Sequence[str], name: str) -> list[str]:

@@ -186,6 +186,35 @@ def test_a_longer_run_goes_on_and_says_what_changes(whole, tmp_path, capsys):
     assert [row["step"] for row in rows(folder) if "step" in row] == list(range(1, 11))
 
 
+def test_a_finished_run_can_be_made_longer_though_it_saved_never(tmp_path, capsys):
+    config = replace(SMALL, checkpoint_every="never", ema=None)
+    assert run(replace(config, steps=4), tmp_path / "run") == 0
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000004"]
+    assert run(replace(config, steps=9, resume="auto"), tmp_path / "run") == 0
+    assert "going on after step 4" in capsys.readouterr().out
+    # The learning rates are those of the new length, from the first new step on.
+    assert run(replace(config, steps=9), tmp_path / "new") == 0
+    longer, new = (
+        [row for row in rows(tmp_path / name) if "step" in row] for name in ("run", "new")
+    )
+    assert [row["step"] for row in longer] == list(range(1, 10))
+    assert [row["lr"] for row in longer[4:]] == [row["lr"] for row in new[4:]]
+    assert longer[3]["lr"] != new[3]["lr"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 9
+
+
+def test_a_finished_run_that_goes_on_unchanged_is_the_same_and_says_so(whole, tmp_path, capsys):
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert "all 8 steps are done; a larger --steps or --epochs" in capsys.readouterr().out
+    assert largest_difference(files(folder), files(whole)) == 0
+
+
+def test_a_checkpoint_beyond_the_end_is_refused(whole, tmp_path):
+    with pytest.raises(InputError, match="8 steps are done already, but the run has 7"):
+        run(replace(SMALL, steps=7, resume=str(whole)), tmp_path / "run")
+
+
 def test_auto_falls_back_to_the_newest_that_is_whole_and_says_so(whole, tmp_path, capsys):
     folder = cut_off(whole, tmp_path / "run", 6)
     flip(list_checkpoints(folder)[0] / "stage0-replica0.safetensors")
@@ -198,9 +227,10 @@ def test_auto_falls_back_to_the_newest_that_is_whole_and_says_so(whole, tmp_path
     assert largest_difference(files(folder), files(whole)) == 0
 
 
-def test_auto_begins_anew_where_there_is_nothing(whole, tmp_path):
+def test_auto_begins_anew_where_there_is_nothing_and_says_so(whole, tmp_path, capsys):
     folder = cut_off(whole, tmp_path / "run", 0)
     assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert f"{folder} holds no checkpoint: starting anew" in capsys.readouterr().out
     assert largest_difference(files(folder), files(whole)) == 0
     assert rows(folder) == rows(whole)
 

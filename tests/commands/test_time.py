@@ -130,7 +130,7 @@ def test_train_with_timing_and_trace(tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = ["train", *SMALL, "--timing-warmup", "1", "--steps", "3", "--timing", "--trace"]
     assert main([*arguments, "--out", str(folder)]) == 0
-    assert {path.name for path in folder.iterdir()} == FILES | {"model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == FILES | {"model.safetensors", "checkpoints"}
     assert_written(folder, num_ranks=1, num_timed=2)
     assert "Where a step goes" in capsys.readouterr().out
     between = [row for row in rows(folder) if row["name"] == "between steps"]

@@ -109,6 +109,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     for note in notes:
         log(note)
     if chosen is None:
+        log(f"--resume auto: {folder} holds no checkpoint: starting anew")
         return None
     checkpoint, manifest = chosen
     load_checkpoint(rank_state, checkpoint, manifest)
@@ -128,7 +129,8 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
         Sentences that the user should read, about differences that are allowed.
 
     Raises:
-        InputError: an option that determines what is computed differs, or the data do.
+        InputError: an option that determines what is computed differs, or the data do, or the
+            checkpoint is of a step after the run's last one.
     """
     now, before = as_toml(run.config), manifest.config
     for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
@@ -144,12 +146,21 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
                 f"--resume {where}: its data differ from {run.config.data}: {name} was "
                 f"{manifest.data.get(name)}, is {value}; give the same images"
             )
+    if manifest.step > run.num_steps:
+        raise InputError(
+            f"--resume {where}: {manifest.step} steps are done already, but the run has "
+            f"{run.num_steps}; give a larger --steps or --epochs"
+        )
     notes: list[str] = []
     total_microbatches = run.layout.num_replicas * run.layout.num_microbatches
     if manifest.layout.get("pieces") != total_microbatches:
         notes.append(
             f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {total_microbatches}: "
             "the batch is cut otherwise from here on, which BatchNorm's statistics depend on"
+        )
+    if manifest.step == run.num_steps:
+        notes.append(
+            f"all {run.num_steps} steps are done; a larger --steps or --epochs makes the run longer"
         )
     if manifest.num_steps != run.num_steps:
         notes.append(

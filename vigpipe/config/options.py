@@ -121,10 +121,12 @@ class TrainConfig:
         epochs: passes over the training images.
         steps: number of optimizer steps; it overrides epochs.
         checkpoint_every: how often to save a checkpoint: a number of steps (50), a time (10m, 2h)
-            or never; a run that is asked to stop by SIGTERM or SIGUSR1 always saves one.
+            or never; the last step always saves one, and so does a run that is asked to stop by
+            SIGTERM or SIGUSR1.
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
         resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
-            taken; auto looks in --out, and starts from the beginning if there is none.
+            taken; auto looks in --out, and starts anew if no run is there. A finished run goes on
+            if --epochs or --steps is larger now.
         max_restarts: how often ranks that vigpipe started on this host are restarted automatically,
             from the newest checkpoint, after one of them has died.
         elastic: use as many replicas as there are ranks for, and another number of stages if the

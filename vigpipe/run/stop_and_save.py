@@ -18,7 +18,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True)
 class CheckpointInterval:
-    """An interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
+    """An interval between checkpoints, in steps or in seconds; only the last if both are 0.
 
     Attributes:
         steps: number of optimizer steps between checkpoints; 0 if seconds count.
@@ -100,8 +100,7 @@ class SaveAndStop:
 
     Args:
         interval: interval between checkpoints.
-        num_steps: number of steps of the run; if the interval is in steps, the last step is saved
-            too.
+        num_steps: number of steps of the run; the last one is always saved.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
         has_peers: whether a launcher has started other ranks too.
 
@@ -140,8 +139,10 @@ class SaveAndStop:
 
     def is_save_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after this step, counted from 1."""
+        if step == self.num_steps:
+            return True
         if self.interval.steps:
-            return step % self.interval.steps == 0 or step == self.num_steps
+            return step % self.interval.steps == 0
         return 0 < self.interval.seconds <= time.monotonic() - self._last_save
 
     def is_stop_due(self) -> bool:
