@@ -60,12 +60,14 @@ OTHERS = {
 # Commands that are run here, in this order and in one folder, and what is added to make them short.
 RUN = {
     "vigpipe train --model vig_cifar_ti --data pictures --image-size 32 --recipe cifar "
-    "--out runs/first": "--steps 2 --batch-size 4 --checkpoint-every 1 --threads 1",
+    "--out runs/first": "--steps 2 --batch-size 4 --checkpoint-every 1 --threads 1 "
+    "--keep-best top1",
     "vigpipe predict --weights runs/first/model.safetensors pictures/test": "--threads 1",
     "vigpipe graph --weights runs/first/model.safetensors --image cat.jpg --out graph.png": "",
     "vigpipe checkpoint list runs/a": "",
     "vigpipe checkpoint verify runs/a": "",
     "vigpipe checkpoint export runs/a weights.safetensors": "",
+    "vigpipe checkpoint export --best runs/a best.safetensors": "",
     "vigpipe report runs/first runs/second --out report.html": "",
     "vigpipe doctor": "",
     "vigpipe plan --model vig_ti_224 --stages 2 --batch-size 20 --explain --profile "
@@ -182,7 +184,8 @@ def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
         if "--out runs/first" in command:
             shutil.copytree("runs/first", "runs/a")
             shutil.copytree("runs/first", "runs/second")
-    for made in ("graph.png", "weights.safetensors", "report.html", "runs/first/summary.json"):
+    weights = ("weights.safetensors", "best.safetensors")
+    for made in (*weights, "graph.png", "report.html", "runs/first/summary.json"):
         assert Path(made).stat().st_size > 0
 
 

@@ -241,18 +241,27 @@ def make_app(arguments: list[str]) -> App:
         return verify_all(places, print)
 
     @checkpoint.command
-    def export(place: Path, target: Path, /, *, ema: bool = False, overwrite: bool = False) -> None:
+    def export(
+        place: Path,
+        target: Path,
+        /,
+        *,
+        ema: bool = False,
+        best: bool = False,
+        overwrite: bool = False,
+    ) -> None:
         """Write the weights of a checkpoint as one safetensors file.
 
         Args:
             place: a checkpoint, or a run, whose newest one is meant.
             target: the .safetensors file to write.
             ema: write the moving average of the weights, which a run with --ema keeps.
+            best: take the checkpoint that --keep-best has kept instead of the newest one.
             overwrite: replace the target if it is there.
         """
         from vigpipe.commands.checkpoint import export as write
 
-        print(f"{target}: weights of {write(place, target, ema=ema, overwrite=overwrite)}")
+        print(write(place, target, ema=ema, best=best, overwrite=overwrite))
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)

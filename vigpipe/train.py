@@ -88,7 +88,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     record = (
         RunRecord(folder, as_toml(config), rank_state.step, log) if rank_state.is_writer else None
     )
-    checkpoints = Checkpoints(rank_state, folder, log)
+    checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
@@ -129,6 +129,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         bar = progress.add_task("", total=run.num_steps, completed=rank_state.step)
         if not is_evaluated:
             scores, is_evaluated = evaluate_now(), True
+            if checkpoints.is_best(scores):
+                checkpoints.save(loss, is_evaluated)
         for epoch, batch, is_evaluation_due in batches(rank_state):
             status = Status(
                 stop=save_and_stop.is_stop_due(),
@@ -151,10 +153,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             for straggler in stragglers.add(agreement.busy_seconds):
                 announce("straggler", str(straggler))
 
-            is_evaluated = not is_evaluation_due
+            is_evaluated, is_best = not is_evaluation_due, False
             if is_evaluation_due and not agreement.stop:
                 scores, is_evaluated = evaluate_now(), True
-            if agreement.save or agreement.stop:
+                is_best = checkpoints.is_best(scores)
+            if agreement.save or agreement.stop or is_best:
                 if record is not None:
                     record.sync()
                 checkpoints.save(loss, is_evaluated)
@@ -177,6 +180,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     summary = summarize(rank_state, scores, loss, started)
     if resumed is not None:
         summary["resumed_at_step"] = resumed.step
+    if checkpoints.best is not None:
+        summary["best"] = checkpoints.best.as_table()
+        log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
     if timing is not None:
         summary["timing"] = timing.summary()
     record.finish(summary)

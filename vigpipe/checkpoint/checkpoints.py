@@ -4,12 +4,14 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from vigpipe.checkpoint.best import best_in, better
 from vigpipe.checkpoint.manifest import Manifest
 from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import named_tensors, share_of
 from vigpipe.config.files import as_toml
-from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
+from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
+from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
 
@@ -21,11 +23,24 @@ class Checkpoints:
         rank_state: the state to save.
         folder: the folder of the run.
         log: called with a sentence for the user when a checkpoint cannot be written.
+        resumed: the manifest of the checkpoint that the run goes on from, if it does.
+
+    Attributes:
+        best: the best evaluation so far; None without --keep-best.
     """
 
-    def __init__(self, rank_state: RankState, folder: Path, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rank_state: RankState,
+        folder: Path,
+        log: Callable[[str], None],
+        resumed: Manifest | None = None,
+    ) -> None:
         layout = rank_state.run.layout
         self.rank_state = rank_state
+        self.best = best_in(resumed, folder) if resumed is not None else None
+        if self.best is not None and self.best.by != rank_state.run.config.keep_best:
+            self.best = None
         self._saver = Saver(
             folder,
             [
@@ -49,6 +64,23 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Step of the newest checkpoint that this rank has completed; only the writer does."""
         return self._saver.newest
+
+    def is_best(self, scores: Scores) -> bool:
+        """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
+
+        All ranks call this together, after every evaluation.
+
+        Args:
+            scores: of the evaluation that follows the last step.
+        """
+        run, by = self.rank_state.run, self.rank_state.run.config.keep_best
+        if by is None:
+            return False
+        knows = scores.test is not None
+        new = better(scores, self.rank_state.step, by, self.best) if knows else None
+        new = next(filter(None, all_gather_values(new, run.layout.world_size)), None)
+        self.best = new or self.best
+        return new is not None
 
     def save(self, loss: float | None, evaluated: bool) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
@@ -98,4 +130,5 @@ class Checkpoints:
             },
             weights=run.weights_metadata(),
             versions=provenance(),
+            best={} if self.best is None else self.best.as_table(),
         )

@@ -1,6 +1,6 @@
 """Write and check the manifest of a checkpoint: the facts of the run and a checksum of every file.
 
-    {"format": "vigpipe checkpoint 1",
+    {"format": "vigpipe checkpoint 2",
      "sha256": SHA-256 of "checkpoint" as JSON with sorted keys,
      "checkpoint": {"step": 50, "files": {NAME: {"bytes": ..., "sha256": ...}}, ...}}
 
@@ -23,7 +23,8 @@ from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import opened, read_json
 
-FORMAT = "vigpipe checkpoint 1"
+FORMAT = "vigpipe checkpoint 2"
+_WITHOUT_BEST = "vigpipe checkpoint 1"  # the format before --keep-best, which is still read
 NAME = "manifest.json"
 _FOLDER = re.compile(r"step-([0-9]{8,})")
 _FILE = re.compile(r"stage[0-9]+-replica[0-9]+\.safetensors")
@@ -45,6 +46,7 @@ class Manifest:
         layout: the layout of the ranks that wrote the checkpoint.
         weights: metadata for a file of the weights, from `Run.weights_metadata`.
         versions: versions of the packages, commit and host.
+        best: the best evaluation so far, from `Best.as_table`; empty without --keep-best.
         files: "bytes" and "sha256" of every file, by its name.
     """
 
@@ -57,6 +59,7 @@ class Manifest:
     layout: dict[str, Any]
     weights: dict[str, str]
     versions: dict[str, Any]
+    best: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -125,17 +128,19 @@ def read_manifest_file(path: Path) -> Manifest:
         InputError: the manifest is missing, damaged, or in another format.
     """
     table = read_json(path)
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
+    if not isinstance(table, dict) or table.get("format") not in (FORMAT, _WITHOUT_BEST):
         actual = table.get("format") if isinstance(table, dict) else None
         raise InputError(f"{path}: expected the format {FORMAT!r}, got {actual!r}; {_AGAIN}")
     content = table.get("checkpoint")
     if not isinstance(content, dict) or table.get("sha256") != _digest(content):
         raise InputError(f"{path}: its SHA-256 does not fit: it was damaged or edited; {_AGAIN}")
+    if table["format"] == _WITHOUT_BEST:
+        content = {**content, "best": {}}
     names = {f.name for f in fields(Manifest)}
     if content.keys() != names:
         wrong = sorted(content.keys() ^ names)
         raise InputError(f"{path}: has other keys than a checkpoint ({', '.join(wrong)}); {_AGAIN}")
-    for key in ("config", "data", "layout", "weights", "versions", "files"):
+    for key in ("config", "data", "layout", "weights", "versions", "best", "files"):
         if not isinstance(content[key], dict):
             raise InputError(f"{path}: {key} is not a table; {_AGAIN}")
     for key in ("step", "num_steps"):

@@ -1,12 +1,15 @@
 """Choose a checkpoint, check that it belongs to this run, and continue from it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vigpipe.checkpoint.best import best_in
 from vigpipe.checkpoint.manifest import (
     Manifest,
     checkpoints_at,
+    folder_name,
     list_checkpoints,
     read_tensors,
     tensor_names,
@@ -32,7 +35,7 @@ MAY_DIFFER = {
     *("device", "threads", "timeout", "impl", "compile", "boundary", "recompute"),
     *("epochs", "steps", "evaluate_every", "detect_anomaly", "on_nan"),
     *("timing", "timing_warmup", "timing_steps", "trace"),
-    *("checkpoint_every", "keep", "resume", "max_restarts", "stop_before"),
+    *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),
 }
 
 
@@ -101,6 +104,9 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
                 return None
         checkpoint, manifest = choose_checkpoint(place, notes.append)
         notes.extend(check_same_run(manifest, run, checkpoint))
+        best = best_in(manifest, checkpoint)
+        if best and not (folder / "checkpoints" / folder_name(best.step)).is_dir():
+            manifest = replace(manifest, best={})  # it was kept in another run's folder
         return checkpoint, manifest
 
     # Verifying may take longer than --timeout.

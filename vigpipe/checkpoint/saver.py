@@ -45,7 +45,7 @@ class Saver:
         files: names of the files that make up a checkpoint, one for each rank.
         own_file: name of this rank's file.
         is_writer: whether this rank adds the manifest and the name; exactly one rank does.
-        keep: number of checkpoints to keep; older ones are deleted.
+        keep: number of checkpoints to keep; older ones are deleted, but not the best one.
         token: a text that is the same on every rank and differs from that of any other run.
         log: called with a sentence for the user when a checkpoint cannot be written.
         timeout_seconds: time that the ranks have to write their files of a checkpoint.
@@ -131,8 +131,10 @@ class Saver:
         partial.rename(target)
         _sync(self.folder)
         self.newest = manifest.step
+        best = folder_name(manifest.best["step"]) if manifest.best else None
         for old in list_checkpoints(self.folder)[self.keep :]:
-            old.rename(self.folder / f".old-{old.name}-{self.token}")
+            if old.name != best:
+                old.rename(self.folder / f".old-{old.name}-{self.token}")
         for old in self.folder.glob(f".old-*-{self.token}"):
             shutil.rmtree(old, ignore_errors=True)
 

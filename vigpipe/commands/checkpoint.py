@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from vigpipe.checkpoint.best import best_checkpoint, best_in
 from vigpipe.checkpoint.manifest import (
     checkpoints_at,
     read_manifest,
@@ -24,12 +25,15 @@ def table_of(run: Path) -> str:
         InputError: the run has no checkpoint.
     """
     lines: list[tuple[str, ...]] = []
+    newest_best = None
     for checkpoint in checkpoints_at(run):
         try:
             manifest = read_manifest(checkpoint)
+            newest_best = newest_best or best_in(manifest, checkpoint)
         except InputError as error:
             lines.append((checkpoint.name, "", "", "", str(error)))
             continue
+        is_best = newest_best is not None and newest_best.step == manifest.step
         size = sum(facts["bytes"] for facts in manifest.files.values())
         lines.append(
             (
@@ -37,7 +41,8 @@ def table_of(run: Path) -> str:
                 f"{manifest.step} of {manifest.num_steps}",
                 "" if manifest.loss is None else f"{manifest.loss:.4f}",
                 f"{size / 1e6:.1f} MB",
-                f"{manifest.config.get('model')}, {manifest.layout.get('text')}",
+                f"{manifest.config.get('model')}, {manifest.layout.get('text')}"
+                + (f"; the best, {newest_best}" if is_best else ""),
             )
         )
     headers = ["checkpoint", "step", "loss", "size", "of"]
@@ -71,13 +76,16 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
     return code
 
 
-def export(place: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> Path:
+def export(
+    place: Path, target: Path, *, ema: bool = False, best: bool = False, overwrite: bool = False
+) -> str:
     """Write the weights of a checkpoint as one file, which also describes its model.
 
     Args:
         place: a checkpoint, or a run, whose newest checkpoint is taken.
         target: the .safetensors file to write.
         ema: whether to write the moving average of the weights instead.
+        best: whether to take the best checkpoint of the run, and what was scored of it.
         overwrite: whether the file may be replaced if it is there.
 
     Returns:
@@ -87,7 +95,8 @@ def export(place: Path, target: Path, *, ema: bool = False, overwrite: bool = Fa
         InputError: the checkpoint is damaged, has no moving average, or the file cannot be written.
     """
     check_new_file(target, "", (".safetensors",), overwrite=overwrite)
-    checkpoint = checkpoints_at(place)[0]
+    checkpoint, chosen_by = best_checkpoint(place) if best else (checkpoints_at(place)[0], None)
+    ema = ema or (chosen_by is not None and chosen_by.of == "ema")
     manifest = verify(checkpoint)
     where = tensor_names(checkpoint, manifest)
     kind = "ema/" if ema else "model/"
@@ -98,4 +107,6 @@ def export(place: Path, target: Path, *, ema: bool = False, overwrite: bool = Fa
     if not all(isinstance(value, str) for value in manifest.weights.values()):
         raise InputError(f"{checkpoint}: what it says of its weights is not text")
     save_weights(target, state, manifest.weights)
-    return checkpoint
+    what = "moving average" if ema else "weights"
+    why = f", the best by {chosen_by}" if chosen_by else ""
+    return f"{target}: {what} of {checkpoint}{why}"

@@ -39,6 +39,7 @@ RandomCrop = Literal["box", "shift"]
 OnNan = Literal["stop", "skip"]
 Compat = Literal["reference"]
 Impl = Literal["fused", "plain"]
+KeepBest = Literal["top1", "loss"]
 Boundary = Literal["full", "bfloat16"]
 Recompute = Literal["never", "except-last", "always"]
 

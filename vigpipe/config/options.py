@@ -11,6 +11,7 @@ from vigpipe.config.choices import (
     Device,
     Dtype,
     Impl,
+    KeepBest,
     LrSchedule,
     Model,
     Norm,
@@ -124,6 +125,8 @@ class TrainConfig:
             or never; the last step always saves one, and so does a run that is asked to stop by
             SIGTERM or SIGUSR1.
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
+        keep_best: also keep the checkpoint whose evaluation has the highest top1 or the lowest
+            loss, of the moving average where there is one; the test images choose it.
         resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
             taken; auto looks in --out, and starts anew if no run is there. A finished run goes on
             if --epochs or --steps is larger now.
@@ -205,6 +208,7 @@ class TrainConfig:
     steps: int | None = None
     checkpoint_every: int | str = "10m"
     keep: int = 2
+    keep_best: KeepBest | None = None
     resume: str | None = None
     max_restarts: int = 0
     elastic: bool = False

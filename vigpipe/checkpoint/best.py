@@ -1,0 +1,112 @@
+"""Which checkpoint of a run has the best score (--keep-best), and how to find it again."""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vigpipe.checkpoint.manifest import Manifest, checkpoints_at, folder_name, read_manifest
+from vigpipe.config.choices import KeepBest
+from vigpipe.errors import InputError
+from vigpipe.run.evaluation import Scores
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run so far.
+
+    Attributes:
+        step: number of optimizer steps done before it.
+        by: what was compared: top1, of which more is better, or loss, of which less is.
+        value: that score.
+        of: what was scored: ema, the moving average, where the run has one; else weights.
+        images: the images that were scored, and so chose the checkpoint: test.
+    """
+
+    step: int
+    by: str
+    value: float
+    of: str
+    images: str = "test"
+
+    def __str__(self) -> str:
+        score = f"top-1 {self.value:.2%}" if self.by == "top1" else f"loss {self.value:.4f}"
+        what = "moving average" if self.of == "ema" else "weights"
+        return f"{score} of the {what} on the {self.images} images"
+
+    def as_table(self) -> dict[str, Any]:
+        """Return the entry of a manifest, which `best_in` reads, and of summary.json."""
+        return asdict(self)
+
+
+def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best | None:
+    """Compare an evaluation with the best one so far.
+
+    Args:
+        scores: of the evaluation; only on ranks of the last stage.
+        step: number of optimizer steps done.
+        by: the score to compare.
+        best: the best evaluation so far; None if this is the first.
+
+    Returns:
+        This evaluation if it is better than the best one so far; else None.
+    """
+    score = scores.average or scores.test
+    assert score is not None
+    value = score.top1 if by == "top1" else score.loss
+    if best is not None and not (value > best.value if by == "top1" else value < best.value):
+        return None
+    return Best(step, by, value, "weights" if scores.average is None else "ema")
+
+
+def best_in(manifest: Manifest, where: Path) -> Best | None:
+    """Return the best evaluation that a checkpoint knows of; None if its run does not keep it.
+
+    Args:
+        manifest: the manifest of the checkpoint.
+        where: the checkpoint, for messages.
+
+    Raises:
+        InputError: the entry is malformed.
+    """
+    table = manifest.best
+    if not table:
+        return None
+    is_valid = (
+        table.keys() == {"step", "by", "value", "of", "images"}
+        and type(table["step"]) is int
+        and table["by"] in ("top1", "loss")
+        and isinstance(table["value"], float | int)
+        and math.isfinite(table["value"])
+        and table["of"] in ("weights", "ema")
+        and isinstance(table["images"], str)
+    )
+    if not is_valid:
+        raise InputError(f"{where}: its entry of the best checkpoint is malformed")
+    return Best(**table)
+
+
+def best_checkpoint(run: Path) -> tuple[Path, Best]:
+    """Find the best checkpoint of a run.
+
+    Args:
+        run: its folder.
+
+    Returns:
+        The checkpoint, and what it was chosen by.
+
+    Raises:
+        InputError: the run has no checkpoint, or does not keep the best one.
+    """
+    newest, *_ = checkpoints = checkpoints_at(run)
+    if newest == run:
+        raise InputError(f"{run}: is a checkpoint; --best wants the folder of a run")
+    best = best_in(read_manifest(newest), newest)
+    if best is None:
+        raise InputError(
+            f"{run}: has no best checkpoint; train with --keep-best top1 or loss to keep one"
+        )
+    for checkpoint in checkpoints:
+        if checkpoint.name == folder_name(best.step):
+            return checkpoint, best
+    raise InputError(f"{run}: its best checkpoint, {folder_name(best.step)}, is gone; take another")
