@@ -79,10 +79,10 @@ configs = st.builds(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(config=configs)
-def test_a_written_config_reads_back_as_it_was(config, parse, tmp_path):
+def test_a_written_config_reads_back_as_it_was_but_without_the_folder(config, parse, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(tomli_w.dumps(as_toml(config)))
-    assert parse("--config", str(path)) == replace(config, config=path)
+    assert parse("--config", str(path)) == replace(config, config=path, out=None)
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_defaults(parse, tmp_path):

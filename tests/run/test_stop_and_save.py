@@ -62,7 +62,7 @@ def test_seconds_are_counted_from_the_last_checkpoint(monkeypatch):
     assert not save_and_stop.is_save_due(3)
 
 
-def test_never_is_never():
+def test_never_saves_the_last_step_only():
     save_and_stop = SaveAndStop(CheckpointInterval(), 10)
     assert [step for step in range(1, 11) if save_and_stop.is_save_due(step)] == [10]
 
