@@ -117,6 +117,13 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             text = f"from a checkpoint of {resumed.layout['text']}"
             record.add_event("resumed", rank_state.step, text)
 
+    def save_now() -> None:
+        """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
+        if record is not None:
+            record.sync()
+        checkpoints.save(loss, is_evaluated)
+        save_and_stop.saved()
+
     def save_for_lost_peer() -> None:
         checkpoints.rescue(loss, is_evaluated)
 
@@ -130,7 +137,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         if not is_evaluated:
             scores, is_evaluated = evaluate_now(), True
             if checkpoints.is_best(scores):
-                checkpoints.save(loss, is_evaluated)
+                save_now()
         for epoch, batch, is_evaluation_due in batches(rank_state):
             status = Status(
                 stop=save_and_stop.is_stop_due(),
@@ -158,10 +165,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                 scores, is_evaluated = evaluate_now(), True
                 is_best = checkpoints.is_best(scores)
             if agreement.save or agreement.stop or is_best:
-                if record is not None:
-                    record.sync()
-                checkpoints.save(loss, is_evaluated)
-                save_and_stop.saved()
+                save_now()
             if agreement.stop:
                 save_and_stop.leaves = True
                 return _stop(rank_state, checkpoints, save_and_stop.why, log)

@@ -9,7 +9,7 @@ import pytest
 from vigpipe.errors import InputError
 from vigpipe.files.outputs import check_new_file, check_new_names, check_replaceable
 
-MARK = b"# Made by a test"
+MARK = "# Made by a test"
 
 
 def check(path, overwrite=None):
@@ -24,7 +24,7 @@ def test_a_new_file_may_be_written_and_its_folder_is_made(tmp_path):
 
 def test_only_what_carries_the_mark_is_replaced(tmp_path):
     ours, theirs = tmp_path / "ours.toml", tmp_path / "theirs.toml"
-    ours.write_bytes(b"\xff\n" + MARK + b"\n")
+    ours.write_bytes(b"\xff\n" + MARK.encode() + b"\n")
     theirs.write_text("precious\n")
     check(ours)
     for overwrite, advice in ((None, "$"), (False, " or add --overwrite$")):

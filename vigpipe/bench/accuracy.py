@@ -31,7 +31,6 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
     Raises:
         InputError: the folder holds no finished run, or its data do not exist any more.
     """
-    folder = make_output_folder(out, FILES)
     rows, summary, options = _read_run(run)
     source = open_source(
         options["data"],
@@ -39,6 +38,7 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         image_size=parse_image_size(options.get("image_size")),
         crop_pct=options.get("crop_pct", 1.0),
     )
+    folder = make_output_folder(out, FILES)
     scores = [
         *[(name, row["top1"], row["top5"]) for name, row in _final_scores(rows)],
         *[(name, top1, None) for name, top1 in pixel_baselines(source).items()],

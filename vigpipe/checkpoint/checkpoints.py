@@ -38,9 +38,7 @@ class Checkpoints:
     ) -> None:
         layout = rank_state.run.layout
         self.rank_state = rank_state
-        self.best = best_in(resumed, folder) if resumed is not None else None
-        if self.best is not None and self.best.by != rank_state.run.config.keep_best:
-            self.best = None
+        self.best = None if resumed is None else best_in(resumed, folder)
         self._saver = Saver(
             folder,
             [

@@ -105,8 +105,11 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
         checkpoint, manifest = choose_checkpoint(place, notes.append)
         notes.extend(check_same_run(manifest, run, checkpoint))
         best = best_in(manifest, checkpoint)
-        if best and not (folder / "checkpoints" / folder_name(best.step)).is_dir():
-            manifest = replace(manifest, best={})  # it was kept in another run's folder
+        if best is not None and not (
+            best.by == run.config.keep_best
+            and (folder / "checkpoints" / folder_name(best.step)).is_dir()
+        ):
+            manifest = replace(manifest, best={})  # by another score, or in another run's folder
         return checkpoint, manifest
 
     # Verifying may take longer than --timeout.

@@ -126,7 +126,7 @@ class Saver:
             (partial / name).with_suffix(".json").unlink()
         _sync(partial)
         target = self.folder / folder_name(manifest.step)
-        if target.exists():  # damaged, or this run would have resumed from it
+        if target.exists():  # damaged, or resumed from and found to be the best one
             target.rename(self.folder / f".old-{target.name}-{self.token}")
         partial.rename(target)
         _sync(self.folder)

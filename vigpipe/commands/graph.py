@@ -24,7 +24,7 @@ def draw_graph(config: GraphConfig) -> None:
     Raises:
         InputError: an option or a file is wrong.
     """
-    check_new_file(config.out, "--out ", FORMATS, mark=MADE_BY.encode(), overwrite=None)
+    check_new_file(config.out, "--out ", FORMATS, mark=MADE_BY, overwrite=None)
     description = read_description(config.weights, config.model, config.image_size)
     if config.graph is not None:
         description = replace(description, options={**description.options, "graph": config.graph})

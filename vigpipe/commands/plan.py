@@ -70,9 +70,9 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
         The exit code.
     """
     out = plan_file(config)
-    check_new_file(out, "--out ", (".toml",), mark=_MARK.encode(), overwrite=None)
-    for beside, mark in ((profile_beside(out), PROFILE_MARK), (out.with_suffix(".png"), MADE_BY)):
-        check_new_file(beside, "--out ", (beside.suffix,), mark=mark.encode(), overwrite=None)
+    check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)
+    check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
+    check_new_file(out.with_suffix(".png"), "--out ", (".png",), mark=MADE_BY, overwrite=None)
     launch = from_environment(os.environ)
     num_ranks = launch.world_size
     if launch.launcher == "alone" and config.profile is None and config.stages * config.dp > 1:

@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def check_new_file(
-    path: Path, option: str, suffixes: Sequence[str], *, mark: bytes = b"", overwrite: bool | None
+    path: Path, option: str, suffixes: Sequence[str], *, mark: str = "", overwrite: bool | None
 ) -> None:
     """Check that a command may write a file; call this before the work that the file is for.
 
@@ -33,7 +33,7 @@ def check_new_file(
         path: the file to write. Its folder is made if there is none.
         option: the option that names the file, with a space behind it, for messages; may be empty.
         suffixes: endings that the file's name may have; they say which formats there are.
-        mark: bytes that every file of this command has; without a mark no file counts as its own.
+        mark: text that every file of this command has; without a mark no file counts as its own.
         overwrite: whether --overwrite was given; None if the command does not have that option.
 
     Raises:
@@ -55,7 +55,7 @@ def check_new_file(
             f"{option}{path}: cannot be written ({error.strerror}); choose another name"
         ) from error
     _check_regular(path, mode, option)
-    if overwrite or (mark and mark in read_bytes(path, MOST_MARKED_BYTES)):
+    if overwrite or (mark and mark.encode() in read_bytes(path, MOST_MARKED_BYTES)):
         return
     whose = ", and this command did not write it" if mark else ""
     advice = " or add --overwrite" if overwrite is False else ""

@@ -51,7 +51,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     Raises:
         InputError: a folder holds no run or a broken file, or the page cannot be written.
     """
-    check_new_file(out, "--out ", (".html", ".htm"), mark=MARK.encode(), overwrite=None)
+    check_new_file(out, "--out ", (".html", ".htm"), mark=MARK, overwrite=None)
     text = page(read_runs(runs))
     try:
         write_atomically(out, text)

@@ -52,12 +52,12 @@ def run_study(config: StudyConfig, arguments: Sequence[str]) -> int:
     layouts = parse_configs(config.configs)
     check_numbers(config, layouts)
     machine = find_machine(config)
-    name = f"{time.strftime('%Y-%m-%d')}-study-{machine.num_cores}core"
-    folder = make_output_folder(config.out or Path("results") / name, FILES)
     # This runs in a process of its own: a run that is started from here counts this process's
     # peak memory as its own, because on Linux the peak is inherited (exec keeps the larger one).
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         data, num_blocks = pool.submit(check_with_torch, config, layouts).result()
+    name = f"{time.strftime('%Y-%m-%d')}-study-{machine.num_cores}core"
+    folder = make_output_folder(config.out or Path("results") / name, FILES)
     try:
         with stoppable(), _runs_folder(config, folder) as runs:
             profile = config.profile or runs / "profile.json"
