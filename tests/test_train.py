@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.multiprocess
 CPU = torch.device("cpu")
 CIFAR10_SUBSET = ROOT.parent / "shared" / "data" / "cifar10-subset"
 STEP = {"step", "epoch", "loss", "lr", "step_seconds", "images_per_second"}
-EVALUATION = {"epoch", "loss", "top1", "top5", "images"}
+EVALUATION = {"epoch", "training_loss", "loss", "top1", "top5", "images"}
 SHORT = ["--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
 FOUR_RANKS = ["--stages", "2", "--dp", "2", "--microbatches", "2"]
 
@@ -111,7 +112,7 @@ def test_the_summary_says_what_was_run(run, request):
     folder = request.getfixturevalue(run)
     summary = json.loads((folder / "summary.json").read_text())
     last = rows(folder)[-1]
-    assert summary["test"] == {key: last[key] for key in EVALUATION - {"epoch"}}
+    assert summary["test"] == {key: last[key] for key in EVALUATION - {"epoch", "training_loss"}}
     assert (summary["steps"], summary["skipped_images"]) == (3, 0)
     assert summary["layout"]["ranks"] == (4 if run == "four_ranks" else 1)
     assert {"versions", "commit", "host", "hardware"} < summary.keys()
@@ -133,7 +134,7 @@ def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request
 def test_one_rank_speaks_in_lines_and_draws_no_bar_into_a_file(four_ranks):
     first, evaluation, last = (four_ranks / "stdout").read_text().splitlines()
     assert "2 replicas × 2 stages, 2 micro-batches" in first
-    assert evaluation.startswith("epoch 1: test loss")
+    assert re.match(r"epoch 1: training loss [0-9.]+; test loss [0-9.]+,", evaluation)
     assert str(four_ranks) in last
     assert "\x1b" not in first + evaluation + last
 

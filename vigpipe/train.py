@@ -27,6 +27,7 @@ from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.resume import resume
 from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.config.files import as_toml
+from vigpipe.config.interval import parse_interval
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.launch.device import synchronize
@@ -44,10 +45,10 @@ from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import Scores, evaluate_all
 from vigpipe.run.facts import Run
-from vigpipe.run.progress import make_progress
+from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
-from vigpipe.run.stop_and_save import SaveAndStop, parse_checkpoint_interval, parse_stop_before
+from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
 from vigpipe.run.summary import summarize
 from vigpipe.timing.clock import read_clocks
@@ -73,7 +74,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     started, config = time.perf_counter(), run.config
     stop_at = parse_stop_before(config.stop_before, os.environ)
     save_and_stop = SaveAndStop(
-        parse_checkpoint_interval(config.checkpoint_every),
+        parse_interval("--checkpoint-every", config.checkpoint_every),
         run.num_steps,
         stop_at,
         has_peers=run.layout.world_size > 1,
@@ -85,9 +86,15 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     for note in run.notes:
         log(note)
     resumed = resume(rank_state, folder, log)
-    record = (
-        RunRecord(folder, as_toml(config), rank_state.step, log) if rank_state.is_writer else None
-    )
+    progress = RunProgress(console, run.num_steps, rank_state.step, config.log_every)
+
+    def open_record() -> RunRecord | None:
+        """Open the files of the run, and its tracker, whose server may be far away."""
+        if not rank_state.is_writer:
+            return None
+        return RunRecord(folder, as_toml(config), rank_state.step, log, config.track)
+
+    record = run_with_heartbeats(open_record, run.layout.world_size)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
@@ -103,8 +110,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         scores = evaluate_all(rank_state)
         if record is not None and scores.test is not None:
             epoch = -(-rank_state.step // run.steps_per_epoch)
-            record.add(epoch=epoch, **scores.as_row())
-            log(f"epoch {epoch}: {scores}")
+            training_loss = record.add_evaluation(epoch, scores.as_row())
+            told = "" if training_loss is None else f"training loss {training_loss:.4f}; "
+            log(f"epoch {epoch}: {told}{scores}")
+        progress.resume()
         return scores
 
     scores: Scores | None = None
@@ -127,74 +136,68 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     def save_for_lost_peer() -> None:
         checkpoints.rescue(loss, is_evaluated)
 
-    with (
-        nullcontext() if record is None else closing(record),
-        save_and_stop,
-        _on_lost_peer(rank_state, save_for_lost_peer),
-        make_progress(console) as progress,
-    ):
-        bar = progress.add_task("", total=run.num_steps, completed=rank_state.step)
-        if not is_evaluated:
-            scores, is_evaluated = evaluate_now(), True
-            if checkpoints.is_best(scores):
-                save_now()
-        for epoch, batch, is_evaluation_due in batches(rank_state):
-            status = Status(
-                stop=save_and_stop.is_stop_due(),
-                save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
-            )
-            lr, step_started = rank_state.lr, time.perf_counter()
-            with rank_state.timed("train", rank_state.step + 1):
-                loss, agreement = train_step(rank_state, batch, status)
-            synchronize(device)
-            seconds = time.perf_counter() - step_started
-
-            num_skipped = 0 if agreement.finite else num_skipped + 1
-            if num_skipped:
-                loss = None
-                announce("skipped", _explain_skipped(rank_state, batch, num_skipped))
-            elif record is not None and loss is not None:
-                record.add_step(rank_state.step, epoch, loss, lr, seconds, batch.num_samples)
-                description = f"epoch {epoch}, loss {loss:.4f}"
-                progress.update(bar, completed=rank_state.step, description=description)
-            for straggler in stragglers.add(agreement.busy_seconds):
-                announce("straggler", str(straggler))
-
-            is_evaluated, is_best = not is_evaluation_due, False
-            if is_evaluation_due and not agreement.stop:
+    with nullcontext() if record is None else closing(record):
+        with save_and_stop, _on_lost_peer(rank_state, save_for_lost_peer), progress:
+            if not is_evaluated:
                 scores, is_evaluated = evaluate_now(), True
-                is_best = checkpoints.is_best(scores)
-            if agreement.save or agreement.stop or is_best:
-                save_now()
-            if agreement.stop:
-                save_and_stop.leaves = True
-                return _stop(rank_state, checkpoints, save_and_stop.why, log)
+                if checkpoints.is_best(scores):
+                    save_now()
+            for epoch, batch, is_evaluation_due in batches(rank_state):
+                status = Status(
+                    stop=save_and_stop.is_stop_due(),
+                    save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
+                )
+                lr, step_started = rank_state.lr, time.perf_counter()
+                with rank_state.timed("train", rank_state.step + 1):
+                    loss, agreement = train_step(rank_state, batch, status)
+                synchronize(device)
+                seconds = time.perf_counter() - step_started
 
-    if scores is None:  # the checkpoint was of the last step
-        scores = evaluate_all(rank_state)
-    rank_state.reader.close()
-    timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
-    save_run_weights(rank_state, folder / "model.safetensors")
-    if rank_state.ema is not None:
-        with rank_state.averaged():
-            save_run_weights(rank_state, folder / "model-ema.safetensors")
-    checkpoints.finish()
-    if record is None:
+                num_skipped = 0 if agreement.finite else num_skipped + 1
+                if num_skipped:
+                    loss = None
+                    announce("skipped", _explain_skipped(rank_state, batch, num_skipped))
+                elif record is not None and loss is not None:
+                    record.add_step(rank_state.step, epoch, loss, lr, seconds, batch.num_samples)
+                    progress.add(rank_state.step, epoch, loss, lr, batch.num_samples)
+                for straggler in stragglers.add(agreement.busy_seconds):
+                    announce("straggler", str(straggler))
+
+                is_evaluated, is_best = not is_evaluation_due, False
+                if is_evaluation_due and not agreement.stop:
+                    scores, is_evaluated = evaluate_now(), True
+                    is_best = checkpoints.is_best(scores)
+                if agreement.save or agreement.stop or is_best:
+                    save_now()
+                if agreement.stop:
+                    save_and_stop.leaves = True
+                    return _stop(rank_state, checkpoints, save_and_stop.why, log)
+
+        if scores is None:  # the checkpoint was of the last step
+            scores = evaluate_all(rank_state)
+        rank_state.reader.close()
+        timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
+        save_run_weights(rank_state, folder / "model.safetensors")
+        if rank_state.ema is not None:
+            with rank_state.averaged():
+                save_run_weights(rank_state, folder / "model-ema.safetensors")
+        checkpoints.finish()
+        if record is None:
+            return DONE
+        summary = summarize(rank_state, scores, loss, started)
+        if resumed is not None:
+            summary["resumed_at_step"] = resumed.step
+        if checkpoints.best is not None:
+            summary["best"] = checkpoints.best.as_table()
+            log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
+        if timing is not None:
+            summary["timing"] = timing.summary()
+        record.finish(summary)
+        if timing is not None:
+            write_timing(timing, run, folder, device)
+            log(describe(timing))
+        log(f"weights and metrics in {folder}")
         return DONE
-    summary = summarize(rank_state, scores, loss, started)
-    if resumed is not None:
-        summary["resumed_at_step"] = resumed.step
-    if checkpoints.best is not None:
-        summary["best"] = checkpoints.best.as_table()
-        log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
-    if timing is not None:
-        summary["timing"] = timing.summary()
-    record.finish(summary)
-    if timing is not None:
-        write_timing(timing, run, folder, device)
-        log(describe(timing))
-    log(f"weights and metrics in {folder}")
-    return DONE
 
 
 class StepResult(NamedTuple):

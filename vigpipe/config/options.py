@@ -21,7 +21,9 @@ from vigpipe.config.choices import (
     Recipe,
     Recompute,
     Sync,
+    Track,
 )
+from vigpipe.config.interval import parse_interval
 from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
@@ -140,6 +142,10 @@ class TrainConfig:
         on_nan: what to do at a step whose loss or gradients are NaN or infinite: stop, or skip the
             step.
         evaluate_every: epochs between evaluations; the last epoch always ends with one.
+        log_every: how often to print a line of progress: a number of steps (50), a time (30s) or
+            never; by default 30s where the output is no terminal, which shows a bar.
+        track: also give the rows of metrics.jsonl to TensorBoard, Weights & Biases or MLflow, whose
+            package must be installed, or write them as metrics.csv.
         timing: time the steps, the stages and the regions inside blocks, and account for the
             pipeline bubble.
         timing_warmup: number of first steps, and of first test batches, that are not timed.
@@ -215,6 +221,8 @@ class TrainConfig:
     stop_before: str | None = None
     on_nan: OnNan = "stop"
     evaluate_every: int = 1
+    log_every: int | str | None = None
+    track: Track | None = None
     timing: bool = False
     timing_warmup: int = 3
     timing_steps: int = 100
@@ -293,8 +301,11 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
 
 
 def check_numbers(config: TrainConfig) -> None:
-    """Raise InputError if an option is outside its range or the image size cannot be parsed."""
+    """Raise InputError if an option is outside its range or cannot be parsed."""
     parse_image_size(config.image_size)
+    parse_interval("--checkpoint-every", config.checkpoint_every)
+    if config.log_every is not None:
+        parse_interval("--log-every", config.log_every)
     bounds: dict[str, tuple[float, float]] = {
         "stochastic_dilation": (0, 1),
         "stem_stride": (1, 1 << 10),

@@ -27,6 +27,7 @@ from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
+from vigpipe.run.trackers import check_tracker
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def prepare(
             another, the data or the model.
     """
     check_numbers(config)
+    check_tracker(config.track)
     config = with_model_defaults(config)
     defaults = MODEL_DEFAULTS[config.model]
     assert config.batch_size is not None

@@ -15,11 +15,15 @@ from vigpipe.files.outputs import check_new_names, check_replaceable
 CHECKPOINTS = "checkpoints"
 RESULTS = ("summary.json", "model.safetensors", "model-ema.safetensors")
 TIMING = ("timing.csv", "timing.md", "timeline.json", "trace.json", "timeline.png", "timeline.svg")
+METRICS_TABLE, TENSORBOARD = "metrics.csv", "tensorboard"
+WANDB_RUN, MLFLOW_RUN = ".wandb-run", ".mlflow-run"  # which run of theirs this one is
 # What vigpipe train and vigpipe time write; plan.toml and the files beside it with --stages auto.
 RUN_FILES = (
     *("config.toml", "metrics.jsonl", *RESULTS, CHECKPOINTS, *TIMING),
     *("plan.toml", "plan.profile.json"),
+    *(METRICS_TABLE, TENSORBOARD, "wandb", WANDB_RUN, MLFLOW_RUN),
 )
+_FOLDERS = (CHECKPOINTS, TENSORBOARD, "wandb")
 LOCK = ".lock"  # the first file of a run, which stays
 
 
@@ -43,7 +47,7 @@ def make_output_folder(
     try:
         if folder is None:
             return _new_default_folder()
-        files = [name for name in names if name != CHECKPOINTS]
+        files = [name for name in names if name not in _FOLDERS]
         check_replaceable(folder, [LOCK, *(files if goes_on else ())])
         if not goes_on:
             check_new_names(folder, names, f"choose another folder{advice}")

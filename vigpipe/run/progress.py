@@ -1,21 +1,105 @@
-"""Show the progress of a run on a terminal."""
+"""Tell the user how far a run is: a bar on a terminal, else a line every half minute."""
+
+import time
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vigpipe.config.interval import Interval, parse_interval
 
-def make_progress(console: Console) -> Progress:
-    """Make a progress bar that counts optimizer steps and disappears at the end.
+_HALF_A_MINUTE = Interval(seconds=30)
+
+
+class RunProgress:
+    """The progress of a run; use it as a context around the steps.
+
+    Bar and lines tell the mean loss since the line before, or since the epoch began, and the
+    throughput: the images of the steps since the line before over the time that these steps, and
+    the waiting for their images, took; evaluations do not count. The bar disappears at the end.
 
     Args:
-        console: where the bar is drawn; nothing is drawn if this is not a terminal.
+        console: where to write; a quiet one on ranks that say nothing.
+        num_steps: number of optimizer steps of the run.
+        steps_done: number of steps that were done before.
+        log_every: option --log-every; by default 30s, but never on a terminal.
+
+    Raises:
+        InputError: the option cannot be parsed.
     """
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+
+    def __init__(
+        self, console: Console, num_steps: int, steps_done: int, log_every: int | str | None
+    ) -> None:
+        self._console, self._num_steps = console, num_steps
+        interval = _HALF_A_MINUTE
+        if log_every is not None:
+            interval = parse_interval("--log-every", log_every)
+        self._has_lines = interval != Interval() and (
+            log_every is not None or not console.is_terminal
+        )
+        self._interval = interval if self._has_lines else _HALF_A_MINUTE
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=num_steps, completed=steps_done)
+        self._started = self._begun = self._resumed = time.monotonic()
+        self._first_step: int | None = None  # of those that tell how long the rest will take
+        self._num_samples, self._seconds = 0, 0.0  # of the interval
+        self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0  # of its part in this epoch
+
+    def __enter__(self) -> "RunProgress":
+        self._bar.start()
+        self.resume()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def resume(self) -> None:
+        """Leave the time since the last step out of the throughput: it went to something else."""
+        self._resumed = time.monotonic()
+
+    def add(self, step: int, epoch: int, loss: float, lr: float, num_samples: int) -> None:
+        """Note an optimizer step, and tell the user if it is time.
+
+        Args:
+            step: number of the step, counted from 1.
+            epoch: number of the epoch, counted from 1.
+            loss: loss over the global batch.
+            lr: learning rate of the step.
+            num_samples: number of samples of the step over all replicas.
+        """
+        now = time.monotonic()
+        if epoch != self._epoch:
+            self._epoch, self._num_losses, self._loss_sum = epoch, 0, 0.0
+        self._num_losses += num_samples
+        self._loss_sum += loss * num_samples
+        self._num_samples += num_samples
+        self._seconds += now - self._resumed
+        self._resumed = now
+        if self._first_step is None:  # the first step of a process also compiles and allocates
+            self._first_step, self._started = step, now
+        rate = self._num_samples / self._seconds if self._seconds else 0.0
+        facts = f"loss {self._loss_sum / self._num_losses:.4f}, lr {lr:.3g}, {rate:.3g} images/s"
+        self._bar.update(self._task, completed=step, description=f"epoch {epoch}: {facts}")
+        if self._interval.is_over(step, now - self._begun):
+            if self._has_lines:
+                left = f", {self._left(step, now)} left" if step > self._first_step else ""
+                line = f"step {step} of {self._num_steps}, epoch {epoch}: {facts}{left}"
+                self._console.print(line, markup=False)
+            self._begun = now
+            self._num_samples, self._seconds = 0, 0.0
+            self._num_losses, self._loss_sum = 0, 0.0
+
+    def _left(self, step: int, now: float) -> timedelta:
+        """Return the time that the rest will take, if it goes on as since the first step."""
+        assert self._first_step is not None
+        seconds = (now - self._started) / (step - self._first_step) * (self._num_steps - step)
+        return timedelta(seconds=round(seconds))

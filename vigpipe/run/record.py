@@ -1,7 +1,8 @@
-"""Write the files of a run: config.toml, metrics.jsonl, summary.json."""
+"""Write the files of a run: config.toml, metrics.jsonl, summary.json; and tell its tracker."""
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 import tomli_w
 
+from vigpipe.config.choices import Track
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
+from vigpipe.files.names import escaped
+from vigpipe.run.trackers import Tracker, open_tracker
 
 
 class RunRecord:
@@ -24,9 +28,10 @@ class RunRecord:
         steps_done: number of optimizer steps of an earlier run that this run continues. Rows of
             later steps are dropped, and so is a line that a crash cut off.
         log: called with a sentence for the user when a row cannot be written.
+        track: who else is given every row; None for nobody.
 
     Raises:
-        InputError: the files cannot be written.
+        InputError: the files cannot be written, or the tracker cannot be opened.
     """
 
     def __init__(
@@ -35,19 +40,28 @@ class RunRecord:
         config: Mapping[str, Any],
         steps_done: int = 0,
         log: Callable[[str], None] = print,
+        track: Track | None = None,
     ) -> None:
         self.folder, self._log = folder, log
         self._path = folder / "metrics.jsonl"
         self._unwritten = b""  # rows that the kernel has not taken yet
         self._is_full = False
+        self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0  # of the epoch's steps so far
+        kept: list[tuple[bytes, dict[str, Any]]] = []  # rows of the run that this one continues
         try:
             write_atomically(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
-                lines = list(_rows_up_to(self._path.read_bytes(), steps_done))
-                write_atomically(self._path, b"".join(lines).decode("utf-8"))
+                kept = list(_rows_up_to(self._path.read_bytes(), steps_done))
+                write_atomically(self._path, b"".join(line for line, _ in kept).decode("utf-8"))
             self._metrics = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise InputError(_unwritable(folder, error)) from error
+        for _, row in kept:
+            self._count(row)
+        self._step = steps_done
+        self._tracker = (
+            None if track is None else open_tracker(track, folder, config, [row for _, row in kept])
+        )
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
         """Append one row to metrics.jsonl; the kernel has it when this returns."""
@@ -64,6 +78,8 @@ class RunRecord:
                     "keeps the rows until there is room"
                 )
             self._is_full = True
+        self._step = row.get("step", self._step)
+        self._tell_tracker(lambda tracker: tracker.add(row, self._step))
 
     def add_step(
         self, step: int, epoch: int, loss: float, lr: float, seconds: float, num_samples: int
@@ -78,14 +94,44 @@ class RunRecord:
             seconds: duration of the step.
             num_samples: number of samples of the step over all replicas.
         """
-        self.add(
-            step=step,
-            epoch=epoch,
-            loss=loss,
-            lr=lr,
-            step_seconds=seconds,
-            images_per_second=num_samples / seconds,
-        )
+        row = {
+            "step": step,
+            "epoch": epoch,
+            "loss": loss,
+            "lr": lr,
+            "step_seconds": seconds,
+            "images_per_second": num_samples / seconds,
+        }
+        self.add(**row)
+        self._count(row)
+
+    def add_evaluation(self, epoch: int, scores: Mapping[str, Any]) -> float | None:
+        """Append the row of an evaluation, with the training loss of the epoch.
+
+        Args:
+            epoch: number of the epoch that has ended, counted from 1.
+            scores: numbers of the row, from `Scores.as_row`.
+
+        Returns:
+            The mean loss of the epoch's training samples, each as of its own step; None if all
+            steps of the epoch were skipped.
+        """
+        has_steps = self._epoch == epoch and self._num_samples > 0
+        loss = self._loss_sum / self._num_samples if has_steps else None
+        self.add(epoch=epoch, **({} if loss is None else {"training_loss": loss}), **scores)
+        return loss
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        """Count the row of an optimizer step, new or of an earlier run, for its epoch's loss."""
+        numbers = ("epoch", "loss", "images_per_second", "step_seconds")
+        values = [row.get(name) for name in numbers]
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+            return  # another row, or one that this program did not write
+        if row["epoch"] != self._epoch:
+            self._epoch, self._loss_sum, self._num_samples = row["epoch"], 0.0, 0
+        num_samples = round(row["images_per_second"] * row["step_seconds"])
+        self._loss_sum += row["loss"] * num_samples
+        self._num_samples += num_samples
 
     def add_event(self, event: str, step: int, message: str) -> None:
         """Append an event: a skipped step, a straggler, a resumption.
@@ -107,6 +153,21 @@ class RunRecord:
         if self._metrics >= 0:
             os.close(self._metrics)
             self._metrics = -1
+            self._tell_tracker(lambda tracker: tracker.close())
+
+    def _tell_tracker(self, tell: Callable[[Tracker], None]) -> None:
+        """Do something with the tracker; if it fails, say so once and go on without it."""
+        if self._tracker is None:
+            return
+        try:
+            tell(self._tracker)
+        except Exception as error:  # of the tracker's own kinds: no network, a full disk
+            self._tracker = None
+            self._log(
+                f"--track: failed at step {self._step} ({type(error).__name__}: "
+                f"{escaped(str(error))}); the run goes on without it, "
+                "and metrics.jsonl has all rows"
+            )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the remaining rows and summary.json, and close.
@@ -125,8 +186,11 @@ class RunRecord:
             raise InputError(_unwritable(self.folder, error)) from error
 
 
-def _rows_up_to(content: bytes, last_step: int) -> Iterator[bytes]:
-    """Yield the complete lines of metrics.jsonl up to a step, with the row of its evaluation."""
+def _rows_up_to(content: bytes, last_step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the complete lines of metrics.jsonl up to a step, and what they say.
+
+    The row of the evaluation after the step is one of them.
+    """
     for line in content.splitlines(keepends=True):
         try:
             row = json.loads(line) if line.endswith(b"\n") else None
@@ -134,7 +198,7 @@ def _rows_up_to(content: bytes, last_step: int) -> Iterator[bytes]:
             row = None
         if not isinstance(row, dict) or row.get("step", 0) > last_step or not last_step:
             return
-        yield line
+        yield line, row
 
 
 def _unwritable(folder: Path, error: OSError) -> str:

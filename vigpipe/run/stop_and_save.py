@@ -1,4 +1,4 @@
-"""Decide when a run saves and when it stops early: intervals, time limits, signals."""
+"""Decide when a run saves and when it stops early: time limits, signals."""
 
 import math
 import os
@@ -6,52 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
 
+from vigpipe.config.interval import Interval, parse_duration
 from vigpipe.errors import InputError
 
 ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --signal=USR1@60
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@dataclass(frozen=True)
-class CheckpointInterval:
-    """An interval between checkpoints, in steps or in seconds; only the last if both are 0.
-
-    Attributes:
-        steps: number of optimizer steps between checkpoints; 0 if seconds count.
-        seconds: time between checkpoints; 0 if steps count.
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
-
-
-def parse_checkpoint_interval(text: str | int) -> CheckpointInterval:
-    """Parse --checkpoint-every: 50 (steps), 10m, 1.5h or never.
-
-    Raises:
-        InputError: the text is not one of these.
-    """
-    text = str(text).strip()
-    if text == "never":
-        return CheckpointInterval()
-    if re.fullmatch(r"[0-9]{1,9}", text) and int(text) > 0:
-        return CheckpointInterval(steps=int(text))
-    if seconds := parse_duration(text):
-        return CheckpointInterval(seconds=seconds)
-    raise InputError(
-        f"--checkpoint-every {text}: must be a number of steps such as 50, a time such as 10m "
-        "(s, m, h, d), or never"
-    )
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as 90s, 10m, 1.5h or 1d; 0 for any other text."""
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([smhd])", text)
-    return float(match[1]) * _SECONDS[match[2]] if match else 0.0
 
 
 def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
@@ -99,7 +60,7 @@ class SaveAndStop:
     """Decides when this rank wants to save and to stop; all ranks then agree.
 
     Args:
-        interval: interval between checkpoints.
+        interval: between checkpoints; if it is never, only the last step is saved.
         num_steps: number of steps of the run; the last one is always saved.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
         has_peers: whether a launcher has started other ranks too.
@@ -111,7 +72,7 @@ class SaveAndStop:
 
     def __init__(
         self,
-        interval: CheckpointInterval,
+        interval: Interval,
         num_steps: int,
         stop_at: float = math.inf,
         has_peers: bool = False,
@@ -139,11 +100,8 @@ class SaveAndStop:
 
     def is_save_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after this step, counted from 1."""
-        if step == self.num_steps:
-            return True
-        if self.interval.steps:
-            return step % self.interval.steps == 0
-        return 0 < self.interval.seconds <= time.monotonic() - self._last_save
+        since = time.monotonic() - self._last_save
+        return step == self.num_steps or self.interval.is_over(step, since)
 
     def is_stop_due(self) -> bool:
         """Whether this rank wants to save and stop after the current step."""

@@ -1,0 +1,134 @@
+"""The rows of a run in the hands of others."""
+
+import csv
+import json
+
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.run import trackers
+from vigpipe.run.record import RunRecord
+from vigpipe.run.trackers import check_tracker
+
+CONFIG = {"lr": 0.5, "model": "vig_digits"}
+SCORES = {"loss": 0.75, "top1": 0.5, "top5": 1.0, "images": 8}
+
+
+def train(folder, track, *, steps_done=0, steps=3, logged=None):
+    """Write the rows of a run of some steps, which ends with an evaluation."""
+    log = [] if logged is None else logged
+    record = RunRecord(folder, CONFIG, steps_done, log.append, track)
+    for step in range(steps_done + 1, steps + 1):
+        record.add_step(step, 1, 1 / step, 0.5, 0.25, 8)
+    record.add_event("straggler", steps, "rank 1 is slow")
+    record.add_evaluation(1, SCORES | {"ema": {"loss": 0.5, "top1": 0.75, "top5": 1.0}})
+    record.finish({})
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path / 'server'}",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_csv_has_every_row_also_of_the_steps_before_a_resumption(tmp_path):
+    train(tmp_path, "csv", steps=5)
+    train(tmp_path, "csv", steps_done=2, steps=4)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["lr"]]
+    assert [row["step"] for row in steps] == ["1", "2", "3", "4"]
+    assert [float(row["loss"]) for row in steps] == [1 / 1, 1 / 2, 1 / 3, 1 / 4]
+    event, evaluation = rows[4:]
+    assert (event["step"], event["event"], event["message"]) == ("4", "straggler", "rank 1 is slow")
+    assert (evaluation["step"], evaluation["top1"], evaluation["ema_top1"]) == ("4", "0.5", "0.75")
+    assert float(evaluation["training_loss"]) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+
+
+@pytest.mark.heavy
+@pytest.mark.track
+def test_tensorboard_s_event_file_has_the_numbers_of_the_rows(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
+
+    train(tmp_path, "tensorboard", steps=5)
+    train(tmp_path, "tensorboard", steps_done=2, steps=4)  # as after a checkpoint of step 2
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    loss = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert loss == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
+    for name, value in {"test/top1": 0.5, "test/ema_top1": 0.75, "train/lr": 0.5}.items():
+        assert events.Scalars(name)[-1].step == 4
+        assert events.Scalars(name)[-1].value == value
+    assert "event/straggler/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.heavy
+@pytest.mark.track
+def test_mlflow_has_one_run_that_goes_on_after_a_resumption(tmp_path, offline):
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    train(folder, "mlflow", steps=2)
+    train(folder, "mlflow", steps_done=2, steps=4)
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("vigpipe")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params == {"lr": "0.5", "model": "vig_digits"}
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert {m.step: m.value for m in losses} == {1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4}
+    assert run.data.metrics["test/top1"] == 0.5
+    assert run.data.tags["straggler at step 4"] == "rank 1 is slow"
+
+
+@pytest.mark.heavy
+@pytest.mark.track
+def test_wandb_offline_keeps_one_run_of_all_rows(tmp_path, offline):
+    train(tmp_path, "wandb", steps=3)
+    name = (tmp_path / ".wandb-run").read_text().strip()
+    (kept,) = (tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")
+    content = kept.read_bytes()
+    for word in (b"train/loss", b"test/ema_top1", b"event/straggler", b"rank 1 is slow"):
+        assert word in content
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_package_that_is_not_installed_is_named_before_the_run(name, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
+    with pytest.raises(InputError, match=f"--track {name}: the package {name} is not installed"):
+        check_tracker(name)
+    check_tracker("csv")
+    check_tracker(None)
+
+
+class Broken:
+    def __init__(self, *_):
+        pass
+
+    def add(self, row, step):
+        raise ConnectionError("no route to host")
+
+
+def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_Csv", Broken)
+    logged = []
+    train(tmp_path, "csv", logged=logged)
+    (sentence,) = logged
+    assert "--track: failed at step 1 (ConnectionError: no route to host)" in sentence
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "lr" in row] == [1, 2, 3]
+
+
+def test_a_tracker_that_cannot_begin_ends_the_run_before_its_first_step(tmp_path):
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(InputError, match=r"--track csv: cannot begin \(.*Is a directory"):
+        train(tmp_path, "csv")

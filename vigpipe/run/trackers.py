@@ -1,0 +1,257 @@
+"""Where else the rows of metrics.jsonl go while a run trains (--track).
+
+A tracker gets every row as it is written: of steps, of evaluations and of events. Its package is
+not a dependency of vigpipe; only the rank that writes the run's files imports it.
+"""
+
+import contextlib
+import csv
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from vigpipe.config.choices import Track
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.run.folder import METRICS_TABLE, MLFLOW_RUN, TENSORBOARD, WANDB_RUN
+
+_PROJECT = "vigpipe"  # the name that W&B and MLflow group runs by, unless the environment has one
+_MLFLOW_SECONDS = 5  # between requests
+_MLFLOW_PATIENCE = 60  # seconds to wait for the last request at the end of a run
+_MLFLOW_MOST = 1000  # metrics that a server takes in one request
+_COLUMNS = (
+    *("step", "epoch", "loss", "lr", "step_seconds", "images_per_second"),
+    *("training_loss", "top1", "top5", "images", "ema_loss", "ema_top1", "ema_top5"),
+    *("event", "message"),
+)
+
+
+class Tracker(Protocol):
+    """Something that is told what metrics.jsonl is told."""
+
+    def add(self, row: Mapping[str, Any], step: int) -> None:
+        """Take a row.
+
+        Args:
+            row: the row of metrics.jsonl.
+            step: number of optimizer steps done when it was written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+def check_tracker(name: Track | None) -> None:
+    """Raise InputError if the package that --track needs is not installed; it is not imported."""
+    package = None if name == "csv" else name
+    if package is not None and find_spec(package) is None:
+        raise InputError(
+            f"--track {name}: the package {package} is not installed; install it beside vigpipe, "
+            "or track with csv"
+        )
+
+
+def open_tracker(
+    name: Track, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Tracker:
+    """Open a tracker for a run.
+
+    Args:
+        name: value of --track.
+        folder: of the run, which exists.
+        config: options of the run.
+        rows: those that the run goes on from; empty for a new run.
+
+    Raises:
+        InputError: the tracker cannot be opened.
+    """
+    kinds = {"csv": _Csv, "tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
+    try:
+        return kinds[name](folder, config, rows)
+    except Exception as error:  # of the tracker's own kinds: no login, no server, a full disk
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(f"--track {name}: cannot begin ({escaped(why)})") from error
+
+
+def _named(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row under names that say what they are of: train/loss, test/top1."""
+    if "event" in row:
+        return {}
+    of = "train" if "step" in row else "test"
+    return {
+        "train/epoch_loss" if key == "training_loss" else f"{of}/{key}": value
+        for key, value in _flat(row).items()
+        if key not in ("step", "epoch", "images")
+    }
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose inner table, of the moving average, is part of the names: ema_top1."""
+    flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+    return flat | {
+        f"{key}_{inner}": number
+        for key, value in row.items()
+        if isinstance(value, Mapping)
+        for inner, number in value.items()
+    }
+
+
+class _Csv:
+    """metrics.csv in the run's folder: all rows, a column for every name."""
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._file = (folder / METRICS_TABLE).open("w", encoding="utf-8", newline="")
+        self._writer = csv.DictWriter(self._file, _COLUMNS, extrasaction="ignore")
+        self._writer.writeheader()
+        step = 0
+        for row in rows:
+            step = row.get("step", step)
+            self.add(row, step)
+
+    def add(self, row: Mapping[str, Any], step: int) -> None:
+        self._writer.writerow({"step": step} | _flat(row))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _TensorBoard:
+    """Event files in the run's folder, for `tensorboard --logdir runs`."""
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        done = max((row.get("step", 0) for row in rows), default=0)
+        # What an earlier run wrote of later steps is not shown any more.
+        self._writer = SummaryWriter(folder / TENSORBOARD, purge_step=done + 1, flush_secs=30)
+        options = "\n".join(f"    {name} = {value!r}" for name, value in config.items())
+        self._writer.add_text("options", options, done)
+
+    def add(self, row: Mapping[str, Any], step: int) -> None:
+        for name, value in _named(row).items():
+            self._writer.add_scalar(name, value, step)
+        if "event" in row:
+            self._writer.add_text(f"event/{row['event']}", row["message"], step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and the like hold as anywhere."""
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=folder.resolve().name,
+            id=_kept(folder / WANDB_RUN, uuid4().hex[:8], is_new=not rows),
+            resume="allow",
+            dir=folder,
+            config=dict(config),
+        )
+        # As an axis, not as wandb's own step: that one refuses to go back after a resumption.
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, row: Mapping[str, Any], step: int) -> None:
+        if "event" in row:
+            self._run.log({"step": step, f"event/{row['event']}": row["message"]})
+        else:
+            self._run.log({"step": step, "epoch": row["epoch"], **_named(row)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    """A run on the server of MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME."""
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+        self._client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = (
+            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
+        kept = folder / MLFLOW_RUN
+        is_new = not rows or not kept.exists()
+        if is_new:
+            run = self._client.create_run(number, run_name=folder.resolve().name)
+            self._run = _kept(kept, run.info.run_id, is_new=True)
+            params = [Param(name, str(value)) for name, value in config.items()]
+            self._client.log_batch(self._run, params=params)
+        else:
+            self._run = _kept(kept, "", is_new=False)
+            self._client.update_run(self._run, status="RUNNING")
+        self._metrics: list[Any] = []  # to be sent
+        self._tags: dict[str, str] = {}
+        self._lock, self._ends = threading.Lock(), threading.Event()
+        self._error: Exception | None = None
+        # A request to a server that is gone is repeated for minutes, which no step may wait for.
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def add(self, row: Mapping[str, Any], step: int) -> None:
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+
+        if self._error is not None:
+            raise self._error
+        now = time.time_ns() // 1_000_000
+        with self._lock:
+            self._metrics += [Metric(name, float(x), now, step) for name, x in _named(row).items()]
+            if "event" in row:
+                self._tags[f"{row['event']} at step {step}"] = row["message"]
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join(_MLFLOW_PATIENCE)
+        if self._error is not None:
+            raise self._error
+        if self._thread.is_alive():
+            raise TimeoutError(f"no answer for {_MLFLOW_PATIENCE} s")
+
+    def _send(self) -> None:
+        """Send what there is every few seconds, and the rest at the end; runs in a thread."""
+        try:
+            is_last = False
+            while not is_last:
+                is_last = self._ends.wait(_MLFLOW_SECONDS)
+                with self._lock:
+                    metrics, tags = self._metrics, self._tags
+                    self._metrics, self._tags = [], {}
+                for first in range(0, len(metrics), _MLFLOW_MOST):
+                    self._client.log_batch(self._run, metrics[first : first + _MLFLOW_MOST])
+                for name, message in tags.items():
+                    self._client.set_tag(self._run, name, message)
+            self._client.set_terminated(self._run)
+        except Exception as error:  # told by the next `add`, or by `close`
+            self._error = error
+
+
+def _kept(path: Path, new: str, is_new: bool) -> str:
+    """Return the name of the tracker's run that a file of the run's folder keeps."""
+    if not is_new:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return path.read_text(encoding="ascii").strip() or new
+    path.write_text(f"{new}\n", encoding="ascii")
+    return new
