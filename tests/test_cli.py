@@ -271,8 +271,8 @@ def test_the_version_is_told(capsys):
 
 
 def helped(*words: str) -> str:
-    """What `vigpipe WORDS --help` prints, without importing what takes seconds."""
-    code = f"import sys; from vigpipe.cli import main; main([*{words!r}, '--help']); "
+    """What `vigpipe WORDS` prints if WORDS ask for help, without importing what takes seconds."""
+    code = f"import sys; from vigpipe.cli import main; main([*{words!r}]); "
     code += "assert not {'torch', 'timm', 'matplotlib', 'PIL', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
@@ -283,20 +283,21 @@ def helped(*words: str) -> str:
     ("verb", "options"),
     [("train", TrainConfig), ("graph", GraphConfig), ("predict", PredictConfig)],
 )
-def test_help_lists_every_option_and_does_not_wait_for_torch(verb, options):
-    told = helped(verb)
+def test_help_all_lists_every_option_and_does_not_wait_for_torch(verb, options):
+    told = helped(verb, "--help-all")
     for field in fields(options):
         assert flag(field.name) in told
 
 
 def test_help_lists_every_verb():
     told = helped()
+    assert told == helped("--help") == helped("-h")
     for verb in ("train", "check", "graph", "predict", "weights", "bench"):
         assert verb in told
 
 
 def test_help_of_weights_convert_names_both_files():
-    told = helped("weights", "convert")
+    told = helped("weights", "convert", "--help")
     assert "SOURCE" in told
     assert "TARGET" in told
 

@@ -1,5 +1,6 @@
 """The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -23,10 +24,12 @@ from vigpipe.bench.options import (
     SyncBench,
     VigBench,
 )
+from vigpipe.commands.help import help_text, wants_help
+from vigpipe.config.choices import Shell
 from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
-from vigpipe.errors import DONE, INTERRUPTED, WRONG_INPUT, InputError
+from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.files.names import escaped, is_plain
 from vigpipe.run.folder import RUN_FILES
 from vigpipe.study.options import StudyConfig
@@ -59,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, path = read_config_file(arguments)
         app = make_app(arguments)
+        if wants_help(app, arguments):
+            print(help_text(app, arguments))
+            return DONE
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), _check_values)
@@ -73,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
+        return NOBODY_READS
 
 
 def _check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -196,6 +205,17 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.predict import run_predict
 
         return run_predict(config, images, arguments)
+
+    @app.command
+    def completion(shell: Shell, /) -> None:
+        """Print a script that lets a shell complete verbs, options and choices.
+
+        Args:
+            shell: the shell; docs/command-line.md says where the script goes.
+        """
+        from vigpipe.commands.completion import completion_script
+
+        print(completion_script(app, shell))
 
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)

@@ -8,6 +8,7 @@ PEER_LOST = 70  # another rank is gone or silent
 SAVED = 75  # stopped before the end with a checkpoint; start the run again to continue
 NOT_FINITE = 76  # the loss is NaN or infinite
 INTERRUPTED = 130  # 128 + SIGINT
+NOBODY_READS = 141  # 128 + SIGPIPE: the reader of the output is gone
 
 
 class InputError(ValueError):

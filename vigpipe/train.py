@@ -22,7 +22,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vigpipe.analysis.run_timing import describe, gather_timing, make_recorder, write_timing
+from vigpipe.analysis.run_timing import (
+    describe,
+    gather_timing,
+    make_recorder,
+    where_the_rest_is,
+    write_timing,
+)
 from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.resume import resume
 from vigpipe.checkpoint.weights_file import save_run_weights
@@ -195,7 +201,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         record.finish(summary)
         if timing is not None:
             write_timing(timing, run, folder, device)
-            log(describe(timing))
+            log(f"{describe(timing)}\n\n{where_the_rest_is(folder, config.trace)}")
         log(f"weights and metrics in {folder}")
         return DONE
 

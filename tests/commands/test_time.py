@@ -98,7 +98,9 @@ def test_time_in_one_process(tmp_path, capsys):
     assert printed.startswith("vig_digits on fake: 1 replica × 1 stage, 2 micro-batches, gpipe")
     for words in ("3 steps after a warm-up of 1: median", "Every other step ran untimed: "):
         assert words in printed
-    assert printed.splitlines()[-1] == str(folder)
+    assert "block 1/grapher" not in printed  # the first tables, and where the rest is
+    assert "block 1/grapher" in (folder / "timing.md").read_text()
+    assert printed.splitlines()[-1].startswith(f"{folder}/timing.md has the tables of every stage")
 
     # Its configuration is read back by every verb, what time adds to train's options left out.
     config = tomllib.loads((folder / "config.toml").read_text())

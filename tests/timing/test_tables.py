@@ -145,7 +145,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_lines_come_in_the_order_of_a_step():
-    found = cells(tables(RUN, "github"))
+    found = cells(tables(RUN))
     names = [(line[1], line[2]) for line in found if line[0] in ("", "0") and "." in line[3]]
     regions = ["block 2", "block 2/ffn", "block 2/grapher", "block 10", "readout", "loss"]
     assert names == [
@@ -162,15 +162,8 @@ def test_lines_come_in_the_order_of_a_step():
 
 def test_tables_are_in_milliseconds_with_every_statistic():
     rows = [row("step", seconds, step=i) for i, seconds in enumerate((0.001, 0.002, 0.006))]
-    (line,) = [line for line in cells(tables(rows, "github")) if line[1] == "step"]
+    (line,) = [line for line in cells(tables(rows)) if line[1] == "step"]
     assert line == ["", "step", "", "3.000", "2.646", "1.000", "6.000", "2.000", "5.600", "3"]
-
-
-def test_text_shows_the_parts_of_a_block_by_their_place():
-    text = tables(RUN)
-    assert "\n      0  block 2 " in text
-    assert "\n      0  · grapher " in text
-    assert "block 2/grapher" not in text
 
 
 def test_phases_without_rows_have_no_table():

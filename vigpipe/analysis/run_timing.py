@@ -228,7 +228,12 @@ def _since_begin(spans: Sequence[Span]) -> list[Sequence[object]]:
 
 
 def describe(timing: Timing, fmt: str = "simple") -> str:
-    """Describe the timing for people to read: as text, or as Markdown with `github`."""
+    """Describe the timing for people to read.
+
+    Args:
+        timing: the gathered timing.
+        fmt: `simple` for the first tables as text, `github` for all of them in Markdown.
+    """
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")
     sections: list[str] = []
@@ -245,16 +250,23 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     bubble = timing.bubble
     if bubble is not None:
         sections += [f"{heading}The bubble", bubble_sentence(bubble)]
+    sections += [f"{heading}As in the study's tables", study_table(timing.rows, fmt)]
+    if fmt == "github":
+        sections.append(tables(timing.rows))
     sections += [
-        f"{heading}As in the study's tables",
-        study_table(timing.rows, fmt),
-        tables(timing.rows, fmt),
         f"{heading}Peak memory",
         ", ".join(
             f"rank {rank}: {peak / 1e6:.0f} MB" for rank, peak in enumerate(timing.peak_bytes)
         ),
     ]
     return "\n\n".join(sections)
+
+
+def where_the_rest_is(folder: Path, with_pictures: bool) -> str:
+    """Say where what `describe` leaves out is to be found."""
+    text = f"{folder}/timing.md has the tables of every stage, block and part, timing.csv all rows"
+    pictures = "; timeline.png shows the last timed step, trace.json goes into ui.perfetto.dev"
+    return f"{text}{pictures if with_pictures else ''}; vigpipe report {folder} makes a page."
 
 
 def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:

@@ -6,7 +6,13 @@ from statistics import median
 
 import torch
 
-from vigpipe.analysis.run_timing import describe, gather_timing, make_recorder, write_timing
+from vigpipe.analysis.run_timing import (
+    describe,
+    gather_timing,
+    make_recorder,
+    where_the_rest_is,
+    write_timing,
+)
 from vigpipe.config.files import as_toml
 from vigpipe.launch.device import synchronize
 from vigpipe.run.batches import batches
@@ -79,4 +85,4 @@ def time_steps(
             f"Every other step ran untimed: {1e3 * untimed:.3f} ms (median), timed "
             f"{1e3 * timed:.3f} ms: {timed / untimed - 1:+.2%}."
         )
-    print(folder)
+    print(where_the_rest_is(folder, run.config.trace))

@@ -80,24 +80,18 @@ def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
     return statistics(steps) if steps else None
 
 
-def tables(rows: Sequence[Row], fmt: str = "simple") -> str:
-    """Write tables of everything that was timed, for training and test apart.
-
-    Args:
-        rows: rows of timing.csv.
-        fmt: format of tabulate, such as `simple` or `github`.
-    """
+def tables(rows: Sequence[Row]) -> str:
+    """Write Markdown tables of everything that was timed, for training and test apart."""
     parts: list[str] = []
     for phase, title in zip(PHASES, ("Training steps", "Test batches"), strict=True):
         seconds = slowest(rows, phase)
-        heading = "### " if fmt == "github" else ""
         units = (
             "milliseconds a step, of the slowest rank",
             "the parts of the model, milliseconds a step (all micro-batches)",
         )
         for keys, unit in zip(_split(seconds), units, strict=True):
             if keys:
-                parts += [f"{heading}{title}, {unit}", _table(keys, seconds, fmt)]
+                parts += [f"### {title}, {unit}", _table(keys, seconds)]
     return "\n\n".join(parts)
 
 
@@ -164,16 +158,15 @@ def _place(name: str) -> tuple[int, int, str]:
     return place, int(block[1]) if block else 0, name
 
 
-def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]], fmt: str) -> str:
+def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]]) -> str:
     lines = []
     for stage, name, direction in keys:
         s = statistics(seconds[stage, name, direction])
         numbers = (s.mean, s.std, s.min, s.max, s.median, s.p95)
-        depth = "· " * name.count("/") if fmt != "github" else ""  # tabulate strips blanks
         lines.append(
             (
                 "" if stage < 0 else str(stage),
-                depth + (name if fmt == "github" else name.split("/")[-1]),
+                name,
                 direction,
                 *(f"{1e3 * x:.3f}" for x in numbers),
                 str(s.count),
@@ -181,4 +174,6 @@ def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]], fmt: str) ->
         )
     headers = ["stage", "", "", "mean", "std", "min", "max", "median", "p95", "steps"]
     align = ("right", "left", "left", *["right"] * 7)
-    return tabulate(lines, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=align)
+    return tabulate(
+        lines, headers=headers, tablefmt="github", disable_numparse=True, colalign=align
+    )

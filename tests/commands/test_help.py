@@ -1,0 +1,114 @@
+"""What --help prints, and what a shell completes."""
+
+import re
+import subprocess
+from dataclasses import fields
+
+import pytest
+
+from vigpipe.cli import main, make_app
+from vigpipe.commands.help import help_text
+from vigpipe.config.groups import GROUPS, SHORT
+from vigpipe.config.options import TrainConfig, flag
+
+
+def options_in(text: str) -> list[str]:
+    """The first name of every entry."""
+    return re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+
+
+def help_of(words: str, width: int = 80) -> str:
+    return help_text(make_app([]), words.split(), width)
+
+
+def test_every_option_of_a_run_is_in_one_group():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(field.name for field in fields(TrainConfig))
+    assert set(grouped) > SHORT
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+@pytest.mark.parametrize(
+    "words", ["", "train --help", "train --help-all", "plan --help-all", "bench soak -h"]
+)
+def test_no_line_is_wider_than_the_terminal(words, width):
+    lines = help_of(words, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) > width * 0.8
+
+
+def test_train_shows_what_matters_in_groups_and_says_how_many_more_there_are():
+    short, everything = help_of("train --help"), help_of("train --help-all")
+    assert set(options_in(short)) == {flag(name) for name in SHORT}
+    assert sorted(options_in(everything)) == sorted(flag(f.name) for f in fields(TrainConfig))
+    assert [line for line in short.splitlines() if line in GROUPS] == [*GROUPS]
+    more = len(fields(TrainConfig)) - len(SHORT)
+    assert f"There are {more} more: vigpipe train --help-all." in short
+
+
+@pytest.mark.parametrize(
+    ("verb", "own"),
+    [
+        ("check", ["--compare-steps"]),
+        ("time", ["--steps", "--test-batches"]),
+        ("plan", ["--bandwidth", "--profile", "--explain"]),
+    ],
+)
+def test_check_time_and_plan_show_what_differs_and_point_to_train(verb, own):
+    text = help_of(f"{verb} --help")
+    assert set(own) <= set(options_in(text))
+    assert "--lr" not in text
+    assert "the options of vigpipe train as well" in text
+    assert "--lr" in help_of(f"{verb} --help-all")
+
+
+def test_a_positional_argument_is_named_by_its_place():
+    text = help_of("weights convert --help")
+    assert text.startswith("Usage: vigpipe weights convert SOURCE TARGET [OPTIONS]")
+    assert "  TARGET                    the .safetensors file to write. [required]" in text
+
+
+def test_a_switch_that_is_on_shows_how_it_is_turned_off():
+    assert "\n  --timing  " in help_of("train --help-all")
+    assert "\n  --augment, --no-augment" in help_of("train --help-all")
+
+
+def test_bash_completes_verbs_options_and_choices(capsys, tmp_path):
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "vigpipe.bash"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(words)
+        code = f"""
+            source {script}
+            COMP_WORDS=({" ".join(word or "''" for word in words)})
+            COMP_CWORD={len(words) - 1} COMP_LINE="{line}" COMP_POINT={len(line)}
+            $(complete -p vigpipe | sed 's/.*-F \\([^ ]*\\).*/\\1/') vigpipe "{words[-1]}"
+            printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+        return [word.strip() for word in done.stdout.splitlines()]
+
+    assert "train" in completed("vigpipe", "tr")
+    assert "--keep-best" in completed("vigpipe", "train", "--keep")
+    assert completed("vigpipe", "train", "--schedule", "1") == ["1f1b"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_have_scripts_with_the_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert "keep-best" in capsys.readouterr().out
+
+
+def test_the_script_for_zsh_calls_or_registers_the_function_that_it_defines(capsys):
+    # By hand, in zsh 5.9, from a folder of $fpath and sourced: the words of the test of bash.
+    assert main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    (function,) = re.findall(r"^(_\w+)\(\)", script, re.MULTILINE)
+    assert script.endswith(f'  {function} "$@"\nelse\n  compdef {function} vigpipe\nfi\n')
+
+
+def test_another_shell_is_refused(capsys):
+    assert main(["completion", "tcsh"]) == 2
+    assert "tcsh" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""What `--help` and `--help-all` print, from the parser itself: in groups, wrapped to the terminal.
+
+The commands that take all options of `vigpipe train` show their own ones and point to train's.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from cyclopts import App
+
+from vigpipe.config.groups import GROUPS, SHORT
+
+FLAGS = ("--help", "-h", "--help-all")
+_INDENT = 28  # columns before the meaning of an option
+_WIDEST = 110
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option or a positional argument of a command.
+
+    Attributes:
+        names: --name and, where it can be turned off, --no-name; one word for an argument.
+        kinds: kinds of value that it takes: whole number, number, text, path.
+        choices: values that it may have, if they are few.
+        default: its default; empty where that depends on something else.
+        is_required: whether it must be given.
+        meaning: what it does.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    choices: tuple[str, ...]
+    default: str
+    is_required: bool
+    meaning: str
+
+    @property
+    def field(self) -> str:
+        """Name of the field of the options' dataclass: batch_size for --batch-size."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is given by its place in the command."""
+        return not self.names[0].startswith("-")
+
+
+def options_of(command: App) -> list[Option]:
+    """Read the options of a command from its parser, in their order."""
+    return [
+        Option(
+            tuple(argument.names),
+            *_values(argument.hint),
+            _default(argument.field_info.default),
+            bool(argument.required),
+            " ".join((argument.parameter.help or "").split()),
+        )
+        for argument in command.assemble_argument_collection(parse_docstring=True)
+        if argument.show
+    ]
+
+
+def wants_help(app: App, arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for help, or names no command that does something."""
+    if any(flag in arguments for flag in FLAGS):
+        return True
+    _, apps, rest = app.parse_commands(arguments)
+    return apps[-1].default_command is None and not rest
+
+
+def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> str:
+    """Write the help of the command that a command line names.
+
+    Args:
+        app: the parser.
+        arguments: the command line without the program.
+        width: columns; by default those of the terminal, 110 at most.
+    """
+    width = width or min(shutil.get_terminal_size().columns, _WIDEST)
+    names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])
+    name, command = " ".join(("vigpipe", *names)), apps[-1]
+    commands = [sub for sub in command if not sub.startswith("-")]
+    if commands:
+        parts = _list_commands(name, command, commands, width)
+    else:
+        parts = _list_options(name, app, command, "--help-all" in arguments, width)
+    return "\n".join(parts)
+
+
+def summary(command: App) -> str:
+    """Return what a command does: the first paragraph of its docstring, on one line."""
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+def _list_commands(name: str, command: App, commands: Iterable[str], width: int) -> list[str]:
+    parts = [f"Usage: {name} COMMAND", "", *textwrap.wrap(summary(command), width), "", "Commands"]
+    for sub in commands:
+        parts += _entry(sub, summary(command[sub]), width, indent=14)
+    return [*parts, "", f"{name} COMMAND --help tells the options of a command."]
+
+
+def _list_options(name: str, app: App, command: App, is_full: bool, width: int) -> list[str]:
+    options = options_of(command)
+    arguments = [option for option in options if option.is_positional]
+    words = [option.names[0] for option in arguments]
+    parts = [" ".join(("Usage:", name, *words, "[OPTIONS]")), ""]
+    parts += [*textwrap.wrap(summary(command), width), ""]
+    trains = options_of(app["train"])
+    extends = {o.field for o in trains} <= {o.field for o in options} and name != "vigpipe train"
+    if extends:
+        own = [option for option in options if option not in trains]
+        groups = {"Options": own} | (_grouped(trains) if is_full else {})
+    elif name == "vigpipe train":
+        groups = _grouped(o for o in options if is_full or o.field in SHORT)
+    else:
+        flags = [option for option in options if not option.is_positional]
+        groups = {"Arguments": arguments, "Options": flags}
+    for group, members in groups.items():
+        if members:
+            parts.append(group)
+            for option in members:
+                parts += _entry(_label(option), _meaning(option), width)
+            parts.append("")
+    if extends and not is_full:
+        parts += textwrap.wrap(
+            "It takes the options of vigpipe train as well, which vigpipe train --help tells.",
+            width,
+        )
+    elif name == "vigpipe train" and not is_full:
+        parts += textwrap.wrap(
+            f"There are {len(options) - len(SHORT)} more: vigpipe train --help-all.", width
+        )
+    return parts
+
+
+def _grouped(options: Iterable[Option]) -> dict[str, list[Option]]:
+    by_field = {option.field: option for option in options}
+    return {
+        group: [by_field[field] for field in fields if field in by_field]
+        for group, fields in GROUPS.items()
+    }
+
+
+def _entry(label: str, meaning: str, width: int, indent: int = _INDENT) -> list[str]:
+    """Lay an entry out in two columns; a label that is too long has a line of its own."""
+    lines = textwrap.wrap(meaning, width - indent, break_long_words=False, break_on_hyphens=False)
+    if len(label) + 4 > indent:
+        lines.insert(0, "")
+    first, *rest = lines or [""]
+    return [f"  {label:<{indent - 2}}{first}".rstrip(), *(" " * indent + line for line in rest)]
+
+
+def _label(option: Option) -> str:
+    if option.is_positional:
+        return option.names[0]
+    names = option.names[:1] if option.default == "off" else option.names
+    kinds = ["CHOICE"] if option.choices and not option.kinds else []
+    kinds += [{"whole number": "N", "number": "X"}.get(kind, kind.upper()) for kind in option.kinds]
+    return " ".join((", ".join(names), "|".join(kinds))).strip()
+
+
+def _meaning(option: Option) -> str:
+    default = "required" if option.is_required else ""
+    if option.default not in ("", "off"):
+        default = f"default: {option.default}"
+    choices = ", ".join(option.choices)
+    if choices:
+        choices = f"{'or' if option.kinds else 'one of'} {choices}"
+    facts = "; ".join(filter(None, [choices, default]))
+    return f"{option.meaning} [{facts}]" if facts else option.meaning
+
+
+def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401
+    """The kinds of value that an option takes, and its fixed choices."""
+    if get_origin(hint) in (Union, UnionType):
+        found = [_values(each) for each in get_args(hint)]
+        kinds = dict.fromkeys(kind for kinds, _ in found for kind in kinds)
+        return (*kinds,), tuple(choice for _, choices in found for choice in choices)
+    if get_origin(hint) is Literal:
+        return (), tuple(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        (kind,), _ = _values(get_args(hint)[0])
+        return (f"{kind} …",), ()
+    names = {int: "whole number", float: "number", str: "text", Path: "path"}
+    return ((names[hint],), ()) if hint in names else ((), ())
+
+
+def _default(default: object) -> str:
+    """What an option is where it is not given; nothing where that depends on something else."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default) if isinstance(default, int | float | str | Path) else ""
