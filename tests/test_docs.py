@@ -43,7 +43,7 @@ PAGES = sorted(
 # Commands that are not vigpipe's own, by how they begin, and who runs them.
 OTHERS = {
     ".ci/run": "CI",
-    ".uv/bin/uv pip install --no-deps -e .": "by hand",
+    ". .venv/bin/activate": "by hand",
     ".uv/bin/uv pip sync --python .venv-docs --require-hashes requirements-docs.lock": "CI",
     ".uv/bin/uv venv --allow-existing .venv-docs": "CI",
     ".venv-docs/bin/python docs/build.py": "CI",

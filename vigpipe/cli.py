@@ -217,6 +217,22 @@ def make_app(arguments: list[str]) -> App:
 
         print(completion_script(app, shell))
 
+    slurm = App(name="slurm", help="Run under Slurm.")
+    app.command(slurm)
+
+    @slurm.command(name="write")
+    def write_(folder: Path, /, *, overwrite: bool = False) -> None:
+        """Write the batch files train.sbatch and study.sbatch, to be changed and submitted.
+
+        Args:
+            folder: where to; it is made if there is none.
+            overwrite: replace files of these names.
+        """
+        from vigpipe.commands.slurm import write_batch_files
+
+        for path in write_batch_files(folder, overwrite=overwrite):
+            print(path)
+
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)
 

@@ -85,9 +85,9 @@ class TrainConfig:
         workers: processes per rank that read and augment images ahead of time; with 0 the rank
             reads them itself.
         skip_bad_images: leave out images that cannot be read, and report how many.
-        stages: number of ranks in one pipeline, or a plan file from stages/, or auto, which uses
-            all the ranks there are, or all that this host has room for, and cuts the model by
-            measured cost.
+        stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's
+            such as vig-ti-2; or auto, which uses all the ranks there are, or all that this host has
+            room for, and cuts the model by measured cost.
         microbatches: micro-batches into which each replica cuts its share of a batch.
         dp: number of data-parallel replicas.
         schedule: order of forwards and backwards.

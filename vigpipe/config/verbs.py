@@ -51,7 +51,7 @@ class PredictConfig:
         format: output format: text, or json with one object per line.
         skip_bad_images: leave out images that cannot be read, and report how many.
         batch_size: number of images that run at once, over all replicas.
-        stages: number of ranks in one pipeline, or a plan file from stages/.
+        stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's.
         microbatches: micro-batches into which each replica cuts its share of a batch.
         dp: number of data-parallel replicas.
         schedule: order of the forwards.

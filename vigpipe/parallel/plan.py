@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vigpipe.errors import InputError
+from vigpipe.files.shipped import shipped
 from vigpipe.files.untrusted import read_toml
 
 
@@ -56,7 +57,7 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
     """Read a plan file and check it against the model.
 
     Args:
-        path: the file, in the format of stages/README.md.
+        path: the file, in the format of stages/README.md, or the name of one of vigpipe's plans.
         model: name of the model that the plan must be for.
         num_blocks: number of blocks of that model.
 
@@ -64,7 +65,12 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
         InputError: the file cannot be read, has an unknown or missing key, is for another model, or
             does not give every block of the model to exactly one stage, in order.
     """
-    advice = "give a number of stages or a plan file"
+    plans = {
+        plan.stem: plan for plan in sorted(shipped("stages").glob("*.toml"), key=lambda p: p.stem)
+    }
+    if str(path) in plans and not path.exists():
+        path = plans[str(path)]
+    advice = f"give a number of stages, a plan file, or a plan of vigpipe's ({', '.join(plans)})"
     if os.path.isdir(path):
         raise InputError(f"--stages {path}: cannot be read (it is a folder); {advice}")
     try:
