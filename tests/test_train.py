@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.test_cli import make_pictures
-from tests.world import ROOT, run_command, run_ranks, start_command, wait_until
+from tests.world import PROMPT, ROOT, run_command, run_ranks, start_command, wait_until
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
@@ -330,12 +330,13 @@ if __name__ == "__main__":
 """
 
 
-def test_an_exception_on_one_rank_ends_all_within_ten_seconds(tmp_path):
+def test_an_exception_on_one_rank_ends_all_promptly(tmp_path):
     script, out = tmp_path / "broken.py", tmp_path / "out"
     script.write_text(BROKEN)
     line = [sys.executable, str(script), str(tmp_path), "train", *FOUR_RANKS, "--out", str(out)]
     done = run_command(line)
-    assert time.time() - (tmp_path / "broke").stat().st_mtime < 10
+    # To the end of the last process; who waited for a silent peer would wait for a minute.
+    assert time.time() - (tmp_path / "broke").stat().st_mtime < PROMPT
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "rank 2: RuntimeError: the disk of rank 2 is gone"
     assert done.stderr.count("Traceback") == 1

@@ -215,3 +215,10 @@ def test_run_command_notices_what_is_left_behind(fresh, monkeypatch):
             command.wait(10)
         assert len(command.processes()) == 1
     assert command.processes() == []
+
+
+def test_waiting_for_a_command_that_has_ended_tells_what_it_printed():
+    line = [sys.executable, "-c", "import sys; sys.exit('it broke')"]
+    message = "ended with 1, before: step 3\nit broke"
+    with start_command(line) as command, pytest.raises(AssertionError, match=message):
+        wait_until(lambda: False, "step 3", running=command)

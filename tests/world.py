@@ -283,10 +283,28 @@ def run_command(
         return command.wait(timeout)
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = GUARD) -> None:
-    """Look again and again until the condition holds; fail with `what` when time is up."""
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = GUARD,
+    running: Command | None = None,
+) -> None:
+    """Look again and again until the condition holds; fail with `what` when time is up.
+
+    Args:
+        condition: what must hold.
+        what: the same in words.
+        seconds: how long to wait.
+        running: the command that brings it about; if it ends before, that is told at once.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
+    while True:
+        ended = running if running is not None and running.popen.poll() is not None else None
+        if condition():
+            return
+        if ended is not None:
+            code, told = ended.popen.poll(), (ended.folder / "stderr").read_text()
+            raise AssertionError(f"the command ended with {code}, before: {what}\n{told}")
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.02)

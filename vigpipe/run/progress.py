@@ -60,7 +60,8 @@ class RunProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # rich 13 would print an empty line
+            self._bar.stop()
 
     def resume(self) -> None:
         """Leave the time since the last step out of the throughput: it went to something else."""
