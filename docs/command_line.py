@@ -6,7 +6,7 @@ from pathlib import Path
 from cyclopts import App
 
 from vigpipe.cli import make_app
-from vigpipe.commands.help import Option, options_of, summary
+from vigpipe.commands.help import Option, beside_train, options_of, subcommands, summary
 
 PAGE = Path(__file__).with_name("command-line.md")
 HEAD = """\
@@ -35,53 +35,49 @@ choices. It belongs into a file that the shell reads by itself:
 def page() -> str:
     """The whole page in Markdown."""
     app = make_app([])
-    train = {row[0]: row for row in _rows(app["train"])}
-    parts = [HEAD, *(_section(names, command, train) for names, command in _commands(app))]
+    trains = options_of(app["train"])
+    parts = [HEAD, *(_section(names, command, trains) for names, command in _commands(app))]
     return "\n".join(parts)
 
 
 def _commands(app: App, names: tuple[str, ...] = ("vigpipe",)) -> Iterator[tuple[str, App]]:
     """Every command that does something, by its full name, in the order of the parser."""
-    for name in app:
-        if name.startswith("-"):
-            continue
+    for name in subcommands(app):
         command = app[name]
-        if any(not sub.startswith("-") for sub in command):
+        if subcommands(command):
             yield from _commands(command, (*names, name))
         else:
             yield " ".join((*names, name)), command
 
 
-def _section(name: str, command: App, train: dict[str, list[str]]) -> str:
+def _section(name: str, command: App, trains: list[Option]) -> str:
     """Heading, what the command does, and a table of its arguments and options."""
-    rows = _rows(command)
+    options = options_of(command)
     text = [f"## {name}", "", summary(command), ""]
-    if name != "vigpipe train" and train.keys() <= {row[0] for row in rows}:
-        rows = [row for row in rows if train.get(row[0]) != row]
+    own = beside_train(options, trains)
+    if own is not None and name != "vigpipe train":
+        options = own
         text += [
             "It takes every option of [vigpipe train](#vigpipe-train)"
-            + ("; these are its own, or differ:" if rows else "."),
+            + ("; these are its own, or differ:" if own else "."),
             "",
         ]
-    if rows:
+    if options:
         text += ["| option | meaning |", "|---|---|"]
-        text += [f"| {' | '.join(row)} |" for row in rows]
+        text += [f"| {' | '.join(_row(option))} |" for option in options]
         text.append("")
     return "\n".join(text)
 
 
-def _rows(command: App) -> list[list[str]]:
-    """Name and meaning of every argument of a command, as cells of a table."""
-    rows: list[list[str]] = []
-    for option in options_of(command):
-        default = "required" if option.is_required else _default(option)
-        values = [*option.kinds, *(f"`{choice}`" for choice in option.choices)]
-        value = " or ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
-        facts = "; ".join(filter(None, [value, default]))
-        meaning = _escaped(option.meaning)
-        names = "<br>".join(f"`{name}`" for name in option.names)
-        rows.append([names, f"{meaning}<br>*{facts}*" if facts else meaning])
-    return rows
+def _row(option: Option) -> tuple[str, str]:
+    """Name and meaning of an option, as cells of a table."""
+    default = "required" if option.is_required else _default(option)
+    values = [*option.kinds, *(f"`{choice}`" for choice in option.choices)]
+    value = " or ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
+    facts = "; ".join(filter(None, [value, default]))
+    meaning = _escaped(option.meaning)
+    names = "<br>".join(f"`{name}`" for name in option.names)
+    return names, f"{meaning}<br>*{facts}*" if facts else meaning
 
 
 def _default(option: Option) -> str:

@@ -66,6 +66,26 @@ def options_of(command: App) -> list[Option]:
     ]
 
 
+def subcommands(command: App) -> list[str]:
+    """Return the names of the commands below a command, in their order; none if it is a verb."""
+    return [name for name in command if not name.startswith("-")]
+
+
+def beside_train(options: Sequence[Option], trains: Sequence[Option]) -> list[Option] | None:
+    """Return the options that `vigpipe train` does not have, or has otherwise.
+
+    Args:
+        options: of a command.
+        trains: those of `vigpipe train`.
+
+    Returns:
+        The options in their order; None if the command does not take all of train's.
+    """
+    if not {option.field for option in trains} <= {option.field for option in options}:
+        return None
+    return [option for option in options if option not in trains]
+
+
 def wants_help(app: App, arguments: Sequence[str]) -> bool:
     """Whether a command line asks for help, or names no command that does something."""
     if any(flag in arguments for flag in FLAGS):
@@ -85,9 +105,8 @@ def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> s
     width = width or min(shutil.get_terminal_size().columns, _WIDEST)
     names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])
     name, command = " ".join(("vigpipe", *names)), apps[-1]
-    commands = [sub for sub in command if not sub.startswith("-")]
-    if commands:
-        parts = _list_commands(name, command, commands, width)
+    if subcommands(command):
+        parts = _list_commands(name, command, width)
     else:
         parts = _list_options(name, app, command, "--help-all" in arguments, width)
     return "\n".join(parts)
@@ -98,9 +117,9 @@ def summary(command: App) -> str:
     return " ".join((command.help or "").split("\n\n")[0].split())
 
 
-def _list_commands(name: str, command: App, commands: Iterable[str], width: int) -> list[str]:
+def _list_commands(name: str, command: App, width: int) -> list[str]:
     parts = [f"Usage: {name} COMMAND", "", *textwrap.wrap(summary(command), width), "", "Commands"]
-    for sub in commands:
+    for sub in subcommands(command):
         parts += _entry(sub, summary(command[sub]), width, indent=14)
     return [*parts, "", f"{name} COMMAND --help tells the options of a command."]
 
@@ -112,12 +131,14 @@ def _list_options(name: str, app: App, command: App, is_full: bool, width: int) 
     parts = [" ".join(("Usage:", name, *words, "[OPTIONS]")), ""]
     parts += [*textwrap.wrap(summary(command), width), ""]
     trains = options_of(app["train"])
-    extends = {o.field for o in trains} <= {o.field for o in options} and name != "vigpipe train"
-    if extends:
-        own = [option for option in options if option not in trains]
-        groups = {"Options": own} | (_grouped(trains) if is_full else {})
-    elif name == "vigpipe train":
+    own = beside_train(options, trains)
+    more = ""  # where the options are that are left out
+    if name == "vigpipe train":
         groups = _grouped(o for o in options if is_full or o.field in SHORT)
+        more = f"There are {len(options) - len(SHORT)} more: vigpipe train --help-all."
+    elif own is not None:
+        groups = {"Options": own} | (_grouped(trains) if is_full else {})
+        more = "It takes the options of vigpipe train as well, which vigpipe train --help tells."
     else:
         flags = [option for option in options if not option.is_positional]
         groups = {"Arguments": arguments, "Options": flags}
@@ -127,16 +148,7 @@ def _list_options(name: str, app: App, command: App, is_full: bool, width: int) 
             for option in members:
                 parts += _entry(_label(option), _meaning(option), width)
             parts.append("")
-    if extends and not is_full:
-        parts += textwrap.wrap(
-            "It takes the options of vigpipe train as well, which vigpipe train --help tells.",
-            width,
-        )
-    elif name == "vigpipe train" and not is_full:
-        parts += textwrap.wrap(
-            f"There are {len(options) - len(SHORT)} more: vigpipe train --help-all.", width
-        )
-    return parts
+    return parts if is_full else [*parts, *textwrap.wrap(more, width)]
 
 
 def _grouped(options: Iterable[Option]) -> dict[str, list[Option]]:
