@@ -289,6 +289,19 @@ def test_help_all_lists_every_option_and_does_not_wait_for_torch(verb, options):
         assert flag(field.name) in told
 
 
+@pytest.mark.parametrize("words", ["train --help-all", "weights --help", "completion bash"])
+def test_a_reader_that_has_gone_is_an_exit_code_and_nothing_is_said(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody_reads:
+        done = subprocess.run(
+            [sys.executable, "-m", "vigpipe", *words.split()],
+            **{"stdout": nobody_reads, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT},
+            env={name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_help_lists_every_verb():
     told = helped()
     assert told == helped("--help") == helped("-h")

@@ -58,7 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program; by default that of this process.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # here, not when Python ends, a reader that has gone is an exit code
+    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
+        return NOBODY_READS
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     try:
         options, path = read_config_file(arguments)
         app = make_app(arguments)
@@ -79,9 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
-        return NOBODY_READS
 
 
 def _check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
