@@ -157,10 +157,11 @@ class _Wandb:
     ) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
+        name = _kept(folder / WANDB_RUN, rows) or _keep(folder / WANDB_RUN, uuid4().hex[:8])
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=folder.resolve().name,
-            id=_kept(folder / WANDB_RUN, uuid4().hex[:8], is_new=not rows),
+            id=name,
             resume="allow",
             dir=folder,
             config=dict(config),
@@ -184,25 +185,25 @@ class _Mlflow:
     def __init__(
         self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
     ) -> None:
-        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
-        self._client = MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = (
-            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        )
-        kept = folder / MLFLOW_RUN
-        is_new = not rows or not kept.exists()
-        if is_new:
+        self._client, self._new_metric = MlflowClient(), Metric
+        self._run = _kept(folder / MLFLOW_RUN, rows)
+        if self._run:
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            project = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+            experiment = self._client.get_experiment_by_name(project)
+            number = (
+                self._client.create_experiment(project)
+                if experiment is None
+                else experiment.experiment_id
+            )
             run = self._client.create_run(number, run_name=folder.resolve().name)
-            self._run = _kept(kept, run.info.run_id, is_new=True)
+            self._run = _keep(folder / MLFLOW_RUN, run.info.run_id)
             params = [Param(name, str(value)) for name, value in config.items()]
             self._client.log_batch(self._run, params=params)
-        else:
-            self._run = _kept(kept, "", is_new=False)
-            self._client.update_run(self._run, status="RUNNING")
         self._metrics: list[Any] = []  # to be sent
         self._tags: dict[str, str] = {}
         self._lock, self._ends = threading.Lock(), threading.Event()
@@ -212,13 +213,12 @@ class _Mlflow:
         self._thread.start()
 
     def add(self, row: Mapping[str, Any], step: int) -> None:
-        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
-
         if self._error is not None:
             raise self._error
         now = time.time_ns() // 1_000_000
+        metrics = [self._new_metric(name, float(x), now, step) for name, x in _named(row).items()]
         with self._lock:
-            self._metrics += [Metric(name, float(x), now, step) for name, x in _named(row).items()]
+            self._metrics += metrics
             if "event" in row:
                 self._tags[f"{row['event']} at step {step}"] = row["message"]
 
@@ -248,10 +248,14 @@ class _Mlflow:
             self._error = error
 
 
-def _kept(path: Path, new: str, is_new: bool) -> str:
-    """Return the name of the tracker's run that a file of the run's folder keeps."""
-    if not is_new:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return path.read_text(encoding="ascii").strip() or new
-    path.write_text(f"{new}\n", encoding="ascii")
-    return new
+def _kept(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of the tracker's run that goes on; empty for a new run, or if it is lost."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="ascii").strip() if rows else ""
+    return ""
+
+
+def _keep(path: Path, name: str) -> str:
+    """Keep the name of the tracker's run in a file of the run's folder, and return it."""
+    path.write_text(f"{name}\n", encoding="ascii")
+    return name
