@@ -26,7 +26,7 @@ MODULES = [
     "vigpipe.commands.time",
     "vigpipe.launch.local",
     "vigpipe.run.evaluation",
-    "vigpipe.train",
+    "vigpipe.training",
 ]
 
 for name in MODULES:

@@ -36,7 +36,7 @@ def make_pictures(root, train=3, test=2, size=(8, 8)):
 def here(tmp_path, monkeypatch):
     """An empty working folder; a command that would start ranks, or train, fails."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vigpipe.train.train", _no_training)
+    monkeypatch.setattr("vigpipe.training.train", _no_training)
     monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
     monkeypatch.setattr("vigpipe.launch.local.start_local", _no_ranks)
     threads = torch.get_num_threads()

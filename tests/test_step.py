@@ -14,7 +14,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
-from vigpipe.train import train_step
+from vigpipe.training import train_step
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor")
 CLIPPED = TrainConfig(

@@ -128,7 +128,7 @@ def make_app(arguments: list[str]) -> App:
         """Train a model; `python -m vigpipe.train` is the same."""
         from vigpipe.start import run_on_ranks
 
-        return run_on_ranks(config, arguments, "vigpipe.train:train", RUN_FILES, trains=True)
+        return run_on_ranks(config, arguments, "vigpipe.training:train", RUN_FILES, trains=True)
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008

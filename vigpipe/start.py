@@ -62,8 +62,7 @@ def run_on_ranks(
     launch = from_environment(os.environ)
     starts_ranks = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and starts_ranks:
-        # vigpipe.train is not among them: Python would warn if it is also run with -m.
-        preload("vigpipe.run.evaluation", "rich.progress")
+        preload("vigpipe.training", "rich.progress")
 
     def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*rank_arguments, **options or {})

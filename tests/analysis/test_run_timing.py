@@ -35,7 +35,7 @@ from vigpipe.spans import COMPUTE, Kind
 from vigpipe.timing.clock import read_clocks
 from vigpipe.timing.recorder import PHASES, Event, Row, Step
 from vigpipe.timing.timeline import COLOURS
-from vigpipe.train import train_step
+from vigpipe.training import train_step
 
 CPU = torch.device("cpu")
 NUM_STEPS = 3

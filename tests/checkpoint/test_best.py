@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tests.checkpoint.test_manifest import make
 from tests.checkpoint.test_resume import SMALL, largest_difference, run, run_rank
 from tests.world import run_ranks
-from vigpipe import train as training
+from vigpipe import training
 from vigpipe.checkpoint.best import Best, best_checkpoint, better
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.cli import main

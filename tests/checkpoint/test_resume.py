@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.test_manifest import flip
 from tests.world import run_ranks
-from vigpipe import train as training
+from vigpipe import training
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import SAVED, InputError
 from vigpipe.run.facts import prepare
-from vigpipe.train import train
+from vigpipe.training import train
 
 pytestmark = pytest.mark.multiprocess
 

@@ -52,12 +52,12 @@ def jump() -> None:
 def put(place: str, step: int, what: str) -> None:
     import torch
 
-    from vigpipe import train
+    from vigpipe import training
     from vigpipe.checkpoint import saver
     from vigpipe.parallel import schedule
 
     now = [0]
-    train_step = train.train_step
+    train_step = training.train_step
 
     def counted(rank_state, batch, status):
         now[0] = rank_state.step + 1
@@ -67,7 +67,7 @@ def put(place: str, step: int, what: str) -> None:
             batch.images.fill_(torch.nan)
         return train_step(rank_state, batch, status)
 
-    train.train_step = counted
+    training.train_step = counted
 
     def wrap(owner, name):
         before = getattr(owner, name)

@@ -1,1 +1,1 @@
-"""The commands of `vigpipe`, one file each; `train` is in vigpipe/train.py."""
+"""The commands of `vigpipe`, one file each; `train` is in vigpipe/training.py."""

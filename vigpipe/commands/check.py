@@ -20,7 +20,7 @@ from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.train import train_step
+from vigpipe.training import train_step
 
 FLOAT64_ABSOLUTE, FLOAT32_RELATIVE = 1e-10, 1e-5  # the contract's bounds
 

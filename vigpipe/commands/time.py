@@ -22,7 +22,7 @@ from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord
 from vigpipe.run.summary import summarize
 from vigpipe.timing.clock import read_clocks
-from vigpipe.train import train_step
+from vigpipe.training import train_step
 
 
 def time_steps(

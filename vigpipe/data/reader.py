@@ -28,7 +28,7 @@ from vigpipe.errors import InputError
 from vigpipe.launch import fork_server
 
 # Imported once by the fork server, from which workers are forked, because this process has threads
-# by now. A worker imports the main module `vigpipe.train` again, so its imports are listed too.
+# by now. A worker imports the main module again, so imports of the command's are listed too.
 PRELOAD = ["vigpipe.run.evaluation", "rich.progress", "timm.data", "vigpipe.data.augment"]
 
 

@@ -10,7 +10,7 @@ from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import MAX_STEPS, NUM_WARMUP, Trial
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.recorder import Row
-from vigpipe.train import train_step
+from vigpipe.training import train_step
 
 MIN_STEPS = 4  # timed steps, unless they take more than MAX_SECONDS
 ENOUGH_SECONDS = 3.0  # no further step begins after this time

@@ -27,7 +27,7 @@ from vigpipe.model.variants import create_model
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
-from vigpipe.train import train
+from vigpipe.training import train
 
 pytestmark = pytest.mark.multiprocess
 
