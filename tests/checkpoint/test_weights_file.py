@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.world import run_ranks
-from vigpipe.checkpoint.weights_file import gather_named, read_metadata, save_weights
+from vigpipe.checkpoint.weights_file import gather_named, save_weights
 from vigpipe.errors import InputError
+from vigpipe.model.metadata import read_metadata
 
 
 def gathered(rank, world_size, to_stage):

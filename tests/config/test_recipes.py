@@ -12,7 +12,7 @@ from timm.utils.model_ema import ModelEmaV3
 
 from tests.test_cli import make_pictures
 from tests.world import run_ranks
-from vigpipe.checkpoint.weights_file import gather_named, read_metadata
+from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.cli import main
 from vigpipe.commands.check import differences, trace
 from vigpipe.config.options import (
@@ -25,6 +25,7 @@ from vigpipe.config.options import (
 from vigpipe.config.recipes import RECIPES
 from vigpipe.data.loss import Loss
 from vigpipe.errors import InputError
+from vigpipe.model.metadata import read_metadata
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import prepare

@@ -4,7 +4,7 @@ One line loads such a file, whatever the layout of the run was:
 
     model.load_state_dict(safetensors.torch.load_file("runs/<time>/model.safetensors"))
 
-The file's metadata say which model it is and what its images look like (`read_metadata`).
+The file's metadata say which model it is and what its images look like (`model.metadata`).
 """
 
 import errno
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
-from vigpipe.files.untrusted import opened
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
@@ -74,7 +73,7 @@ def save_weights(
     Args:
         path: the file to write or replace.
         state: tensors by the unsplit model's names.
-        metadata: texts that `read_metadata` returns; none by default.
+        metadata: texts that `model.metadata.read_metadata` returns; none by default.
 
     Raises:
         InputError: the file cannot be written.
@@ -127,26 +126,3 @@ def _sort_metadata(path: Path) -> None:
         if len(text) <= length:
             file.seek(8)
             file.write(text.ljust(length))
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read what a file of weights says about its model.
-
-    Returns:
-        Texts by name. For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"),
-        mean and std (of pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a
-        JSON list) and norm; graph, aggregator, stem_stride and compat if they were given.
-
-    Raises:
-        InputError: the file cannot be read, or is not a safetensors file.
-    """
-    opened(path).close()  # refuses a pipe, at which safetensors would wait
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except SafetensorError as error:
-        raise InputError(
-            f"{path}: is not a safetensors file ({error}); give the model.safetensors of a run"
-        ) from error

@@ -120,9 +120,14 @@ def read_image(path: Path) -> np.ndarray:
         InputError: the file cannot be read or decoded; the message gives path, reason and advice.
     """
     try:
-        return np.asarray(_to_rgb(_open(path)))
+        return rgb_pixels(_open(path))
     except Exception as error:
         raise _bad_image(path, error) from error
+
+
+def rgb_pixels(image: Image.Image) -> np.ndarray:
+    """Return the pixels of an opened image, as `read_image` does: (H, W, 3) uint8 RGB."""
+    return np.asarray(_to_rgb(image))
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """Read from a weights file which model it holds and how its images are prepared."""
 
-import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -12,15 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vigpipe.checkpoint.weights_file import read_metadata
 from vigpipe.config.choices import MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
-from vigpipe.data.images import read_image
+from vigpipe.data.images import read_image, rgb_pixels
 from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.identify import identify
+from vigpipe.model.metadata import class_names, image_preparation, read_metadata
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
 from vigpipe.model.weights import read_weights, to_reference_names
@@ -60,8 +59,12 @@ class ModelDescription:
     class_names: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
-    def build(self) -> StagedModel:
-        """Build the model, with random weights from torch's global generator."""
+    def build(self, weights: Path | None = None) -> StagedModel:
+        """Build the model with the weights of a file, or random ones of torch's global generator.
+
+        Args:
+            weights: file of weights, which must fit.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewNodesWarning)  # running the model warns again
             return create_model(
@@ -69,6 +72,7 @@ class ModelDescription:
                 num_classes=self.num_classes,
                 in_chans=self.in_chans,
                 img_size=self.image_size,
+                checkpoint_path=weights,
                 **self.options,
             )
 
@@ -85,9 +89,16 @@ class ModelDescription:
 
     def split(self, paths: Sequence[Path]) -> ImageSplit:
         """Make a split of image files, prepared as in evaluation; all labels are 0."""
+        return self._split(_Files(tuple(paths), self.in_chans), len(paths))
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Prepare one image as in evaluation: (C, H, W) float32."""
+        pixels = _in_channels(rgb_pixels(image), self.in_chans)
+        return self._split(lambda index: pixels, 1).read([0])[0]
+
+    def _split(self, load: Callable[[int], np.ndarray], num_images: int) -> ImageSplit:
         preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
-        load = _Files(tuple(paths), self.in_chans)
-        labels = np.zeros(len(paths), dtype=np.int64)
+        labels = np.zeros(num_images, dtype=np.int64)
         return ImageSplit(labels, load, self.in_chans, self.image_size, preparation)
 
     def pixels(self, images: Tensor) -> np.ndarray:
@@ -104,10 +115,14 @@ class _Files:
     channels: int
 
     def __call__(self, index: int) -> np.ndarray:
-        pixels = read_image(self.paths[index])
-        if self.channels == 3:
-            return pixels
-        return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+        return _in_channels(read_image(self.paths[index]), self.channels)
+
+
+def _in_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Turn (h, w, 3) uint8 grey for a model of one channel: (h, w, channels)."""
+    if channels == 3:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
 
 
 def read_description(
@@ -134,7 +149,7 @@ def read_description(
             raise InputError(
                 f"--model: say which model, or give --weights; the models are {', '.join(MODELS)}"
             )
-        return _describe({}, model, image_size)
+        return _describe({}, model, image_size, Path())
     try:
         metadata = read_metadata(weights)
     except InputError:  # a torch file, or a file for which read_weights below has a better message
@@ -155,7 +170,7 @@ def read_description(
         model = model or _recognise(state, weights)
         metadata = {**_facts_from_shapes(state, model), **metadata}
     try:
-        description = _describe(metadata, model, image_size)
+        description = _describe(metadata, model, image_size, weights)
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -171,7 +186,9 @@ def read_description(
     return description
 
 
-def _describe(metadata: Mapping[str, str], model: str, image_size: str | None) -> ModelDescription:
+def _describe(
+    metadata: Mapping[str, str], model: str, image_size: str | None, weights: Path
+) -> ModelDescription:
     """Complete a file's metadata with the defaults of the model."""
     published = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
     defaults = MODEL_DEFAULTS[model]
@@ -184,15 +201,18 @@ def _describe(metadata: Mapping[str, str], model: str, image_size: str | None) -
     for name, choices in (("norm", NORMS), ("compat", get_args(Compat))):
         if options.get(name, choices[0]) not in choices:
             raise ValueError(f"{name} is {options[name]!r}, not one of {', '.join(choices)}")
+    preparation = {
+        "mean": defaults.image_mean,
+        "std": defaults.image_std,
+        "crop_pct": config.crop_pct or 1.0,
+    } | image_preparation(metadata, weights)
     description = ModelDescription(
         model=model,
         num_classes=int(metadata.get("num_classes", published["num_classes"])),
         in_chans=int(metadata.get("in_chans", published["input_size"][0])),
         image_size=size,
-        mean=float(metadata.get("mean", defaults.image_mean)),
-        std=float(metadata.get("std", defaults.image_std)),
-        crop_pct=float(metadata.get("crop_pct", config.crop_pct or 1.0)),
-        class_names=tuple(str(name) for name in json.loads(metadata.get("class_names", "[]"))),
+        **preparation,
+        class_names=class_names(metadata, weights),
         options=options,
     )
     if description.class_names and len(description.class_names) != description.num_classes:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from vigpipe.config.choices import MODELS, Impl, Norm
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import VigShape, reduced, stem_strides
+from vigpipe.model.metadata import class_names, image_preparation, read_metadata
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn
@@ -94,7 +95,8 @@ def create_model(
         compat: as in VisionGnn.
         impl: `fused` operators where there are any, or `plain` ones everywhere.
         checkpoint_path: weights file to load (`vigpipe.model.weights`); by default the weights are
-            random.
+            random. The model's `pretrained_cfg` then tells what the file does: its classes, and the
+            size, mean, standard deviation and crop of its images, for `timm.data`.
 
     Returns:
         The model, in training mode.
@@ -141,4 +143,27 @@ def create_model(
     model.set_impl(impl)
     if checkpoint_path is not None:
         load_weights(model, Path(checkpoint_path))
+        if isinstance(model, VisionGnn):
+            model.pretrained_cfg = _cfg_of_file(model, Path(checkpoint_path))
     return model
+
+
+def _cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
+    """Return timm's configuration of a model whose weights are from a file, which says more."""
+    try:
+        metadata = read_metadata(path)
+    except InputError:  # a torch file, which has none
+        metadata = {}
+    cfg, names = model.pretrained_cfg, class_names(metadata, path)
+    facts = {"mean": cfg["mean"][0], "std": cfg["std"][0], "crop_pct": cfg["crop_pct"]}
+    facts |= image_preparation(metadata, path)
+    return {
+        **cfg,
+        "num_classes": model.num_classes,
+        "input_size": (model.in_chans, *model.img_size),
+        "pool_size": reduced(model.grid, (2,) * (len(model.shape.blocks) - 1)),
+        "mean": (facts["mean"],) * model.in_chans,
+        "std": (facts["std"],) * model.in_chans,
+        "crop_pct": facts["crop_pct"],
+        **({"label_names": names} if names else {}),
+    }

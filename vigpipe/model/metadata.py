@@ -1,0 +1,86 @@
+"""Read what a file of weights says about its model and its images, and refuse what cannot be."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped, is_plain
+from vigpipe.files.untrusted import opened
+
+# How images are prepared: the least and the largest value that can be meant.
+_BOUNDS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "crop_pct": (0.1, 1.0)}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read what a file of weights says about its model.
+
+    Returns:
+        Texts by name. For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"),
+        mean and std (of pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a
+        JSON list) and norm; graph, aggregator, stem_stride and compat if they were given.
+
+    Raises:
+        InputError: the file cannot be read, or is not a safetensors file.
+    """
+    opened(path).close()  # refuses a pipe, at which safetensors would wait
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise InputError(
+            f"{path}: is not a safetensors file ({error}); give the model.safetensors of a run"
+        ) from error
+
+
+def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, float]:
+    """Return mean, std and crop_pct of a file's images, as far as its metadata give them.
+
+    Args:
+        metadata: from `read_metadata`.
+        where: the file, for the error.
+
+    Raises:
+        InputError: one of them is not a number, or not one that can be meant.
+    """
+    facts: dict[str, float] = {}
+    for name, (least, most) in _BOUNDS.items():
+        if name not in metadata:
+            continue
+        try:
+            value = float(metadata[name])
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:  # NaN fails too
+            raise InputError(
+                f"{where}: its metadata give {name} as {escaped(metadata[name], 40)}, but it is a "
+                f"number from {least:g} to {most:g}; write the file again with vigpipe train"
+            )
+        facts[name] = value
+    return facts
+
+
+def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:
+    """Return the names of a file's classes by label; empty if its metadata name none.
+
+    Args:
+        metadata: from `read_metadata`.
+        where: the file, for the error.
+
+    Raises:
+        InputError: they are not a list of texts, each on one line.
+    """
+    try:
+        names = json.loads(metadata.get("class_names", "[]"))
+    except (ValueError, RecursionError):
+        names = None
+    if isinstance(names, list) and all(isinstance(n, str) and is_plain(n) for n in names):
+        return tuple(names)
+    raise InputError(
+        f"{where}: its metadata give class_names as {escaped(metadata['class_names'], 40)}, but "
+        "they are a JSON list of texts, each on one line; write the file again with vigpipe train"
+    )
