@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import vigpipe
-from vigpipe.cli import main
 from vigpipe.data.sources import open_source
 
 folder = Path(tempfile.mkdtemp()) / "digits"
@@ -20,23 +19,21 @@ folder = Path(tempfile.mkdtemp()) / "digits"
 # %% [markdown]
 # ## Train
 #
-# Every command of vigpipe is also a function: `main` takes the words that stand behind `vigpipe` on
-# the command line and returns the exit code. Three epochs in this one process take less than a
-# minute. With `--stages 2` or `--dp 2`, the same call would start the ranks for you.
+# The options are those of `vigpipe train`. The run has processes of its own, so that neither a
+# script nor a notebook needs a main guard; with `stages=2` or `dp=2` it would start the ranks.
 
 # %%
-code = main(["train", "--epochs", "3", "--out", str(folder)])
-assert code == 0
+losses = []
+run = vigpipe.train(epochs=3, out=folder, on_step=lambda row: losses.append(row["loss"]))
+print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} after {len(losses)} steps")
 
 # %% [markdown]
 # ## Load the trained model
 #
-# The run has left its weights as a safetensors file. The model is an ordinary PyTorch module.
+# The model is an ordinary PyTorch module.
 
 # %%
-model = vigpipe.create_model(
-    "vig_digits", num_classes=10, in_chans=1, checkpoint_path=folder / "model.safetensors"
-).eval()
+model, transform, class_names = vigpipe.load(run.weights)
 digits = open_source("digits")
 images = digits.test.read(range(len(digits.test)))  # (360, 1, 8, 8), values 0 to 1
 
@@ -73,3 +70,12 @@ labels = torch.as_tensor(digits.test.labels)
 print(f"{(predicted == labels).sum()} of {len(labels)} test images are right")
 print("first ten: ", *predicted[:10].tolist())
 print("they are:  ", *labels[:10].tolist())
+
+# %% [markdown]
+# For image files, `transform` makes the model's input of one, and `vigpipe.predict` does all of it.
+
+# %%
+picture = folder / "four.png"
+plt.imsave(picture, image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+(prediction,) = vigpipe.predict(run.weights, picture)
+print(f"{picture.name} is a {prediction.names[0]} ({prediction.probabilities[0]:.0%})")

@@ -30,9 +30,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import vigpipe
 from docs import command_line
 from tests.world import ROOT
-from vigpipe import cli
+from vigpipe import api, cli
 from vigpipe.model.variants import create_model
 
 PAGES = sorted(
@@ -161,9 +162,8 @@ def test_a_renamed_option_would_be_seen():
         cli.make_app(given).parse_args(given, exit_on_error=False, print_error=False)
 
 
-def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    os.symlink(ROOT / "results", "results")
+def make_pictures():
+    """The pictures that the pages speak of, in the current folder."""
     for split in ("train", "test"):
         for index, name in enumerate(("cat", "dog", "fox")):
             folder = Path("pictures", split, name)
@@ -173,6 +173,24 @@ def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
                     folder / f"{shade}.png"
                 )
     Image.new("RGB", (40, 36), "orange").save("cat.jpg")
+
+
+def train_here(*, on_step=None, **options):
+    """vigpipe.train, only shorter than a reader would run it: two steps, in this process."""
+    options |= {"steps": 2, "stages": 1, "threads": 1, "batch_size": 6}
+    folder = Path(options.setdefault("out", "runs/python"))
+    assert cli.main(["train", *api.as_arguments(options)]) == 0
+    run = api.read_training(folder, is_done=True)
+    if on_step is not None:
+        for row in run.steps:
+            on_step(row)
+    return run
+
+
+def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "results", "results")
+    make_pictures()
     shown = {command: fence.text for fence in fences("console") for command in fence.commands()}
     for command, more in RUN.items():
         given = arguments(command)
@@ -191,6 +209,8 @@ def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
 
 def test_the_python_of_the_pages_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(vigpipe, "train", train_here)
+    make_pictures()
     torch.save(create_model("vig_ti_224", num_classes=1000).state_dict(), "vig_ti_74.5.pth")
     Path("runs", "<time>").mkdir(parents=True)
     digits = create_model("vig_digits", num_classes=10, in_chans=1)
@@ -198,21 +218,23 @@ def test_the_python_of_the_pages_runs(tmp_path, monkeypatch):
     blocks = [fence for fence in fences("python") if fence.page.name != "python.md"]
     assert {fence.page.name for fence in blocks} == {"README.md", "models.md", "start.md"}
     for fence in blocks:
-        names = {"images": torch.rand(1, 3, 224, 224)}
+        names = {"image": Image.new("RGB", (300, 260), "orange")}
         exec(compile(fence.text, str(fence.page), "exec"), names)
         assert isinstance(names["model"], torch.nn.Module)
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
-    """Only shorter than a reader would run it: two steps in place of three epochs."""
-    main = cli.main
-    monkeypatch.setattr(cli, "main", lambda given: main([*given, "--steps", "2"]))
+    monkeypatch.setattr(vigpipe, "train", train_here)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = ROOT / "examples" / "digits.py"
     with mpl.rc_context({"backend": "agg"}):
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {})
-    assert "of 360 test images are right" in capsys.readouterr().out
-    assert [picture.name for picture in tmp_path.glob("*/digits/*.png")] == ["graph.png"]
+    printed = capsys.readouterr().out
+    assert "after 2 steps" in printed
+    assert "of 360 test images are right" in printed
+    assert "four.png is a " in printed
+    pictures = {picture.name for picture in tmp_path.glob("*/digits/*.png")}
+    assert pictures == {"graph.png", "four.png"}
 
 
 def test_the_page_of_the_example_shows_what_is_in_it():

@@ -1,25 +1,58 @@
 """Train Vision GNNs across pipeline stages and data-parallel replicas.
 
-`vigpipe.create_model` builds a model; importing vigpipe also makes `timm.create_model` know them.
+From Python: `vigpipe.train` trains as the command does, `vigpipe.load` gives a trained model with
+its transform and class names, `vigpipe.predict` classifies images, and `vigpipe.create_model`
+builds a model. Importing vigpipe also makes `timm.create_model` know the models.
 """
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from vigpipe.model.import_hooks import register
 
 if TYPE_CHECKING:
+    from vigpipe.api import Training, train
+    from vigpipe.errors import InputError, TrainingError
+    from vigpipe.inference.load import LoadedModel, load, predict
+    from vigpipe.inference.predict import Prediction
     from vigpipe.model.variants import create_model
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "create_model"]
+__all__ = [
+    "InputError",
+    "LoadedModel",
+    "Prediction",
+    "Training",
+    "TrainingError",
+    "__version__",
+    "create_model",
+    "load",
+    "predict",
+    "train",
+]
+# Imported when they are first used: the command line does without torch for as long as it can.
+_MODULES = {
+    "InputError": "vigpipe.errors",
+    "LoadedModel": "vigpipe.inference.load",
+    "Prediction": "vigpipe.inference.predict",
+    "Training": "vigpipe.api",
+    "TrainingError": "vigpipe.errors",
+    "create_model": "vigpipe.model.variants",
+    "load": "vigpipe.inference.load",
+    "predict": "vigpipe.inference.load",
+    "train": "vigpipe.api",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name == "create_model":  # imports torch, which the command line does without for as long
-        from vigpipe.model.variants import create_model
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vigpipe' has no attribute {name!r}")
+    value = globals()[name] = resolve_name(f"{_MODULES[name]}:{name}")
+    return value
 
-        return create_model
-    raise AttributeError(f"module 'vigpipe' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 register()

@@ -1,4 +1,4 @@
-"""Define the error for wrong use or input, and the exit codes of all commands."""
+"""Define the errors that users meet, and the exit codes of all commands."""
 
 DONE = 0
 # `vigpipe check` found a difference; this is also Python's code for an unexpected exception.
@@ -18,3 +18,18 @@ class InputError(ValueError):
 
     Commands print the sentence to stderr without a traceback and exit with code 2.
     """
+
+
+class TrainingError(RuntimeError):
+    """A training that was started from Python has ended without a result.
+
+    Attributes:
+        code: exit code of its process, negative for a signal; docs/faults.md lists them.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.args[0]

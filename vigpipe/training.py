@@ -9,6 +9,7 @@ keeps the row, and `checkpoint.checkpoints` now and then the state.
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -49,6 +50,7 @@ from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import Scores, evaluate_all
 from vigpipe.run.facts import Run
+from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
@@ -84,7 +86,13 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         has_peers=run.layout.world_size > 1,
     )
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
-    console = Console(quiet=not rank_state.is_writer, soft_wrap=True, highlight=False)
+    # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
+    console = Console(
+        quiet=not rank_state.is_writer,
+        force_terminal=sys.stdout.isatty(),
+        soft_wrap=True,
+        highlight=False,
+    )
     log = partial(console.print, markup=False)
     log(f"{config.model} on {run.source.name}: {run.layout}, {device}, {folder}")
     for note in run.notes:
@@ -181,10 +189,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             scores = evaluate_all(rank_state)
         rank_state.reader.close()
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
-        save_run_weights(rank_state, folder / "model.safetensors")
+        save_run_weights(rank_state, folder / WEIGHTS)
         if rank_state.ema is not None:
             with rank_state.averaged():
-                save_run_weights(rank_state, folder / "model-ema.safetensors")
+                save_run_weights(rank_state, folder / AVERAGED_WEIGHTS)
         checkpoints.finish()
         if record is None:
             return DONE

@@ -15,12 +15,17 @@ from tests.test_cli import refused
 from tests.world import run_command, run_ranks
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
-from vigpipe.commands.predict import list_files
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
-from vigpipe.inference.predict import Prediction, most_likely, predict, prepare_prediction
+from vigpipe.inference.predict import (
+    Prediction,
+    list_files,
+    most_likely,
+    predict,
+    prepare_prediction,
+)
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import load_weights
@@ -119,9 +124,11 @@ def test_the_order_is_that_of_the_command_line(capsys, here):
 
 
 def test_a_name_of_no_encoding_is_printed_all_the_same():
-    odd = Prediction(list_files([Path("photos")])[0].with_name("\udc80.png"), (0,), (1.0,))
-    assert odd.as_text(NAMES).splitlines() == ["photos/\\udc80.png", " 100.00%  bee"]
-    assert json.loads(odd.as_json(NAMES))["image"] == "photos/\udc80.png"
+    odd = Prediction(
+        list_files([Path("photos")])[0].with_name("\udc80.png"), (0,), ("bee",), (1.0,)
+    )
+    assert odd.as_text().splitlines() == ["photos/\\udc80.png", " 100.00%  bee"]
+    assert json.loads(odd.as_json())["image"] == "photos/\udc80.png"
 
 
 def test_equal_classes_are_told_in_the_order_of_their_labels():

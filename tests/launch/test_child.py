@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -38,6 +39,7 @@ def test_what_it_leaves_behind_is_ended():
 
 CODE = """
 import sys
+import threading
 from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
 try:
@@ -75,3 +77,11 @@ def test_a_signal_while_it_starts_is_not_lost(monkeypatch):
     with pytest.raises(Stopped), stoppable():
         run_child(["sleep", "60"])
     assert started[0].returncode == -signal.SIGTERM
+
+
+def test_a_thread_may_start_a_child_although_it_handles_no_signals():
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(run_child(["sh", "-c", "exit 3"])))
+    thread.start()
+    thread.join()
+    assert codes == [3]

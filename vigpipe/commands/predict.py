@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
-from vigpipe.data.images import images_below
-from vigpipe.errors import DONE, InputError
-from vigpipe.inference.predict import predict, prepare_prediction
+from vigpipe.errors import DONE
+from vigpipe.inference.predict import list_files, predict, prepare_prediction
 from vigpipe.launch.device import backend, choose_device
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import run_rank
@@ -62,31 +61,8 @@ def _predict(
     for note in run.notes if launch.rank == 0 else ():
         print(f"note: {note}", file=sys.stderr)
     rank_state = make_rank_state(run, launch.rank, device)
-    names = run.source.class_names
     for prediction in predict(rank_state, paths):
         if rank_state.is_writer:
             is_json = config.format == "json"
-            print(prediction.as_json(names) if is_json else prediction.as_text(names))
+            print(prediction.as_json() if is_json else prediction.as_text())
     return DONE
-
-
-def list_files(given: Sequence[Path]) -> list[Path]:
-    """List the given files, with folders replaced by the images in and below them.
-
-    Raises:
-        InputError: nothing is given, a path does not exist, or a folder holds no image.
-    """
-    if not given:
-        raise InputError("predict: name image files or folders of them, such as photos/cat.png")
-    paths: list[Path] = []
-    for path in given:
-        if os.path.isdir(path):  # Path.is_dir raises an error for a name of 300 letters
-            images = images_below(path)
-            if not images:
-                raise InputError(f"{path}: holds no images; name image files or a folder of them")
-            paths += images
-        elif os.path.lexists(path):
-            paths.append(path)
-        else:
-            raise InputError(f"{path}: no such file or folder; name images to predict")
-    return paths

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data import Source
 from vigpipe.data.batches import replica_batches
+from vigpipe.data.images import images_below
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.launch.device import weight_dtype
@@ -31,24 +33,26 @@ class Prediction:
     Attributes:
         image: path of the image file.
         labels: labels of the classes, at most NUM_SHOWN.
+        names: name of the class of each label.
         probabilities: probability of each label.
     """
 
     image: Path
     labels: tuple[int, ...]
+    names: tuple[str, ...]
     probabilities: tuple[float, ...]
 
-    def as_text(self, names: Sequence[str]) -> str:
+    def as_text(self) -> str:
         """Format as text: one line for the file, one for every class, and an empty one."""
-        pairs = zip(self.probabilities, self.labels, strict=True)
-        lines = [f"{probability:8.2%}  {names[label]}" for probability, label in pairs]
+        pairs = zip(self.probabilities, self.names, strict=True)
+        lines = [f"{probability:8.2%}  {name}" for probability, name in pairs]
         file = str(self.image).encode("utf-8", "backslashreplace").decode()
         return "\n".join([file, *lines, ""])
 
-    def as_json(self, names: Sequence[str]) -> str:
+    def as_json(self) -> str:
         """Format as one line of JSON."""
-        pairs = zip(self.probabilities, self.labels, strict=True)
-        top = [{"class": names[i], "label": i, "probability": p} for p, i in pairs]
+        rows = zip(self.names, self.labels, self.probabilities, strict=True)
+        top = [{"class": name, "label": i, "probability": p} for name, i, p in rows]
         return json.dumps({"image": str(self.image), "top": top})
 
 
@@ -113,7 +117,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
             stage.
         InputError: an image cannot be read.
     """
-    run, pipeline = rank_state.run, rank_state.pipeline
+    run, pipeline, names = rank_state.run, rank_state.pipeline, rank_state.run.source.class_names
     batches = replica_batches(
         run.source.test,
         np.arange(len(paths)),
@@ -134,13 +138,30 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         for replica_index, (likely, label) in enumerate(by_replica):
             real = run.share(replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
-                if not math.isfinite(p[0]):
-                    raise FloatingPointError(
-                        f"{paths[num_done]}: the model's logits are NaN or infinite; check the "
-                        f"weights, or choose a wider --dtype than {run.config.dtype}"
-                    )
-                yield Prediction(paths[num_done], tuple(i), tuple(p))
+                yield make_prediction(paths[num_done], names, i, p)
                 num_done += 1
+
+
+def make_prediction(
+    path: Path, names: Sequence[str], labels: Sequence[int], probabilities: Sequence[float]
+) -> Prediction:
+    """Make the prediction of an image from a row of `most_likely`.
+
+    Args:
+        path: the image file.
+        names: name of each class, by label.
+        labels: the most likely classes.
+        probabilities: theirs.
+
+    Raises:
+        FloatingPointError: the image's logits were NaN or infinite.
+    """
+    if not all(map(math.isfinite, probabilities)):
+        raise FloatingPointError(
+            f"{path}: the model's logits are NaN or infinite; check the weights, or choose a wider "
+            "--dtype"
+        )
+    return Prediction(path, tuple(labels), tuple(names[i] for i in labels), tuple(probabilities))
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,3 +178,25 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
     values, labels = logits.softmax(1).sort(dim=1, descending=True, stable=True)
     return values[:, :NUM_SHOWN], labels[:, :NUM_SHOWN]
+
+
+def list_files(given: Sequence[Path]) -> list[Path]:
+    """List the given files, with folders replaced by the images in and below them.
+
+    Raises:
+        InputError: nothing is given, a path does not exist, or a folder holds no image.
+    """
+    if not given:
+        raise InputError("predict: name image files or folders of them, such as photos/cat.png")
+    paths: list[Path] = []
+    for path in given:
+        if os.path.isdir(path):  # Path.is_dir raises an error for a name of 300 letters
+            images = images_below(path)
+            if not images:
+                raise InputError(f"{path}: holds no images; name image files or a folder of them")
+            paths += images
+        elif os.path.lexists(path):
+            paths.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder; name images to predict")
+    return paths

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
 
@@ -24,25 +24,27 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise Stopped(signum)
 
 
-def run_child(command: Sequence[str]) -> int:
-    """Run a command to its end.
+@contextlib.contextmanager
+def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:  # noqa: ANN401
+    """Start a command; when this context ends, however it ends, none of its processes is left.
 
     The command gets its own process group: Ctrl-C reaches it only through this process, and the
-    processes it leaves behind can be ended. Its stdout is dropped; its stderr is that of this
-    process.
+    processes it leaves behind can be ended. An exception in this context asks it to stop first.
 
     Args:
         command: the program and its arguments; no shell is involved.
+        options: further arguments of subprocess.Popen.
 
-    Returns:
-        The exit code of the command, or 128 + n if signal n ended it.
+    Yields:
+        The process, whose stdin is empty.
     """
     child = None
-    null = subprocess.DEVNULL
     try:
         with deferred_signals():  # a signal must not come between the start and the assignment
-            child = subprocess.Popen(command, stdin=null, stdout=null, process_group=0)
-        code = child.wait()
+            child = subprocess.Popen[bytes](
+                command, stdin=subprocess.DEVNULL, process_group=0, **options
+            )
+        yield child
     except BaseException:
         if child is not None:
             child.terminate()
@@ -53,5 +55,19 @@ def run_child(command: Sequence[str]) -> int:
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            with child:  # closes its pipes and waits for it
+                pass
+
+
+def run_child(command: Sequence[str]) -> int:
+    """Run a command to its end; its stdout is dropped, its stderr is that of this process.
+
+    Args:
+        command: the program and its arguments, as for `child_process`.
+
+    Returns:
+        The exit code of the command, or 128 + n if signal n ended it.
+    """
+    with child_process(command, stdout=subprocess.DEVNULL) as child:
+        code = child.wait()
     return 128 - code if code < 0 else code

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -21,10 +22,13 @@ class Stopped(BaseException):
 def handled_signals(
     numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], Any]
 ) -> Iterator[None]:
-    """Handle signals in this context, except ignored ones.
+    """Handle signals in this context, except ignored ones; Python does so in the main thread only.
 
     Under nohup, or in a shell's background job, some signals are ignored and must stay ignored.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in handled}
     try:

@@ -12,14 +12,15 @@ from pathlib import Path
 from vigpipe.errors import InputError
 from vigpipe.files.outputs import check_new_names, check_replaceable
 
-CHECKPOINTS = "checkpoints"
-RESULTS = ("summary.json", "model.safetensors", "model-ema.safetensors")
+CHECKPOINTS, METRICS, SUMMARY = "checkpoints", "metrics.jsonl", "summary.json"
+WEIGHTS, AVERAGED_WEIGHTS = "model.safetensors", "model-ema.safetensors"
+RESULTS = (SUMMARY, WEIGHTS, AVERAGED_WEIGHTS)
 TIMING = ("timing.csv", "timing.md", "timeline.json", "trace.json", "timeline.png", "timeline.svg")
 METRICS_TABLE, TENSORBOARD = "metrics.csv", "tensorboard"
 WANDB_RUN, MLFLOW_RUN = ".wandb-run", ".mlflow-run"  # which run of theirs this one is
 # What vigpipe train and vigpipe time write; plan.toml and the files beside it with --stages auto.
 RUN_FILES = (
-    *("config.toml", "metrics.jsonl", *RESULTS, CHECKPOINTS, *TIMING),
+    *("config.toml", METRICS, *RESULTS, CHECKPOINTS, *TIMING),
     *("plan.toml", "plan.profile.json"),
     *(METRICS_TABLE, TENSORBOARD, "wandb", WANDB_RUN, MLFLOW_RUN),
 )

@@ -14,6 +14,7 @@ from vigpipe.config.choices import Track
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
+from vigpipe.run.folder import METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
 
 
@@ -43,7 +44,7 @@ class RunRecord:
         track: Track | None = None,
     ) -> None:
         self.folder, self._log = folder, log
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / METRICS
         self._unwritten = b""  # rows that the kernel has not taken yet
         self._is_full = False
         self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0  # of the epoch's steps so far
@@ -181,7 +182,7 @@ class RunRecord:
                 with self._path.open("ab") as file:
                     file.write(self._unwritten)
             text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-            write_atomically(self.folder / "summary.json", text)
+            write_atomically(self.folder / SUMMARY, text)
         except OSError as error:
             raise InputError(_unwritable(self.folder, error)) from error
 

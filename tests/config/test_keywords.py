@@ -1,0 +1,16 @@
+"""The keyword arguments of vigpipe.train are the options of the command, with the same types."""
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from vigpipe.config.keywords import TrainKeywords
+from vigpipe.config.options import TrainConfig
+
+
+def test_every_option_is_a_keyword_and_takes_what_the_command_takes():
+    options, keywords = get_type_hints(TrainConfig), get_type_hints(TrainKeywords)
+    assert keywords.keys() == options.keys()
+    for name, hint in options.items():
+        has_path = Path in (hint, *get_args(hint))
+        assert keywords[name] == (hint | str if has_path else hint), name
+    assert not TrainKeywords.__required_keys__

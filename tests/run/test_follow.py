@@ -1,0 +1,68 @@
+"""New rows of a run are told once, also when it goes on from a checkpoint."""
+
+import json
+import os
+
+import pytest
+
+from vigpipe.run.follow import RowFollower, parse_rows
+
+
+def line(step, try_=0):
+    return json.dumps({"step": step, "try": try_}) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def replace(path, *lines):
+    """As a run does that goes on: in one step, by another file."""
+    other = path.with_suffix(".new")
+    other.write_text("".join(lines))
+    os.replace(other, path)
+
+
+def append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+def steps(rows):
+    return [(row["step"], row["try"]) for row in rows]
+
+
+def test_rows_come_as_they_are_written_and_a_torn_line_waits(path):
+    follower = RowFollower(path)
+    assert follower.read_new() == []  # no file yet
+    append(path, line(1) + line(2)[:5])
+    assert steps(follower.read_new()) == [(1, 0)]
+    append(path, line(2)[5:] + line(3))
+    assert steps(follower.read_new()) == [(2, 0), (3, 0)]
+    assert follower.read_new() == []
+
+
+def test_rows_of_an_earlier_run_are_not_new(path):
+    append(path, line(1) + line(2) + line(3))
+    follower = RowFollower(path)
+    assert follower.read_new() == []
+    replace(path, line(1), line(2))  # the checkpoint was of step 2
+    assert follower.read_new() == []
+    append(path, line(3, try_=1))
+    assert steps(follower.read_new()) == [(3, 1)]
+
+
+def test_a_run_that_starts_again_tells_only_what_it_does_anew(path):
+    follower = RowFollower(path)
+    append(path, line(1) + line(2) + line(3))
+    assert len(follower.read_new()) == 3
+    replace(path, line(1), line(2, try_=1), line(3, try_=1))  # no look between the two
+    assert steps(follower.read_new()) == [(2, 1), (3, 1)]
+    append(path, line(4, try_=1))
+    assert steps(follower.read_new()) == [(4, 1)]
+
+
+def test_only_whole_lines_are_parsed():
+    assert parse_rows(b'{"a": 1}\n{"a": 2}\n{"a') == [{"a": 1}, {"a": 2}]
+    assert parse_rows(b"") == []

@@ -1,0 +1,159 @@
+"""vigpipe.train from a script: what it returns, tells, raises, and that nothing of it is left."""
+
+import json
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import vigpipe
+from tests.world import run_command, start_command, wait_until
+from vigpipe.api import as_arguments
+
+pytestmark = pytest.mark.multiprocess
+
+SHORT = "threads=1, batch_size=400, quiet=True"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run_script(code: str):
+    """Run a script, without a main guard; return the finished process."""
+    script = Path("script.py")
+    script.write_text("import json, vigpipe\n" + textwrap.dedent(code))
+    # Jupyter's kernels set this variable, but what they show is no terminal.
+    return run_command([sys.executable, str(script)], {"FORCE_COLOR": "1"})
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_script_trains_in_ranks_and_gets_rows_and_model():
+    ended = run_script(
+        """
+        told = []
+        run = vigpipe.train(
+            model="vig_digits", stages=2, microbatches=2, steps=4, batch_size=400, threads=1,
+            augment=None, on_step=told.append, on_evaluation=told.append,
+        )
+        assert run.steps + run.evaluations == told
+        assert run.is_done and run.weights.exists() and run.averaged_weights is None
+        digits = vigpipe.load(run.weights)
+        assert digits.model.state_dict().keys() == run.model.state_dict().keys()
+        print(json.dumps([str(run.folder), told, run.summary]))
+        """,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\x1b" not in ended.stdout
+    first, *lines, last = ended.stdout.splitlines()
+    assert "1 replica × 2 stages, 2 micro-batches" in first
+    assert any("epoch 1: training loss" in line for line in lines)
+    folder, told, summary = json.loads(last)
+    assert Path(folder).parent == Path("runs")
+    assert told == rows(Path(folder))
+    assert [row.get("step") for row in told] == [1, 2, 3, 4, None]
+    assert summary["test"]["top1"] == told[-1]["top1"]
+
+
+def test_a_callback_stops_a_run_which_goes_on_later():
+    ended = run_script(
+        f"""
+        options = dict(out="run", {SHORT})
+        run = vigpipe.train(epochs=1000, on_step=lambda row: row["step"] >= 2, **options)
+        assert not run.is_done and not run.summary
+        try:
+            run.model
+        except vigpipe.InputError as error:
+            assert "resume='auto'" in str(error)
+        last = run.steps[-1]["step"]
+        told = []
+        run = vigpipe.train(steps=last + 2, resume="auto", on_step=told.append, **options)
+        assert [row["step"] for row in told] == [last + 1, last + 2]
+        assert [row["step"] for row in run.steps] == list(range(1, last + 3))
+        """,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_what_goes_wrong_is_an_exception():
+    ended = run_script(
+        f"""
+        try:
+            vigpipe.train(lr=-1, {SHORT})
+        except vigpipe.InputError as error:
+            print(error)
+        try:
+            vigpipe.train(opt="sgd", lr=1e6, warmup_epochs=0, out="nan", {SHORT})
+        except FloatingPointError as error:
+            print(error)
+
+        def fail(row):
+            raise LookupError("mine")
+
+        try:
+            vigpipe.train(epochs=1000, out="failed", on_step=fail, {SHORT})
+        except LookupError as error:
+            print(error)
+        """,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    wrong, infinite, mine = ended.stdout.splitlines()
+    assert wrong == "--lr -1.0: must be a number from 0 to 1e+06"
+    assert "the loss or a gradient is NaN or infinite" in infinite
+    assert mine == "mine"
+    assert not list(Path("runs").iterdir())  # of the run that was refused
+    assert list(Path("failed", "checkpoints").iterdir())
+
+
+def test_a_run_ends_with_the_process_that_started_it():
+    options = f"epochs=10000, stages=2, out='run', {SHORT}"
+    Path("script.py").write_text(f"import vigpipe; vigpipe.train({options})")
+    metrics = Path("run", "metrics.jsonl")
+    with start_command([sys.executable, "script.py"]) as command:
+        wait_until(
+            lambda: metrics.exists() and metrics.stat().st_size > 0, "it trains", running=command
+        )
+        command.popen.send_signal(signal.SIGKILL)
+        assert command.wait().returncode == -signal.SIGKILL  # and nothing is left
+
+
+def test_options_become_the_words_of_the_command():
+    given = {"stages": Path("a b.toml"), "lr": 1e-6, "timing": True, "augment": False}
+    assert as_arguments({**given, "download": False, "ema": None}) == [
+        "--stages=a b.toml",
+        "--lr=1e-06",
+        "--timing",
+        "--no-augment",
+        "--no-download",
+    ]
+    assert as_arguments({"lr": True, "out": "-x"}) == ["--lr=True", "--out=-x"]
+    with pytest.raises(TypeError, match=r"no option 'micro_batches'; did you mean microbatches\?"):
+        vigpipe.train(micro_batches=2)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_run_is_refused_where_it_could_not_be_found_or_started(monkeypatch):
+    with pytest.raises(vigpipe.InputError, match="name that folder"):
+        vigpipe.train(resume="auto")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with pytest.raises(vigpipe.InputError, match=r"one of 2 of torchrun; start one process"):
+        vigpipe.train(out="run")
+    assert list(Path().iterdir()) == []
+
+
+def test_the_package_lists_what_it_offers():
+    assert {"train", "load", "predict", "create_model", "InputError"} < set(dir(vigpipe))
+    for name in dir(vigpipe):
+        assert getattr(vigpipe, name) is not None
+    with pytest.raises(AttributeError, match="'vigpipe' has no attribute 'training_'"):
+        vigpipe.training_  # pyright: ignore[reportAttributeAccessIssue] # noqa: B018

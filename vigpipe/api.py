@@ -1,0 +1,261 @@
+"""`vigpipe.train`: train as the command does, from a script or a notebook."""
+
+import difflib
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Unpack, get_args, get_type_hints
+
+from vigpipe.config.keywords import TrainKeywords
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.errors import DONE, NOT_FINITE, SAVED, WRONG_INPUT, InputError, TrainingError
+from vigpipe.files.untrusted import read_json
+from vigpipe.launch.child import child_process
+from vigpipe.launch.environment import from_environment
+from vigpipe.launch.fork_server import STARTER
+from vigpipe.run.folder import AVERAGED_WEIGHTS, METRICS, SUMMARY, WEIGHTS, make_output_folder
+from vigpipe.run.follow import RowFollower, parse_rows
+
+if TYPE_CHECKING:
+    from vigpipe.model.staged import StagedModel
+
+Row = dict[str, Any]  # of metrics.jsonl
+Callback = Callable[[Row], bool | None]
+
+POLL_SECONDS = 0.1  # between two looks at metrics.jsonl
+# A module that ends this process with the one that started it, then the command line.
+_PROGRAM = "import vigpipe.launch.parent_death, vigpipe.cli, sys; sys.exit(vigpipe.cli.main())"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training run has left; every file is explained in docs/start.md.
+
+    Attributes:
+        folder: of the run.
+        is_done: whether it took its last step; else it was stopped, and has left a checkpoint.
+        steps: rows of metrics.jsonl for its optimizer steps, in order: step, epoch, loss, ...
+        evaluations: rows of metrics.jsonl for its evaluations: epoch, training_loss, loss, ...
+        summary: content of summary.json; empty for a run that was stopped.
+    """
+
+    folder: Path
+    is_done: bool
+    steps: list[Row] = field(repr=False)
+    evaluations: list[Row] = field(repr=False)
+    summary: Row = field(repr=False)
+
+    @property
+    def weights(self) -> Path:
+        """The file of the trained weights."""
+        return self.folder / WEIGHTS
+
+    @property
+    def averaged_weights(self) -> Path | None:
+        """The file of their moving average; None if the run kept none."""
+        path = self.folder / AVERAGED_WEIGHTS
+        return path if path.exists() else None
+
+    @cached_property
+    def model(self) -> "StagedModel":
+        """The trained model, on the CPU and in evaluation mode: an ordinary PyTorch module.
+
+        Raises:
+            InputError: the run was stopped before its end, so that there is none yet.
+        """
+        if not self.is_done:
+            raise InputError(
+                f"{self.folder}: the run was stopped before its end; go on with "
+                f"vigpipe.train(out={str(self.folder)!r}, resume='auto', ...)"
+            )
+        from vigpipe.inference.load import load
+
+        return load(self.weights).model
+
+
+def train(
+    *,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    quiet: bool = False,
+    **options: Unpack[TrainKeywords],
+) -> Training:
+    """Train a model; the options are those of `vigpipe train`, as keyword arguments.
+
+    The training runs in processes of its own, as the command does, and ends with this process. The
+    caller therefore needs no `if __name__ == "__main__":`, may be a notebook, and keeps its own
+    memory, signals and random numbers. An exception in a callback, Ctrl-C among them, stops the run
+    with a checkpoint.
+
+    Args:
+        on_step: is given the row of each optimizer step (step, epoch, loss, lr, step_seconds,
+            images_per_second) soon after it; the run does not wait. It stops the run, with a
+            checkpoint, by returning True.
+        on_evaluation: is given the row of each evaluation in the same way (epoch, training_loss,
+            loss, top1, top5, images).
+        quiet: print nothing.
+        options: see `vigpipe.config.options.TrainConfig`; None is as if the option was left out.
+
+    Returns:
+        The run's rows, paths and model.
+
+    Raises:
+        InputError: options or data are wrong; nothing was trained.
+        FloatingPointError: the loss is NaN or infinite.
+        TrainingError: the run ended in another way.
+        TypeError: there is no such option.
+    """
+    out = options.pop("out", None)
+    arguments = as_arguments(options)
+    launch = from_environment(os.environ)
+    if launch.world_size > 1:
+        raise InputError(
+            "vigpipe.train: starts its ranks itself, but this process is one of "
+            f"{launch.world_size} of {launch.launcher}; start one process, or let "
+            f"{launch.launcher} start python -m vigpipe.train"
+        )
+    if out is None and options.get("resume") == "auto":
+        raise InputError("resume='auto': goes on with the run in out; name that folder")
+    folder = make_output_folder(None, ()) if out is None else Path(out)
+    arguments.append(f"{flag('out')}={folder}")
+
+    def tell(row: Row) -> bool:
+        """Call the callback for a row, and return whether the run is to stop."""
+        callback = None if "event" in row else on_step if "step" in row else on_evaluation
+        return callback is not None and callback(row) is True
+
+    code, last_line = _run(arguments, RowFollower(folder / METRICS), tell, quiet)
+    if code in (DONE, SAVED):
+        return read_training(folder, is_done=code == DONE)
+    if out is None:
+        with suppress(OSError):  # it stays if the run has written something
+            folder.rmdir()
+    message = last_line.removeprefix("vigpipe: ")
+    if code == WRONG_INPUT:
+        raise InputError(message)
+    if code == NOT_FINITE:
+        raise FloatingPointError(message)
+    raise TrainingError(f"the training in {folder} ended with exit code {code}: {message}", code)
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command line for keyword arguments.
+
+    Raises:
+        TypeError: there is no option of that name.
+    """
+    hints = get_type_hints(TrainConfig)
+    words: list[str] = []
+    for name, value in options.items():
+        if name not in hints:
+            similar = difflib.get_close_matches(name, hints, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            raise TypeError(f"vigpipe.train has no option {name!r}{hint}")
+        if value is None:
+            continue
+        if isinstance(value, bool) and bool in (hints[name], *get_args(hints[name])):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def _run(
+    arguments: list[str], rows: RowFollower, tell: Callable[[Row], bool], quiet: bool
+) -> tuple[int, str]:
+    """Run the command to its end.
+
+    Returns:
+        Its exit code, negative for a signal, and the last line of its stderr if it has failed.
+    """
+    command = [sys.executable, "-c", _PROGRAM, "train", *arguments]
+    environment = {**os.environ, STARTER: str(os.getpid())}
+    pipe = subprocess.PIPE
+    is_stopping = False
+
+    def tell_new_rows() -> None:
+        nonlocal is_stopping
+        for row in rows.read_new():
+            if tell(row) and not is_stopping:
+                child.terminate()  # once: a second signal would not let it save
+                is_stopping = True
+
+    with child_process(command, stdout=pipe, stderr=pipe, env=environment) as child:
+        stdout = _Printer(sys.stdout, quiet=quiet)
+        stderr = _Printer(sys.stderr, quiet=quiet, keep_last=True)
+        with selectors.DefaultSelector() as selector:
+            for stream, printer in ((child.stdout, stdout), (child.stderr, stderr)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, printer)
+            while selector.get_map():
+                for key, _ in selector.select(POLL_SECONDS):
+                    content = os.read(key.fd, 1 << 16)
+                    if content:
+                        key.data.add(content)
+                    else:
+                        selector.unregister(key.fileobj)
+                tell_new_rows()
+        code = child.wait()
+        tell_new_rows()
+    stdout.end()
+    if code in (DONE, SAVED):
+        stderr.end()
+    return code, stderr.last_line
+
+
+class _Printer:
+    """Prints what a process writes, line by line.
+
+    Args:
+        stream: where to.
+        quiet: print nothing.
+        keep_last: hold the last line back until another follows; it may become an exception's.
+    """
+
+    def __init__(self, stream: IO[str], *, quiet: bool, keep_last: bool = False) -> None:
+        self._stream, self._quiet = stream, quiet
+        self._last = -1 if keep_last else None  # where the search for the last line's start ends
+        self._kept = b""
+
+    def add(self, content: bytes) -> None:
+        content = self._kept + content
+        start = content.rfind(b"\n", 0, self._last) + 1
+        self._print(content[:start])
+        self._kept = content[start:]
+
+    def end(self) -> None:
+        """Print what is left."""
+        self._print(self._kept)
+
+    @property
+    def last_line(self) -> str:
+        """The line that is held back."""
+        return self._kept.decode("utf-8", "replace").strip()
+
+    def _print(self, content: bytes) -> None:
+        if content and not self._quiet:
+            self._stream.write(content.decode("utf-8", "replace"))
+            self._stream.flush()
+
+
+def read_training(folder: Path, *, is_done: bool) -> Training:
+    """Read what a run has left in its folder.
+
+    Args:
+        folder: of the run.
+        is_done: whether it took its last step.
+    """
+    rows = parse_rows((folder / METRICS).read_bytes())
+    return Training(
+        folder,
+        is_done,
+        [row for row in rows if "step" in row and "event" not in row],
+        [row for row in rows if "step" not in row],
+        read_json(folder / SUMMARY) if is_done else {},
+    )

@@ -1,0 +1,103 @@
+"""The options of a training run as keyword arguments of `vigpipe.train`, for editors and types."""
+
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from vigpipe.config.choices import (
+    Boundary,
+    Compat,
+    Device,
+    Dtype,
+    Impl,
+    KeepBest,
+    LrSchedule,
+    Model,
+    Norm,
+    OnNan,
+    Optimizer,
+    RandomCrop,
+    Recipe,
+    Recompute,
+    Sync,
+    Track,
+)
+from vigpipe.schedules import Schedule
+
+
+class TrainKeywords(TypedDict, total=False):
+    """The options of `TrainConfig`, which explains them; a path may also be given as text."""
+
+    config: Path | str | None
+    model: Model
+    weights: Path | str | None
+    new_classifier: bool
+    graph: str | None
+    aggregator: str | None
+    stochastic_dilation: float
+    stem_stride: int | None
+    compat: Compat | None
+    impl: Impl
+    compile: bool
+    norm: Norm
+    drop_path: float | None
+    dropout: float
+    data: str
+    data_dir: Path | str
+    download: bool
+    image_size: int | str | None
+    crop_pct: float | None
+    recipe: Recipe | None
+    augment: bool | None
+    random_crop: RandomCrop | None
+    auto_augment: str | None
+    color_jitter: float | None
+    erasing: float | None
+    mixup: float | None
+    cutmix: float | None
+    smoothing: float | None
+    repeated_augment: int | None
+    workers: int
+    skip_bad_images: bool
+    stages: int | Literal["auto"] | Path | str
+    microbatches: int
+    dp: int
+    schedule: Schedule
+    virtual_stages: int
+    sync: Sync
+    device: Device
+    dtype: Dtype
+    boundary: Boundary
+    recompute: Recompute
+    detect_anomaly: bool
+    threads: int | None
+    timeout: float | None
+    opt: Optimizer | None
+    lr: float | None
+    weight_decay: float | None
+    layer_decay: float
+    lr_schedule: LrSchedule | None
+    min_lr: float | None
+    warmup_epochs: int | None
+    warmup_lr: float
+    clip: float | None
+    ema: float | None
+    batch_size: int | None
+    epochs: int | None
+    steps: int | None
+    checkpoint_every: int | str
+    keep: int
+    keep_best: KeepBest | None
+    resume: str | None
+    max_restarts: int
+    elastic: bool
+    stop_before: str | None
+    on_nan: OnNan
+    evaluate_every: int
+    log_every: int | str | None
+    track: Track | None
+    timing: bool
+    timing_warmup: int
+    timing_steps: int
+    trace: bool
+    seed: int
+    out: Path | str | None

@@ -1,0 +1,129 @@
+"""`vigpipe.load` and `vigpipe.predict`: use trained weights in a program or a notebook."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vigpipe.data.images import read_image
+from vigpipe.errors import InputError
+from vigpipe.inference.description import ModelDescription, read_description
+from vigpipe.inference.predict import Prediction, list_files, make_prediction, most_likely
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.weights import match_state, read_weights, to_reference_names
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Prepares an image as in evaluation: resizes it, crops its centre, normalises it.
+
+    Attributes:
+        description: what the weights file says of its model and images.
+    """
+
+    description: ModelDescription
+
+    def __call__(self, image: Image.Image | Path | str) -> Tensor:
+        """Prepare one image, given as such or as the path of its file.
+
+        Returns:
+            (C, H, W) float32, of the model's channels and image size.
+
+        Raises:
+            InputError: the file cannot be read as an image.
+        """
+        if not isinstance(image, Image.Image):
+            image = Image.fromarray(read_image(Path(image)))
+        return self.description.prepare(image)
+
+
+class LoadedModel(NamedTuple):
+    """A trained model and what it takes to use it.
+
+    Attributes:
+        model: in evaluation mode; an ordinary PyTorch module from (B, C, H, W) to (B, classes).
+        transform: makes the model's input of an image.
+        class_names: name of each class, by label.
+    """
+
+    model: StagedModel
+    transform: Transform
+    class_names: tuple[str, ...]
+
+
+def load(
+    weights: Path | str,
+    *,
+    model: str | None = None,
+    image_size: int | str | None = None,
+    device: torch.device | str = "cpu",
+) -> LoadedModel:
+    """Load the model of a weights file, with the transform of its images and its class names.
+
+    Args:
+        weights: safetensors file of a run, or another file that `vigpipe predict --weights` takes.
+        model: name of the model; needed only if the file does not tell.
+        image_size: side, or "HEIGHTxWIDTH", in pixels; by default that of the training.
+        device: where the model is to compute.
+
+    Returns:
+        The model, its transform and its class names. `pretrained_cfg` of the model is that of the
+        file, so that `timm.data.resolve_model_data_config` describes the same transform.
+
+    Raises:
+        InputError: the file cannot be read, does not fit the model, or has metadata that cannot be
+            used.
+    """
+    path = Path(weights)
+    size = None if image_size is None else str(image_size)
+    description = read_description(path, model, size)
+    state = to_reference_names(read_weights(path))
+    with torch.device("meta"):  # refused before anything is built as large as the file claims
+        claimed = description.build()
+    match_state(state, claimed, str(path))
+    with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
+        built = description.build(path)
+    return LoadedModel(built.to(device).eval(), Transform(description), description.names())
+
+
+def predict(
+    weights: LoadedModel | Path | str,
+    images: Path | str | Sequence[Path | str],
+    *,
+    batch_size: int = 64,
+) -> list[Prediction]:
+    """Predict the most likely classes of image files, as `vigpipe predict` does.
+
+    Args:
+        weights: a model from `load`, which says where it computes, or a weights file.
+        images: an image file, a folder of them, or several of both.
+        batch_size: number of images that run at once.
+
+    Returns:
+        One prediction for each image, in order; folders are listed by name.
+
+    Raises:
+        InputError: an image or the weights cannot be read.
+        FloatingPointError: an image's logits are NaN or infinite.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size {batch_size}: must be at least 1")
+    loaded = weights if isinstance(weights, LoadedModel) else load(weights)
+    given = [images] if isinstance(images, str | os.PathLike) else images
+    paths = list_files([Path(path) for path in given])
+    split = loaded.transform.description.split(paths)
+    device = next(loaded.model.parameters()).device
+    predictions: list[Prediction] = []
+    for first in range(0, len(paths), batch_size):
+        batch = range(first, min(first + batch_size, len(paths)))
+        with torch.inference_mode():
+            logits = loaded.model(split.read(batch).to(device))
+        probabilities, labels = (rows.tolist() for rows in most_likely(logits))
+        for path, i, p in zip(paths[batch.start : batch.stop], labels, probabilities, strict=True):
+            predictions.append(make_prediction(path, loaded.class_names, i, p))
+    return predictions

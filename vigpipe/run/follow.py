@@ -1,0 +1,51 @@
+"""Follow metrics.jsonl while another process writes it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def parse_rows(content: bytes) -> list[dict[str, Any]]:
+    """Parse the complete lines of metrics.jsonl."""
+    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+
+
+class RowFollower:
+    """Reads the rows of a run that goes on; the run may be resumed meanwhile.
+
+    A run that goes on from a checkpoint replaces the file: lines up to the checkpoint stay as they
+    are, and those of later steps are dropped. New is what follows the lines that both files share.
+
+    Args:
+        path: metrics.jsonl, which need not be there yet; rows that it holds now are not new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset = 0, 0  # of the file, and how much of it has been read
+        self._lines: list[bytes] = []  # read so far
+        self._index = 0  # of the next line of the file
+        self.read_new()
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the rows written since the last call; a line that is not complete waits."""
+        try:
+            with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset, self._index = inode, 0, 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        self._offset += sum(map(len, lines))
+        new: list[bytes] = []
+        for line in lines:
+            if self._lines[self._index : self._index + 1] != [line]:
+                del self._lines[self._index :]
+                self._lines.append(line)
+                new.append(line)
+            self._index += 1
+        return parse_rows(b"".join(new))
