@@ -117,6 +117,19 @@ def test_rows_are_read_back_from_csv(tmp_path):
     assert [read(line) for line in found] == rows
 
 
+def test_a_reader_finds_the_old_rows_until_all_new_ones_are_written(tmp_path):
+    path = tmp_path / "timing.csv"
+    path.write_text("old")
+
+    def rows():
+        yield ROW
+        assert path.read_text() == "old"
+        yield ROW
+
+    write_rows(rows(), path)
+    assert len(path.read_text().splitlines()) == 3
+
+
 def test_a_run_without_rows_has_a_heading_in_its_csv(tmp_path):
     write_rows([], tmp_path / "timing.csv")
     assert (tmp_path / "timing.csv").read_text().strip().count("\n") == 0

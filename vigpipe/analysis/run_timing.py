@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from vigpipe.analysis.account import PARTS, Account, make_accounts
 from vigpipe.analysis.bubble import Bubble, explain_bubble, mean_times, predicted_spans
+from vigpipe.files.atomic import write_atomically
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import Run
@@ -190,7 +191,8 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
     if not measured:
         return
     predicted = timing.predicted_spans
-    (folder / "timeline.json").write_text(
+    write_atomically(  # a report of the run, which has not ended yet, may read it
+        folder / "timeline.json",
         json.dumps(
             {
                 "step": next(steps[-1].step for steps in timing.steps["train"].values()),
@@ -201,7 +203,6 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
             }
         )
         + "\n",
-        encoding="utf-8",
     )
     if not run.config.trace:
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
+from vigpipe.files.atomic import replacing
 from vigpipe.spans import COMPUTE, KINDS
 from vigpipe.timing.recorder import PHASES, Phase, Row
 
@@ -57,8 +58,8 @@ def statistics(seconds: Sequence[float]) -> Statistics:
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Write rows as timing.csv."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    """Write rows as timing.csv, which a reader meanwhile finds whole or not at all."""
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([field.name for field in fields(Row)])
         writer.writerows([*astuple(row)[:-1], f"{row.seconds:.9f}"] for row in rows)
