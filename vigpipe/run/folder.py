@@ -89,6 +89,26 @@ def lock(folder: Path) -> None:
 _locks: list[int] = []  # open for as long as this process lives
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a run is writing to a folder now, on this host or another.
+
+    A run that has died, however it died, holds no lock. On a file system without locks no run is
+    seen.
+    """
+    try:
+        # A pipe of this name is not waited for. A shared lock needs no right to write the file.
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # no run was here, or not for us to see
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _new_default_folder() -> Path:
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):  # another run may have started in the same second
