@@ -1,10 +1,13 @@
 """Write folders of runs like those of vigpipe train, of any layout, in milliseconds."""
 
+import contextlib
+import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from vigpipe.parallel.layout import Layout
+from vigpipe.run.folder import LOCK
 from vigpipe.run.record import RunRecord
 from vigpipe.spans import Kind, Span, seconds_by_kind, step_seconds
 from vigpipe.timing.recorder import Row
@@ -102,7 +105,7 @@ def write_run(
     folder.mkdir(parents=True)
     layout = Layout(stages, microbatches, replicas)
     config = {"model": model, "data": "digits", "batch_size": 100, "stages": stages, "lr": 4e-3}
-    config |= {"dp": replicas, "microbatches": microbatches, "schedule": "gpipe"}
+    config |= {"epochs": 2, "dp": replicas, "microbatches": microbatches, "schedule": "gpipe"}
     record = RunRecord(folder, config)
     rows: list[Row] = []
     spans = gpipe(stages, replicas, microbatches, slow)
@@ -122,7 +125,13 @@ def write_run(
             rows += rows_of(now, "train", step, stages)
         if step % 15 == 0:
             ema = {"loss": 1.0, "top1": 0.02 * step, "top5": 0.95}
-            test = {"loss": 2.3 * 0.95**step, "top1": 0.03 * step, "top5": 0.99, "images": 360}
+            test = {
+                "training_loss": 0.25,
+                "loss": 2.3 * 0.95**step,
+                "top1": 0.03 * step,
+                "top5": 0.99,
+                "images": 360,
+            }
             record.add(epoch=step // 15, **test, ema=ema)
     for batch in range(1, NUM_TESTS + 1):
         forward = [span for span in spans if span.kind in ("forward", "wait input")]
@@ -160,6 +169,15 @@ def write_run(
     }
     record.finish(summary)
     return folder
+
+
+@contextlib.contextmanager
+def going_on(folder: Path) -> Iterator[Path]:
+    """Hold the lock of a run's folder, as the run does until its process ends."""
+    folder.mkdir(exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder
 
 
 def _timing(spans: list[Span], rows: list[Row], stages: int, replicas: int, microbatches: int):

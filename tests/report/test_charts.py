@@ -10,7 +10,7 @@ from plotly.io import to_json
 from tests.report.runs import gpipe, write_run
 from vigpipe.analysis.account import PARTS
 from vigpipe.report import charts
-from vigpipe.report.read import StepMetrics, read_runs
+from vigpipe.report.read import read_runs
 from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import KINDS, Span
 
@@ -71,28 +71,6 @@ def test_a_rank_s_bar_is_made_of_all_parts(tmp_path):
     for i, account in enumerate(run.timing.accounts):
         total = sum(trace["x"][i] for trace in drawn)
         assert total == pytest.approx(1e3 * account.step_seconds)
-
-
-def test_runs_are_drawn_over_one_another_with_one_entry_each(tmp_path):
-    runs = read_runs([write_run(tmp_path / "a<b>"), write_run(tmp_path / "b", timed=False)])
-    for chart in (charts.loss_chart, charts.accuracy_chart, charts.throughput_chart):
-        drawn = traces(chart(runs))
-        entries = [trace["name"] for trace in drawn if trace["showlegend"]]
-        assert entries == ["a&lt;b&gt;", "b"]
-        assert len({trace["line"]["color"] for trace in drawn}) == 2
-    training, test = traces(charts.loss_chart(runs[:1]))
-    assert training["y"] == [step.loss for step in runs[0].steps]
-    assert test["x"] == [15, 30]
-
-
-def test_a_long_run_is_thinned_to_means(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
-    steps = tuple(StepMetrics(i, float(i), 1.0, float(i % 2)) for i in range(1, 10_001))
-    object.__setattr__(run, "steps", steps)
-    (line,) = traces(charts.throughput_chart([run]))
-    assert len(line["x"]) == charts.MOST_POINTS
-    assert set(line["y"]) == {0.5}
-    assert line["x"][0] == 5.5  # of steps 1 to 10
 
 
 def test_pieces_of_the_model_stand_in_its_order():

@@ -1,10 +1,18 @@
 """The tables that hold runs side by side."""
 
+from dataclasses import replace
 from statistics import median
 
-from tests.report.runs import NUM_WARMUP, write_run
+from tests.report.runs import NUM_WARMUP, going_on, write_run
 from vigpipe.analysis.bubble import Bubble
-from vigpipe.report.comparison import bubble_line, differences, ratios, run_table, settled_steps
+from vigpipe.report.comparison import (
+    bubble_line,
+    differences,
+    progress,
+    ratios,
+    run_table,
+    settled_steps,
+)
 from vigpipe.report.read import read_runs
 
 
@@ -19,11 +27,27 @@ def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
         "1 replica × 3 stages, 4 micro-batches, gpipe",
     ]
     assert table["hardware"] == ["A processor, 4 cores", "–"]
-    assert table["final training loss"][0] == f"{2.3 * 0.93**30:.4f}"
+    assert table["steps"] == ["30", "30"]
+    assert table["epochs"] == ["2 of 2", "2 of 2"]
+    assert table["training loss"] == ["0.2500, mean of epoch 2"] * 2
     assert table["test top-1"][0] == "90.00%, moving average 60.00%"
     assert table["peak memory"] == ["653.00 MB, most of 4 ranks", "–"]
     assert table["commit"] == ["0123456789abcdef+", "–"]
     assert table["versions"] == ["vigpipe 0.1.0, torch 2.15.0", "–"]
+
+
+def test_a_run_that_goes_on_tells_how_far_it_is(tmp_path):
+    folder = write_run(tmp_path / "run", timed=False, finished=False)
+    with going_on(folder):
+        (run,) = read_runs([folder])
+    assert progress(run) == "step 30 is done, of epoch 2 of 2"
+    table = dict(run_table([run]))
+    assert table["state"] == ["running"]
+    run = replace(run, evaluations=(), options={"epochs": 9, "steps": 40})
+    table = dict(run_table([run]))
+    assert (table["steps"], table["epochs"]) == (["30 of 40"], ["2"])
+    assert table["training loss"] == [f"{2.3 * 0.93**30:.4f}, step 30"]
+    assert progress(replace(run, steps=())) == "it has not made its first step"
 
 
 def test_warmup_is_left_out_of_medians(tmp_path):

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from tests.report.browser import need_browser, share_of, visit
-from tests.report.runs import write_run
+from tests.report.runs import going_on, write_run
 from vigpipe.errors import InputError
 from vigpipe.report.page import write_report
 from vigpipe.timing.timeline import COLOURS
 
 HOSTILE = "<script>document.title='broken'</script><img src=http://example.invalid/x.png>"
-CHARTS = ("loss", "accuracy", "throughput", "account-0", "timeline-0", "pieces-train-0")
+CHARTS = (
+    "loss",
+    "accuracy",
+    "learning-rate",
+    "throughput",
+    "account-0",
+    "timeline-0",
+    "pieces-train-0",
+)
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +74,20 @@ def test_runs_without_timing_and_without_end_are_shown_with_what_they_have(tmp_p
     assert 'id="chart-timeline-1"' in text
     assert 'id="chart-timeline-0"' not in text
     assert "<h2>Comparison</h2>" in text
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path):
+    begun, going = tmp_path / "begun", write_run(tmp_path / "going", timed=False, finished=False)
+    with going_on(begun), going_on(going):
+        write_report([going], tmp_path / "report.html")
+        write_report([begun], tmp_path / "begun.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "going is still running: step 30 is done, of epoch 2 of 2." in text
+    assert "has not finished" not in text
+    assert 'id="chart-learning-rate"' in text
+    text = shown((tmp_path / "begun.html").read_text(encoding="utf-8"))
+    assert "begun is still running: it has not made its first step." in text
+    assert "<h2>Loss" not in text
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):

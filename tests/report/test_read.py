@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.report.runs import NUM_STEPS, NUM_WARMUP, write_run
+from tests.report.runs import NUM_STEPS, NUM_WARMUP, going_on, write_run
 from vigpipe.errors import InputError
 from vigpipe.report.read import read_runs
 
@@ -13,10 +13,15 @@ def test_a_finished_run_has_steps_evaluations_and_options(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run")])
     assert run.name == "run"
     assert not run.unfinished
+    assert not run.running
     assert [step.number for step in run.steps] == list(range(1, NUM_STEPS + 1))
     assert run.steps[0].loss == pytest.approx(2.3 * 0.93)
     assert run.steps[0].images_per_second == pytest.approx(100 / run.steps[0].seconds)
     assert [(row.step, row.epoch) for row in run.evaluations] == [(15, 1), (30, 2)]
+    assert {step.epoch for step in run.steps[15:]} == {2}
+    assert {step.lr for step in run.steps} == {4e-3}
+    assert {round(step.images, 6) for step in run.steps} == {100}
+    assert run.evaluations[1].training_loss == 0.25
     assert run.evaluations[1].top1 == pytest.approx(0.9)
     assert run.evaluations[1].ema_top1 == pytest.approx(0.6)
     assert run.options["microbatches"] == 4
@@ -67,6 +72,36 @@ def test_a_run_that_never_made_a_step_can_be_shown(tmp_path):
     (run,) = read_runs([tmp_path])
     assert run.steps == ()
     assert run.unfinished == "it ended before its first step: there is no summary.json"
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 31, "loss": 0.1, "l'])
+def test_a_run_that_goes_on_is_running_whatever_its_last_line_is(torn, tmp_path):
+    folder = write_run(tmp_path / "run", timed=False, finished=False)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    with going_on(folder):
+        (run,) = read_runs([folder])
+        assert (run.running, run.unfinished) == (True, "")
+        assert len(run.steps) == NUM_STEPS
+    (run,) = read_runs([folder])  # its process has died
+    assert not run.running
+    assert run.unfinished.startswith("it ended after step 30: there is no summary.json")
+
+
+def test_a_run_that_has_only_begun_is_no_error(tmp_path):
+    with going_on(tmp_path):
+        (run,) = read_runs([tmp_path])
+        assert (run.running, run.steps, run.options) == (True, (), {})
+        (tmp_path / "metrics.jsonl").touch()
+        (run,) = read_runs([tmp_path])
+        assert (run.running, run.steps, run.unfinished) == (True, (), "")
+
+
+def test_a_finished_run_that_is_made_longer_is_running(tmp_path):
+    with going_on(write_run(tmp_path / "run")) as folder:
+        (run,) = read_runs([folder])
+    assert run.running
+    assert "commit" not in run.summary  # it is of the part before
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

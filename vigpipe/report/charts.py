@@ -1,19 +1,16 @@
-"""Make the page's charts, which can be read as they are and zoomed."""
+"""Draw where the time of a step goes: accounts of ranks, pieces of the model, timelines."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from vigpipe.analysis.account import PARTS, Account
 from vigpipe.report.markup import escape
-from vigpipe.report.read import ReportedRun
 from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import COMPUTE, KINDS, Kind, Span
 from vigpipe.timing.timeline import COLOURS
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure, Scatter
+    from plotly.graph_objects import Figure
 
 PART_COLOURS = {"compute": COLOURS["forward"], "unaccounted": "#0072b2", **COLOURS}
 PIECE_COLOURS = {
@@ -24,9 +21,7 @@ PIECE_COLOURS = {
     "rest of the block": "#dddddd",
     "whole": "#999999",
 }
-RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 TEXT_COLOUR = "#111111"  # readable in boxes of all these colours
-MOST_POINTS = 1000  # of a line; with more, nothing more could be seen
 SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
 ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
 _EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
@@ -36,43 +31,6 @@ _INSIDE = {  # text within a bar, upright
     "textangle": 0,
     "textfont": {"size": 11, "color": TEXT_COLOUR},
 }
-
-
-def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the training loss of every step and the test loss of every evaluation."""
-    lines = []
-    for i, run in enumerate(runs):
-        training = [(step.number, step.loss) for step in run.steps]
-        test = [(row.step, row.loss) for row in run.evaluations]
-        lines.append(_line(run, i, "training", training))
-        lines.append(_line(run, i, "test", test, dash="dot"))
-    return _curves(lines, "loss")
-
-
-def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw top-1 and top-5 of the test images."""
-    lines = []
-    for i, run in enumerate(runs):
-        top1 = [(row.step, 100 * row.top1) for row in run.evaluations]
-        top5 = [(row.step, 100 * row.top5) for row in run.evaluations]
-        ema = [(r.step, 100 * r.ema_top1) for r in run.evaluations if r.ema_top1 is not None]
-        lines.append(_line(run, i, "test top-1", top1))
-        lines.append(_line(run, i, "test top-5", top5, dash="dot"))
-        lines.append(_line(run, i, "top-1, moving average", ema, dash="dash"))
-    figure = _curves(lines, "test images, %")
-    figure.update_yaxes(range=[0, 102])
-    return figure
-
-
-def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the images per second of every step."""
-    lines = [
-        _line(run, i, "images/s", [(step.number, step.images_per_second) for step in run.steps])
-        for i, run in enumerate(runs)
-    ]
-    figure = _curves(lines, "images/s")
-    figure.update_yaxes(rangemode="tozero")
-    return figure
 
 
 def account_chart(accounts: Sequence[Account]) -> "Figure":
@@ -99,7 +57,7 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
     figure = Figure(bars)
     figure.update_layout(barmode="relative", xaxis_title="milliseconds a step (means)")
     figure.update_yaxes(autorange="reversed", fixedrange=True)
-    return _styled(figure, height=130 + ROW_PIXELS * len(accounts))
+    return styled(figure, height=130 + ROW_PIXELS * len(accounts))
 
 
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
@@ -137,7 +95,7 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
         )
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="ms a step (medians)", col=1)
-    return _styled(figure, height=340)
+    return styled(figure, height=340)
 
 
 def timeline_chart(timeline: Timeline) -> "Figure":
@@ -183,7 +141,7 @@ def timeline_chart(timeline: Timeline) -> "Figure":
     figure.update_xaxes(zeroline=False)
     figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
     pixels = max(FEWEST_ROW_PIXELS, min(ROW_PIXELS, 500 // max(len(ranks[0]), 1)))
-    return _styled(figure, height=130 + 40 * len(panels) + pixels * sum(map(len, ranks)))
+    return styled(figure, height=130 + 40 * len(panels) + pixels * sum(map(len, ranks)))
 
 
 def _boxes(spans: Sequence[Span], kind: Kind, begin: float, in_legend: bool) -> "object":
@@ -214,48 +172,7 @@ def _hover_text(span: Span, begin: float) -> str:
     return f"{', '.join(words)}<br>{start:.3f} – {end:.3f} ms, {end - start:.3f} long"
 
 
-def _line(
-    run: ReportedRun,
-    index: int,
-    what: str,
-    points: Sequence[tuple[int, float]],
-    dash: str = "solid",
-) -> "Scatter | None":
-    from plotly.graph_objects import Scatter
-
-    if not points:
-        return None
-    xs, ys = _thinned(points)
-    return Scatter(
-        name=escape(run.name),  # one entry per run; the page's text explains dots and dashes
-        legendgroup=str(index),
-        showlegend=dash == "solid",
-        x=xs,
-        y=ys,
-        mode="lines+markers" if len(xs) <= 40 else "lines",
-        line={"color": RUN_COLOURS[index % len(RUN_COLOURS)], "width": 1.6, "dash": dash},
-        marker={"size": 5},
-        hovertemplate=f"{what}, step %{{x:.0f}}: %{{y:.5g}}<extra>%{{fullData.name}}</extra>",
-    )
-
-
-def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points so that at most MOST_POINTS are left."""
-    width = -(-len(points) // MOST_POINTS)
-    groups = [np.asarray(points[i : i + width]).mean(0) for i in range(0, len(points), width)]
-    return [float(x) for x, _ in groups], [float(y) for _, y in groups]
-
-
-def _curves(lines: "Sequence[Scatter | None]", title: str) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    figure = Figure([line for line in lines if line is not None])
-    figure.update_xaxes(title_text="step", rangemode="tozero")
-    figure.update_yaxes(title_text=title)
-    return _styled(figure, height=360)
-
-
-def _styled(figure: "Figure", height: int) -> "Figure":
+def styled(figure: "Figure", height: int) -> "Figure":
     """Set margins and background of a chart; the page's style sheet colours text and grid."""
     figure.update_layout(
         template="none",

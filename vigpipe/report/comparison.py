@@ -29,15 +29,16 @@ def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
     """Make the table of runs: one line per fact, such as the model or the top-1 score."""
     lines: list[tuple[str, Callable[[ReportedRun], str]]] = [
-        ("state", lambda run: "unfinished" if run.unfinished else "finished"),
+        ("state", _state),
         ("model", lambda run: _option(run, "model")),
         ("data", lambda run: _text(run, "data", _option(run, "data"))),
         ("layout", _layout),
         ("batch", lambda run: _option(run, "batch_size")),
         ("hardware", lambda run: _text(run, "hardware")),
         ("threads a rank", lambda run: _whole(run.summary, "threads_per_rank")),
-        ("steps", lambda run: str(run.steps[-1].number) if run.steps else "0"),
-        ("final training loss", lambda run: f"{run.steps[-1].loss:.4f}" if run.steps else NOTHING),
+        ("steps", lambda run: _so_far(run, "steps", "number")),
+        ("epochs", lambda run: _so_far(run, "epochs", "epoch")),
+        ("training loss", _training_loss),
         ("test top-1", _top1),
         ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
@@ -82,6 +83,36 @@ def _medians(run: ReportedRun) -> dict[str, float]:
         timed = durations.medians(slowest(run.timing.rows, "train"))
         values |= {f"{name}, ms": 1e3 * v for name, v in timed.items() if name != "step"}
     return values
+
+
+def progress(run: ReportedRun) -> str:
+    """Say how far a run has come, in words for a sentence."""
+    if not run.steps:
+        return "it has not made its first step"
+    steps, epochs = _so_far(run, "steps", "number"), _so_far(run, "epochs", "epoch")
+    return f"step {steps} is done, of epoch {epochs}"
+
+
+def _state(run: ReportedRun) -> str:
+    if run.running:
+        return "running"
+    return "unfinished" if run.unfinished else "finished"
+
+
+def _so_far(run: ReportedRun, option: str, of_step: str) -> str:
+    """Write a number of the last step and, where an option says it, what it is to become."""
+    done = str(getattr(run.steps[-1], of_step)) if run.steps else "0"
+    # --steps overrides --epochs.
+    is_planned = option in run.options and (option == "steps" or "steps" not in run.options)
+    return f"{done} of {run.options[option]}" if is_planned else done
+
+
+def _training_loss(run: ReportedRun) -> str:
+    """Write the mean of the last epoch that was evaluated; the last batch may have few images."""
+    if run.evaluations and run.evaluations[-1].training_loss is not None:
+        last = run.evaluations[-1]
+        return f"{last.training_loss:.4f}, mean of epoch {last.epoch}"
+    return f"{run.steps[-1].loss:.4f}, step {run.steps[-1].number}" if run.steps else NOTHING
 
 
 def _option(run: ReportedRun, name: str) -> str:

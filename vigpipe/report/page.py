@@ -11,8 +11,15 @@ from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
-from vigpipe.report import charts, durations
-from vigpipe.report.comparison import Line, bubble_line, differences, ratios, run_table
+from vigpipe.report import charts, curves, durations
+from vigpipe.report.comparison import (
+    Line,
+    bubble_line,
+    differences,
+    progress,
+    ratios,
+    run_table,
+)
 from vigpipe.report.markup import (
     escape,
     folded,
@@ -79,6 +86,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
 def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
     yield "<h2>Runs</h2>"
     for run in runs:
+        if run.running:
+            yield paragraph(f"{run.name} is still running: {progress(run)}.", "running")
         if run.unfinished:
             yield paragraph(f"{run.name} has not finished: {run.unfinished}.", "warning")
     yield _by_run(runs, run_table(runs))
@@ -105,18 +114,26 @@ def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
 def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     if any(run.steps for run in runs):
         yield "<h2>Loss</h2>"
-        yield paragraph("Of the training batches; dotted: of the test images.")
-        yield _chart(charts.loss_chart(runs), "loss")
+        yield paragraph(
+            "Solid: of every training batch, where a smaller last batch of an epoch is joined with "
+            "the one before it; dashed: the mean of an epoch's training images; dotted: of the "
+            "test images."
+        )
+        yield _chart(curves.loss_chart(runs), "loss")
     if any(run.evaluations for run in runs):
         yield "<h2>Accuracy</h2>"
         yield paragraph(
             "Top-1 of the test images; dotted: top-5; dashed: top-1 of the weights' moving average."
         )
-        yield _chart(charts.accuracy_chart(runs), "accuracy")
+        yield _chart(curves.accuracy_chart(runs), "accuracy")
     if any(run.steps for run in runs):
+        yield "<h2>Learning rate</h2>"
+        yield _chart(curves.learning_rate_chart(runs), "learning-rate")
         yield "<h2>Throughput</h2>"
-        yield paragraph("Images a second, evaluations not counted.")
-        yield _chart(charts.throughput_chart(runs), "throughput")
+        yield paragraph(
+            "Images a second; evaluations are not counted, and smaller last batches left out."
+        )
+        yield _chart(curves.throughput_chart(runs), "throughput")
 
 
 def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Read a run's folder: its options, its metrics, and whether and how it ended."""
+"""Read a run's folder: its options, its metrics, and whether it goes on, or how it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.timing_files import ReportedTiming, read_timing
+from vigpipe.run.folder import is_locked
 
 _ADVICE = "name a folder that vigpipe train wrote"
 
@@ -17,9 +18,16 @@ class StepMetrics(NamedTuple):
     """Metrics of one optimizer step: a row of metrics.jsonl."""
 
     number: int
+    epoch: int
     loss: float
+    lr: float
     seconds: float
     images_per_second: float
+
+    @property
+    def images(self) -> float:
+        """Number of images of the step over all replicas, up to rounding."""
+        return self.seconds * self.images_per_second
 
 
 class Evaluation(NamedTuple):
@@ -27,6 +35,7 @@ class Evaluation(NamedTuple):
 
     step: int  # the last optimizer step before the evaluation
     epoch: int
+    training_loss: float | None  # mean over the training images of the epoch
     loss: float
     top1: float
     top5: float
@@ -44,7 +53,8 @@ class ReportedRun:
         steps: metrics of every optimizer step, in their order.
         evaluations: metrics of every evaluation, in their order.
         summary: content of summary.json; empty for a run that has not finished.
-        unfinished: why the run counts as not finished; empty for a finished run.
+        running: whether the run goes on: its process holds the folder's lock.
+        unfinished: how the run ended before its time; empty for a finished or a running one.
         timing: content of the timing files; None for a run that was not timed.
     """
 
@@ -54,6 +64,7 @@ class ReportedRun:
     steps: tuple[StepMetrics, ...]
     evaluations: tuple[Evaluation, ...]
     summary: Fields
+    running: bool
     unfinished: str
     timing: ReportedTiming | None
 
@@ -81,15 +92,18 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"{folder}: {problem}; {_ADVICE}")
-    if not (folder / "metrics.jsonl").is_file():
+    # Asked before the files are read: a run that ends in between has written all of them.
+    running = is_locked(folder)
+    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
+    if not running and not metrics.is_file():
         raise InputError(f"{folder}: holds no run, for it has no metrics.jsonl; {_ADVICE}")
-    rows, torn = _read_rows(folder / "metrics.jsonl")
-    summary = folder / "summary.json"
-    finished = summary.is_file()
+    rows, torn = _read_rows(metrics) if metrics.is_file() else ([], False)
+    # A summary beside a run that goes on is of what came before it.
+    finished = summary.is_file() and not running
     fields = parse_object(read_text(summary), str(summary)) if finished else Fields({}, "")
     steps, evaluations = _sort(rows)
     unfinished = ""
-    if torn or not finished:
+    if not running and (torn or not finished):
         lacks = [] if finished else ["there is no summary.json"]
         lacks += ["the last line of metrics.jsonl is torn"] * torn
         last = f"after step {steps[-1].number}" if steps else "before its first step"
@@ -101,6 +115,7 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
         steps=steps,
         evaluations=evaluations,
         summary=fields,
+        running=running,
         unfinished=unfinished,
         timing=read_timing(folder, fields),
     )
@@ -136,22 +151,24 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
         if "step" in row:
             steps.append(
                 StepMetrics(
-                    row.whole("step"),
-                    row.number("loss"),
-                    row.number("step_seconds"),
-                    row.number("images_per_second"),
+                    number=row.whole("step"),
+                    loss=row.number("loss"),
+                    lr=row.number("lr"),
+                    seconds=row.number("step_seconds"),
+                    images_per_second=row.number("images_per_second"),
+                    epoch=row.whole("epoch"),
                 )
             )
             continue
-        average = row.object("ema").number("top1") if "ema" in row else None
         evaluations.append(
             Evaluation(
-                steps[-1].number if steps else 0,
-                row.whole("epoch"),
-                row.number("loss"),
-                row.number("top1"),
-                row.number("top5"),
-                average,
+                step=steps[-1].number if steps else 0,
+                epoch=row.whole("epoch"),
+                training_loss=row.number("training_loss") if "training_loss" in row else None,
+                loss=row.number("loss"),
+                top1=row.number("top1"),
+                top5=row.number("top5"),
+                ema_top1=row.object("ema").number("top1") if "ema" in row else None,
             )
         )
     return tuple(steps), tuple(evaluations)

@@ -1,0 +1,101 @@
+"""What the lines over the steps of a run hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.report.runs import write_run
+from tests.report.test_charts import traces
+from vigpipe.report import curves
+from vigpipe.report.read import Evaluation, StepMetrics, read_runs
+
+CHARTS = (
+    curves.loss_chart,
+    curves.accuracy_chart,
+    curves.learning_rate_chart,
+    curves.throughput_chart,
+)
+
+
+def step(number, epoch, images, loss=1.0, lr=0.1, seconds=0.5):
+    return StepMetrics(number, epoch, loss, lr, seconds, images / seconds)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a run of the given steps and evaluations."""
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    return lambda *steps, evaluations=(): replace(run, steps=steps, evaluations=evaluations)
+
+
+def test_runs_are_drawn_over_one_another_with_one_entry_each(tmp_path):
+    runs = read_runs([write_run(tmp_path / "a<b>"), write_run(tmp_path / "b", timed=False)])
+    for chart in CHARTS:
+        drawn = traces(chart(runs))
+        entries = [trace["name"] for trace in drawn if trace["showlegend"]]
+        assert entries == ["a&lt;b&gt;", "b"]
+        assert len({trace["line"]["color"] for trace in drawn}) == 2
+
+
+def test_the_lines_of_a_single_run_are_named(tmp_path):
+    drawn = traces(curves.loss_chart(read_runs([write_run(tmp_path / "run", timed=False)])))
+    entries = [trace["name"] for trace in drawn if trace["showlegend"]]
+    assert entries == ["training", "training, mean of the epoch", "test"]
+
+
+def test_training_and_test_loss_of_an_epoch_stand_side_by_side(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    training, of_epochs, test = traces(curves.loss_chart([run]))
+    assert training["y"] == [step.loss for step in run.steps]
+    assert of_epochs["x"] == test["x"] == [15, 30]
+    assert of_epochs["y"] == [0.25, 0.25]
+    assert test["y"] == [row.loss for row in run.evaluations]
+
+
+def test_runs_from_before_the_loss_of_epochs_was_written_have_no_such_line(make):
+    row = Evaluation(1, 1, None, 0.5, 0.9, 0.99, None)
+    drawn = traces(curves.loss_chart([make(step(1, 1, 100), evaluations=(row,))]))
+    assert [trace["line"]["dash"] for trace in drawn] == ["solid", "dot"]
+
+
+def test_a_point_tells_its_epoch(make):
+    (line,) = traces(curves.learning_rate_chart([make(step(1, 1, 9, lr=0.3), step(2, 2, 9))]))
+    assert (line["x"], line["y"], line["customdata"]) == ([1, 2], [0.3, 0.1], [1, 2])
+    assert "epoch %{customdata}" in line["hovertemplate"]
+
+
+def test_a_small_last_batch_is_joined_by_images_and_has_no_throughput(make):
+    run = make(
+        *(step(1, 1, 100), step(2, 1, 100, loss=1.0), step(3, 1, 25, loss=6.0)),
+        *(step(4, 2, 100), step(5, 2, 100, loss=0.5), step(6, 2, 25, loss=3.0)),
+    )
+    (loss,) = traces(curves.loss_chart([run]))
+    assert loss["x"] == [1, 3, 4, 6]
+    assert loss["y"] == pytest.approx([1.0, (100 * 1.0 + 25 * 6.0) / 125, 1.0, 1.0])
+    (throughput,) = traces(curves.throughput_chart([run]))
+    assert throughput["x"] == [1, 2, 4, 5]
+    assert set(throughput["y"]) == {200.0}
+    (rate,) = traces(curves.learning_rate_chart([run]))
+    assert rate["x"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_only_a_batch_that_ends_an_epoch_counts_as_its_smaller_last_one(make):
+    # An epoch of a single batch, a run that goes on with smaller batches, sizes that only rounding
+    # tells apart, and a file that was forged.
+    for steps in (
+        (step(1, 1, 50), step(2, 2, 40), step(3, 3, 40)),
+        (step(1, 1, 50), step(2, 1, 40), step(3, 1, 40)),
+        (step(1, 1, 100), step(2, 1, 100 - 1e-9)),
+        (step(1, 1, 5), step(2, 1, -5)),
+    ):
+        for chart in (curves.loss_chart, curves.throughput_chart):
+            (line,) = traces(chart([make(*steps)]))
+            assert line["x"] == [step.number for step in steps]
+
+
+def test_a_long_run_is_thinned_to_means(make):
+    steps = [step(i, 1, 10, loss=float(i), lr=float(i % 2)) for i in range(1, 10_001)]
+    (line,) = traces(curves.learning_rate_chart([make(*steps)]))
+    assert len(line["x"]) == curves.MOST_POINTS
+    assert set(line["y"]) == {0.5}
+    assert line["x"][0] == 5.5  # of steps 1 to 10

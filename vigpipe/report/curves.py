@@ -1,0 +1,166 @@
+"""Draw how runs learn: loss, accuracy, learning rate and throughput over their steps."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vigpipe.report.charts import styled
+from vigpipe.report.markup import escape
+from vigpipe.report.read import Evaluation, ReportedRun, StepMetrics
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure, Scatter
+
+RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+MOST_POINTS = 1000  # of a line; with more, nothing more could be seen
+
+
+class _Point(NamedTuple):
+    step: float
+    epoch: float
+    value: float
+
+
+def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
+    """Draw the training loss of every step and every epoch, and the test loss of evaluations.
+
+    A smaller last batch of an epoch is joined with the batch before it, weighted by images: the
+    mean over a few images would stand out of the curve.
+    """
+    lines = []
+    for i, run in enumerate(runs):
+        joined = _join_small_batches(run.steps)
+        of_epochs = [(row, row.training_loss) for row in run.evaluations]
+        lines.append(_line(runs, i, "training", [_at(step, step.loss) for step in joined]))
+        lines.append(_line(runs, i, "training, mean of the epoch", _known(of_epochs), dash="dash"))
+        lines.append(_line(runs, i, "test", [_at(e, e.loss) for e in run.evaluations], dash="dot"))
+    return _curves(lines, "loss")
+
+
+def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
+    """Draw top-1 and top-5 of the test images."""
+    lines = []
+    for i, run in enumerate(runs):
+        rows = run.evaluations
+        average = [(row, None if row.ema_top1 is None else 100 * row.ema_top1) for row in rows]
+        lines.append(_line(runs, i, "test top-1", [_at(row, 100 * row.top1) for row in rows]))
+        lines.append(
+            _line(runs, i, "test top-5", [_at(row, 100 * row.top5) for row in rows], dash="dot")
+        )
+        lines.append(_line(runs, i, "top-1, moving average", _known(average), dash="dash"))
+    figure = _curves(lines, "test images, %")
+    figure.update_yaxes(range=[0, 102])
+    return figure
+
+
+def learning_rate_chart(runs: Sequence[ReportedRun]) -> "Figure":
+    """Draw the learning rate of every step."""
+    lines = [
+        _line(runs, i, "learning rate", [_at(step, step.lr) for step in run.steps])
+        for i, run in enumerate(runs)
+    ]
+    figure = _curves(lines, "learning rate")
+    figure.update_yaxes(rangemode="tozero", exponentformat="power")
+    return figure
+
+
+def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
+    """Draw the images per second of every step but those of smaller last batches."""
+    lines = []
+    for i, run in enumerate(runs):
+        small = _small_batches(run.steps)
+        whole = [step for n, step in enumerate(run.steps) if n not in small]
+        lines.append(_line(runs, i, "images/s", [_at(s, s.images_per_second) for s in whole]))
+    figure = _curves(lines, "images/s")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _small_batches(steps: Sequence[StepMetrics]) -> set[int]:
+    """Find the last batches of epochs that have fewer images than the batch before them.
+
+    Returns:
+        Their positions in `steps`.
+    """
+    return {
+        i
+        for i, step in enumerate(steps)
+        if i > 0
+        and step.epoch == steps[i - 1].epoch
+        and 0 < step.images < steps[i - 1].images - 0.5  # both are whole up to rounding
+        and (i + 1 == len(steps) or steps[i + 1].epoch != step.epoch)
+    }
+
+
+def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
+    """Join every smaller last batch with the step before it: their losses weigh by images."""
+    small = _small_batches(steps)
+    joined: list[StepMetrics] = []
+    for i, step in enumerate(steps):
+        if i in small:
+            before = joined.pop()
+            loss = before.loss * before.images + step.loss * step.images
+            step = step._replace(loss=loss / (before.images + step.images))
+        joined.append(step)
+    return joined
+
+
+def _at(row: StepMetrics | Evaluation, value: float) -> _Point:
+    step = row.step if isinstance(row, Evaluation) else row.number
+    return _Point(step, row.epoch, value)
+
+
+def _known(values: Sequence[tuple[Evaluation, float | None]]) -> list[_Point]:
+    return [_at(row, value) for row, value in values if value is not None]
+
+
+def _line(
+    runs: Sequence[ReportedRun],
+    index: int,
+    what: str,
+    points: Sequence[_Point],
+    dash: str = "solid",
+) -> "Scatter | None":
+    """Draw one line of a run.
+
+    The legend names the lines of a single run; of several runs it names each run once, and the
+    page's text explains dots and dashes.
+    """
+    from plotly.graph_objects import Scatter
+
+    if not points:
+        return None
+    points = _thinned(points)
+    is_alone = len(runs) == 1
+    return Scatter(
+        name=what if is_alone else escape(runs[index].name),
+        legendgroup=what if is_alone else str(index),
+        showlegend=is_alone or dash == "solid",
+        x=[point.step for point in points],
+        y=[point.value for point in points],
+        customdata=[int(point.epoch) for point in points],
+        mode="lines+markers" if len(points) <= 40 else "lines",
+        line={"color": RUN_COLOURS[index % len(RUN_COLOURS)], "width": 1.6, "dash": dash},
+        marker={"size": 5},
+        hovertemplate=f"{what}, step %{{x:.0f}}, epoch %{{customdata}}: %{{y:.5g}}"
+        f"<extra>{'' if is_alone else '%{fullData.name}'}</extra>",
+    )
+
+
+def _thinned(points: Sequence[_Point]) -> list[_Point]:
+    """Average neighbouring points so that at most MOST_POINTS are left."""
+    width = -(-len(points) // MOST_POINTS)
+    if width == 1:
+        return list(points)
+    groups = [np.asarray(points[i : i + width]).mean(0) for i in range(0, len(points), width)]
+    return [_Point(*map(float, group)) for group in groups]
+
+
+def _curves(lines: "Sequence[Scatter | None]", title: str) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    figure = Figure([line for line in lines if line is not None])
+    figure.update_xaxes(title_text="step", rangemode="tozero")
+    figure.update_yaxes(title_text=title)
+    return styled(figure, height=360)
