@@ -32,9 +32,9 @@ from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.spans import COMPUTE, Kind
+from vigpipe.timing.boxes import COLOURS
 from vigpipe.timing.clock import read_clocks
 from vigpipe.timing.recorder import PHASES, Event, Row, Step
-from vigpipe.timing.timeline import COLOURS
 from vigpipe.training import train_step
 
 CPU = torch.device("cpu")

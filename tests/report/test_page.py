@@ -9,7 +9,7 @@ from tests.report.browser import need_browser, share_of, visit
 from tests.report.runs import going_on, write_run
 from vigpipe.errors import InputError
 from vigpipe.report.page import write_report
-from vigpipe.timing.timeline import COLOURS
+from vigpipe.timing.boxes import COLOURS
 
 HOSTILE = "<script>document.title='broken'</script><img src=http://example.invalid/x.png>"
 CHARTS = (

@@ -1,14 +1,14 @@
 """The picture of a step."""
 
-from typing import get_args
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vigpipe.spans import Kind, Span
-from vigpipe.timing.timeline import COLOURS, draw_timeline
+from vigpipe.spans import Span
+from vigpipe.timing.boxes import COLOURS, by_look, places_of_stages
+from vigpipe.timing.timeline import draw_timeline
 
 SPANS = [
     Span(0, "forward", 5.0, 6.0, 0, 0),
@@ -22,6 +22,11 @@ SPANS = [
     Span(1, "backward", 7.0, 8.0, 1, 37),
     Span(1, "optimizer", 8.0, 11.0),
     Span(1, "wait end", 11.0, 12.0),
+]
+
+LOOPED = [  # four stages on two ranks
+    *(Span(0, "forward", 0.0, 1.0, 0, 0), Span(0, "forward", 2.0, 3.0, 2, 0)),
+    *(Span(1, "forward", 1.0, 2.0, 1, 0), Span(1, "forward", 3.0, 4.0, 3, 0)),
 ]
 
 
@@ -42,11 +47,6 @@ def pictures(tmp_path_factory):
     paths = [folder / "timeline.png", folder / "timeline.svg"]
     draw_timeline({"measured": SPANS, "predicted": SPANS[:4]}, paths)
     return paths
-
-
-def test_every_kind_has_a_colour_of_its_own():
-    assert list(COLOURS) == list(get_args(Kind))
-    assert len(set(COLOURS.values())) == len(COLOURS)
 
 
 def test_the_png_shows_every_kind_in_proportion_to_its_time(pictures):
@@ -81,3 +81,25 @@ def test_only_kinds_that_occur_are_explained(tmp_path):
     text = text_of(tmp_path / "some.svg")
     assert "forward" in text
     assert "optimizer" not in text
+
+
+def test_one_line_explains_what_the_boxes_hold(pictures, tmp_path):
+    assert "The number in a box is the micro-batch; a box" in text_of(pictures[1])
+    draw_timeline({"some": LOOPED}, [tmp_path / "some.svg"])
+    text = text_of(tmp_path / "some.svg")
+    assert "with the stage below it (s1 is stage 1)" in text
+    for word in ("s0", "s1", "s2", "s3", "forward, stages 0–1", "forward, stages 2–3"):
+        assert word in text, word
+
+
+def test_later_stages_of_a_rank_are_paler(tmp_path):
+    draw_timeline({"some": LOOPED}, [tmp_path / "some.png"])
+    pixels = np.asarray(Image.open(tmp_path / "some.png").convert("RGB")).reshape(-1, 3)
+    first, later = (look.colour for look in by_look(LOOPED, places_of_stages(LOOPED)))
+    areas = [int((pixels == rgb(colour)).all(1).sum()) for colour in (first, later)]
+    assert min(areas) > 0.8 * max(areas) > 5000
+
+
+def test_a_title_is_text_and_no_mathematics(tmp_path):
+    draw_timeline({"a $\\frac{ b$ c": SPANS[:1]}, [tmp_path / "some.svg"])
+    assert "a $\\frac{ b$ c: 1000 ms" in text_of(tmp_path / "some.svg")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from vigpipe.analysis.account import PARTS, Account
 from vigpipe.report.markup import escape
 from vigpipe.report.timing_files import Timeline
-from vigpipe.spans import COMPUTE, KINDS, Kind, Span
-from vigpipe.timing.timeline import COLOURS
+from vigpipe.spans import Span
+from vigpipe.timing.boxes import COLOURS, HATCHES, Look, by_look, label, places_of_stages
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,6 +24,7 @@ PIECE_COLOURS = {
 TEXT_COLOUR = "#111111"  # readable in boxes of all these colours
 SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
 ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
+TWO_LINE_PIXELS = 36  # a row that is lower has room for the first line of a box only
 _EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
 _INSIDE = {  # text within a bar, upright
     "textposition": "inside",
@@ -49,7 +50,7 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
                 y=names,
                 x=values,
                 text=[f"{share:.0f} %" for share in shares],
-                marker={"color": PART_COLOURS[part], "line": _EDGE},
+                marker=_marker(PART_COLOURS[part], HATCHES.get(part, "")),
                 hovertemplate=f"%{{y}}, {part}<br>%{{x:.3f}} ms, %{{text}}<extra></extra>",
                 **_INSIDE,
             )
@@ -101,7 +102,7 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
 def timeline_chart(timeline: Timeline) -> "Figure":
     """Draw the measured timeline above the predicted one, with one row per rank.
 
-    All boxes of one kind of span are a single trace, which keeps thousands of them fluent.
+    All boxes that look alike are a single trace, which keeps thousands of them fluent.
     """
     from plotly.subplots import make_subplots
 
@@ -118,15 +119,17 @@ def timeline_chart(timeline: Timeline) -> "Figure":
         row_heights=[max(len(panel_ranks), 1) for panel_ranks in ranks],
         vertical_spacing=0.1 if len(panels) > 1 else 0,
     )
-    in_legend: set[Kind] = set()
+    pixels = max(FEWEST_ROW_PIXELS, min(ROW_PIXELS, 500 // max(len(ranks[0]), 1)))
+    most_lines = 2 if pixels >= TWO_LINE_PIXELS else 1
+    places = places_of_stages(span for spans in panels for span in spans)
+    in_legend: set[Look] = set()
     for row, spans in enumerate(panels, 1):
         begin = min(span.start for span in spans) if spans else 0.0
-        for kind in KINDS:
-            of_kind = [span for span in spans if span.kind == kind]
-            if of_kind:
-                boxes = _boxes(of_kind, kind, begin, kind not in in_legend)
-                figure.add_trace(boxes, row=row, col=1)
-                in_legend.add(kind)
+        for look, alike in by_look(spans, places).items():
+            texts = ["<br>".join(label(span, places)[:most_lines]) for span in alike]
+            boxes = _boxes(alike, look, texts, begin, look not in in_legend)
+            figure.add_trace(boxes, row=row, col=1)
+            in_legend.add(look)
     figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
     for row, panel_ranks in enumerate(ranks, 1):
         figure.update_yaxes(
@@ -140,28 +143,34 @@ def timeline_chart(timeline: Timeline) -> "Figure":
         )
     figure.update_xaxes(zeroline=False)
     figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
-    pixels = max(FEWEST_ROW_PIXELS, min(ROW_PIXELS, 500 // max(len(ranks[0]), 1)))
     return styled(figure, height=130 + 40 * len(panels) + pixels * sum(map(len, ranks)))
 
 
-def _boxes(spans: Sequence[Span], kind: Kind, begin: float, in_legend: bool) -> "object":
+def _boxes(
+    spans: Sequence[Span], look: Look, texts: Sequence[str], begin: float, in_legend: bool
+) -> "object":
     from plotly.graph_objects import Bar
 
     return Bar(
-        name=kind,
+        name=look.name,
         orientation="h",
         y=[span.rank for span in spans],
         base=[1e3 * (span.start - begin) for span in spans],
         x=[1e3 * span.seconds for span in spans],
         width=0.88,  # of a row; plotly would derive it from the distance of a trace's rows
-        text=[str(span.microbatch) for span in spans] if kind in COMPUTE else None,
+        text=texts if any(texts) else None,
         hovertext=[_hover_text(span, begin) for span in spans],
         hovertemplate="%{hovertext}<extra></extra>",
-        marker={"color": COLOURS[kind], "line": _EDGE},
-        legendgroup=kind,
+        marker=_marker(look.colour, look.hatch),
+        legendgroup=look.name,
         showlegend=in_legend,
         **_INSIDE,
     )
+
+
+def _marker(colour: str, hatch: str) -> dict[str, object]:
+    pattern = {"shape": hatch, "fgcolor": "#6b6b6b", "size": 8, "solidity": 0.15}
+    return {"color": colour, "line": _EDGE, **({"pattern": pattern} if hatch else {})}
 
 
 def _hover_text(span: Span, begin: float) -> str:

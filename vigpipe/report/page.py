@@ -33,6 +33,7 @@ from vigpipe.report.markup import (
 from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.report.style import HEAD
 from vigpipe.report.timing_files import PHASES, ReportedTiming
+from vigpipe.timing.boxes import explanation, places_of_stages
 from vigpipe.timing.tables import slowest
 
 if TYPE_CHECKING:
@@ -207,10 +208,11 @@ def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     if timeline is None:
         return
     yield "<h3>Timeline</h3>"
+    places = places_of_stages([*timeline.measured, *timeline.predicted])
     caption = (
-        f"Step {timeline.step}, {timeline.microbatches} micro-batches, whose numbers stand in the "
-        f"boxes; the ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms "
-        "if their rates are constant."
+        f"Step {timeline.step}, {timeline.microbatches} micro-batches. {explanation(places)} The "
+        f"ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms if their "
+        "rates are constant."
     )
     if not timeline.predicted:
         caption += " There is no prediction of this run."
