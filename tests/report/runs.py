@@ -14,6 +14,7 @@ from vigpipe.timing.recorder import Row
 from vigpipe.timing.tables import statistics, step_statistics, write_rows
 
 NUM_STEPS, NUM_WARMUP, NUM_TESTS, NUM_BLOCKS = 30, 10, 3, 4
+COMMIT = "0123456789abcdef0123456789abcdef01234567+"
 FORWARD, BACKWARD, TRANSFER = 0.010, 0.019, 0.001  # seconds of a micro-batch on one stage
 SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation": 0.3, "/ffn": 0.35}
 
@@ -163,7 +164,7 @@ def write_run(
         "peak_bytes": 650_000_000,
         "wall_seconds": 12.5,
         "versions": {"vigpipe": "0.1.0", "torch": "2.15.0"},
-        "commit": "0123456789abcdef+",
+        "commit": COMMIT,
         "host": "node1",
         **({"timing": _timing(spans, rows, stages, replicas, microbatches)} if timed else {}),
     }

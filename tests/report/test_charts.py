@@ -13,7 +13,7 @@ from vigpipe.report import charts
 from vigpipe.report.read import read_runs
 from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import KINDS, Span
-from vigpipe.timing.boxes import HATCHES
+from vigpipe.timing.boxes import COLOURS, HATCHES
 
 
 def traces(figure):
@@ -72,6 +72,8 @@ def test_kinds_of_waiting_are_hatched(tmp_path):
         assert hatches["wait input"] == HATCHES["wait input"]
         assert hatches["wait gradient"] == HATCHES["wait gradient"]
         assert hatches["optimizer"] is None
+        backs = {t["name"]: t["marker"].get("pattern", {}).get("bgcolor") for t in drawn}
+        assert backs["wait gradient"] == COLOURS["wait gradient"]
 
 
 def test_measured_and_predicted_share_one_axis_of_time():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import median
 
-from tests.report.runs import NUM_WARMUP, going_on, write_run
+from tests.report.runs import COMMIT, NUM_WARMUP, going_on, write_run
 from vigpipe.analysis.bubble import Bubble
 from vigpipe.report.comparison import (
     bubble_line,
@@ -13,6 +13,8 @@ from vigpipe.report.comparison import (
     run_table,
     settled_steps,
 )
+from vigpipe.report.fields import Fields
+from vigpipe.report.markup import Shortened
 from vigpipe.report.read import read_runs
 
 
@@ -32,8 +34,28 @@ def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
     assert table["training loss"] == ["0.2500, mean of epoch 2"] * 2
     assert table["test top-1"][0] == "90.00%, moving average 60.00%"
     assert table["peak memory"] == ["653.00 MB, most of 4 ranks", "–"]
-    assert table["commit"] == ["0123456789abcdef+", "–"]
+    assert table["commit"] == [Shortened("0123456789+", COMMIT), "–"]
     assert table["versions"] == ["vigpipe 0.1.0, torch 2.15.0", "–"]
+
+
+def test_only_a_whole_hash_is_shortened(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    for commit, shown in (
+        ("0" * 40, "0" * 10),
+        ("a" * 64, "a" * 10),
+        ("0123456789abcdef", None),
+        ("g" * 40, None),
+    ):
+        told = replace(run, summary=Fields({"commit": commit}, ""))
+        (cell,) = dict(run_table([told]))["commit"]
+        assert cell == (commit if shown is None else Shortened(shown, commit))
+
+
+def test_facts_that_no_run_tells_have_no_line(tmp_path):
+    dead = write_run(tmp_path / "dead", timed=False, finished=False)
+    table = dict(run_table(read_runs([dead])))
+    assert "model" in table
+    assert not {"hardware", "commit", "host", "versions", "peak memory"} & set(table)
 
 
 def test_a_run_that_goes_on_tells_how_far_it_is(tmp_path):

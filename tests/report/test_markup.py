@@ -1,6 +1,6 @@
 """Text from files shows as it is and never runs."""
 
-from vigpipe.report.markup import folded, paragraph, share, size, statistics_table, table
+from vigpipe.report.markup import Shortened, folded, paragraph, share, size, statistics_table, table
 from vigpipe.timing.tables import statistics
 
 HOSTILE = "<script>alert(1)</script> & <b>"
@@ -17,6 +17,11 @@ def test_every_text_is_escaped():
     ):
         assert SAFE in made
         assert "<script" not in made
+
+
+def test_a_shortened_cell_keeps_the_whole_in_a_title_that_it_cannot_leave():
+    made = table(["name"], [["a", Shortened("b<", '"><script>')]])
+    assert '<td class="name">a</td><td title="&quot;&gt;&lt;script&gt;">b&lt;</td>' in made
 
 
 def test_a_table_of_statistics_is_in_milliseconds_and_names_a_thing_once():

@@ -1,5 +1,6 @@
 """The page as text, and as a reader sees it in a real browser that has no network."""
 
+import json
 import re
 
 import numpy as np
@@ -23,6 +24,13 @@ CHARTS = (
 )
 
 
+COUNT_WIDE = """<script>addEventListener("load", () => {
+    const boxes = [document.documentElement, ...document.querySelectorAll(".wide")];
+    const wide = boxes.filter(box => box.scrollWidth > box.clientWidth);
+    document.body.dataset.wide = wide.length;
+})</script>"""
+
+
 @pytest.fixture(scope="session")
 def browser():
     need_browser()
@@ -44,7 +52,13 @@ def test_the_page_holds_every_table(tmp_path):
         "<th>fill and drain</th><th>imbalance</th><th>variation</th><th>transfer</th>",
         "<td>26.2%</td><td>20.0%</td><td>20.0%</td><td>4.1%</td><td>1.3%</td><td>0.8%</td>",
         "Timing itself costs 0.42% of a step.",
+        "The number in a box is the micro-batch",
         "clocks agree within 0.020 ms",
+        '<td title="0123456789abcdef0123456789abcdef01234567+">0123456789+</td>',
+        "<dfn>bubble</dfn>: the share of a step",
+        "<dfn>imbalance</dfn>",
+        "<dfn>wait gradient</dfn>",
+        "<dfn>p95</dfn>",
         "<h3>Training steps</h3>",
         "<h3>Test batches</h3>",
         '<td class="name">kNN</td><td class="name">forward</td>',
@@ -67,8 +81,9 @@ def test_runs_without_timing_and_without_end_are_shown_with_what_they_have(tmp_p
     dead = write_run(tmp_path / "dead", finished=False)
     write_report([untimed, dead], tmp_path / "report.html")
     text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "This run was not timed: it has no bubble accounting" in text
-    assert "vigpipe train --timing records them" in text
+    assert "untimed was not timed: there is no bubble" in text
+    assert "which vigpipe train --timing records" in text
+    assert "Time of untimed" not in text
     assert "dead has not finished: it ended after step 30" in text
     assert "This run has no bubble accounting; a run of vigpipe train --timing" in text
     assert 'id="chart-timeline-1"' in text
@@ -88,6 +103,25 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path):
     text = shown((tmp_path / "begun.html").read_text(encoding="utf-8"))
     assert "begun is still running: it has not made its first step." in text
     assert "<h2>Loss" not in text
+
+
+def test_no_section_is_empty(tmp_path):
+    begun, late = tmp_path / "begun", write_run(tmp_path / "late", timed=False, finished=False)
+    (late / "config.toml").write_text("timing = true\n")
+    timed = write_run(tmp_path / "timed", finished=False)
+    rows = timed / "timing.csv"
+    rows.write_text(rows.read_text().splitlines(keepends=True)[0])
+    timeline = {"step": 1, "microbatches": 1, "clock_error_seconds": 0.0}
+    timeline |= {"measured": [], "predicted": []}
+    (timed / "timeline.json").write_text(json.dumps(timeline))
+    with going_on(begun), going_on(late):
+        write_report([begun, timed, late], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    headings = re.split(r"<h[2-4]>", text)
+    assert all(re.search(r"<table|<div|<li>|<p>", part) for part in headings[2:])
+    assert "Time of" not in text
+    assert "no tables of stages and blocks of late until the run ends" in text
+    assert "begun, timed were not timed" in text
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):
@@ -121,11 +155,15 @@ def test_text_of_files_never_becomes_markup(tmp_path):
 
 @pytest.mark.browser
 def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
-    runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", timed=False)]
+    # Steps of the second run take seconds, which makes wide tables.
+    runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", slow=300)]
     write_report(runs, tmp_path / "report.html")
+    page = tmp_path / "report.html"
+    page.write_text(page.read_text(encoding="utf-8") + COUNT_WIDE, encoding="utf-8")
     (tmp_path / "browser").mkdir()
-    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=5000)
+    seen = visit(page, tmp_path / "browser", width=1400, height=5000)
     assert seen.console == []
+    assert 'data-wide="0"' in seen.dom, "something scrolls sideways"
     assert seen.requests == []
     assert "<title>vigpipe report: timed, b</title>" in seen.dom
     for name in CHARTS:
@@ -134,7 +172,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
         assert re.search(r'<g class="trace (bars|scatter)', chart), name
     assert len(re.findall(r'<g class="point"', seen.dom)) > 100
     assert seen.dom.count("<table") >= 9
-    assert seen.pixels.shape == (5000, 1200, 3)
+    assert seen.pixels.shape == (5000, 1400, 3)
     colours = np.unique(seen.pixels.reshape(-1, 3)[::7], axis=0)
     assert len(colours) > 100
     for kind in ("forward", "backward", "wait gradient", "all-reduce", "optimizer"):
@@ -146,7 +184,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
 def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
     write_report([write_run(tmp_path / "run")], tmp_path / "report.html")
     (tmp_path / "browser").mkdir()
-    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=3000, dark=True)
+    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=4000, dark=True)
     assert share_of(seen.pixels, "#ffffff") < 0.001
     assert share_of(seen.pixels, "#16181c") > 0.5
     assert share_of(seen.pixels, COLOURS["forward"]) > 0.01

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from tests.report.runs import BACKWARD, FORWARD, NUM_BLOCKS, NUM_STEPS, NUM_WARMUP, write_run
+from tests.report.runs import (
+    BACKWARD,
+    COMMIT,
+    FORWARD,
+    NUM_BLOCKS,
+    NUM_STEPS,
+    NUM_WARMUP,
+    write_run,
+)
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.study.measured import read_measured
@@ -62,7 +70,7 @@ def test_a_block_and_the_readout_are_taken_forward(folder):
     assert len(measured.readout_seconds["test"]) == 3
     assert measured.bubble == 0.262
     assert list(measured.peak_bytes) == [650e6, 651e6, 652e6, 653e6]
-    assert measured.facts["commit"] == "0123456789abcdef+"
+    assert measured.facts["commit"] == COMMIT
 
 
 def test_the_all_reduce_is_that_of_the_copy_that_comes_last(folder):

@@ -24,6 +24,7 @@ PIECE_COLOURS = {
 TEXT_COLOUR = "#111111"  # readable in boxes of all these colours
 SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
 ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
+LEGEND_ROW, LEGEND_ROW_PIXELS = 9, 25  # entries that fit into one row, and its height
 TWO_LINE_PIXELS = 36  # a row that is lower has room for the first line of a box only
 _EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
 _INSIDE = {  # text within a bar, upright
@@ -143,7 +144,9 @@ def timeline_chart(timeline: Timeline) -> "Figure":
         )
     figure.update_xaxes(zeroline=False)
     figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
-    return styled(figure, height=130 + 40 * len(panels) + pixels * sum(map(len, ranks)))
+    more = LEGEND_ROW_PIXELS * (len(in_legend) > LEGEND_ROW)
+    height = 130 + 40 * len(panels) + pixels * sum(map(len, ranks)) + more
+    return styled(figure, height, top=60 + more)
 
 
 def _boxes(
@@ -169,8 +172,11 @@ def _boxes(
 
 
 def _marker(colour: str, hatch: str) -> dict[str, object]:
-    pattern = {"shape": hatch, "fgcolor": "#6b6b6b", "size": 8, "solidity": 0.15}
-    return {"color": colour, "line": _EDGE, **({"pattern": pattern} if hatch else {})}
+    """Colour a bar and hatch it; without a colour of its own, the back of a hatch is the page."""
+    if not hatch:
+        return {"color": colour, "line": _EDGE}
+    pattern = {"shape": hatch, "bgcolor": colour, "fgcolor": "#6b6b6b", "solidity": 0.12}
+    return {"color": colour, "line": _EDGE, "pattern": pattern}
 
 
 def _hover_text(span: Span, begin: float) -> str:
@@ -181,14 +187,20 @@ def _hover_text(span: Span, begin: float) -> str:
     return f"{', '.join(words)}<br>{start:.3f} – {end:.3f} ms, {end - start:.3f} long"
 
 
-def styled(figure: "Figure", height: int) -> "Figure":
-    """Set margins and background of a chart; the page's style sheet colours text and grid."""
+def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
+    """Set size and background of a chart; the page's style sheet colours text and grid.
+
+    Args:
+        figure: the chart.
+        height: of all of it, in pixels.
+        top: how much of the height is for the legend, in pixels.
+    """
     figure.update_layout(
         template="none",
         height=height,
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",
-        margin={"l": 70, "r": 45, "t": 60, "b": 50},
+        margin={"l": 70, "r": 45, "t": top, "b": 50},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
         modebar={
             "orientation": "v",  # beside the chart, because the legend is above it

@@ -1,17 +1,19 @@
 """Compare runs side by side: their facts and results, and by how much they differ."""
 
+import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from vigpipe.analysis.bubble import Bubble
 from vigpipe.report import durations
 from vigpipe.report.fields import Fields
-from vigpipe.report.markup import NOTHING, share, size
+from vigpipe.report.markup import NOTHING, Cell, Shortened, share, size
 from vigpipe.report.read import ReportedRun, StepMetrics
 from vigpipe.timing.tables import slowest
 
-Line = tuple[str, list[str]]  # the name of a row, and one cell per run
+Line = tuple[str, Sequence[Cell]]  # the name of a row, and one cell per run
 _NOT_COMPARED = ("out",)
+_COMMIT = re.compile(r"([0-9a-f]{10})[0-9a-f]{30,54}(\+?)")  # whole, as Git writes it; + if changed
 
 
 def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
@@ -27,8 +29,11 @@ def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
-    """Make the table of runs: one line per fact, such as the model or the top-1 score."""
-    lines: list[tuple[str, Callable[[ReportedRun], str]]] = [
+    """Make the table of runs: one line per fact, such as the model or the top-1 score.
+
+    Facts that no run tells are left out.
+    """
+    lines: list[tuple[str, Callable[[ReportedRun], Cell]]] = [
         ("state", _state),
         ("model", lambda run: _option(run, "model")),
         ("data", lambda run: _text(run, "data", _option(run, "data"))),
@@ -43,25 +48,26 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
         ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
         ("peak memory", _peak),
-        ("commit", lambda run: _text(run, "commit")),
+        ("commit", _commit),
         ("host", lambda run: _text(run, "host")),
         ("versions", _versions),
     ]
-    return [(name, [value(run) for run in runs]) for name, value in lines]
+    table = [(name, [value(run) for run in runs]) for name, value in lines]
+    return [(name, cells) for name, cells in table if any(cell != NOTHING for cell in cells)]
 
 
-def differences(runs: Sequence[ReportedRun]) -> list[Line]:
+def differences(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """List the options that are not the same in all runs, one line per option."""
     names = dict.fromkeys(name for run in runs for name in run.options if name not in _NOT_COMPARED)
     lines = [(name, [_option(run, name) for run in runs]) for name in names]
     return [(name, cells) for name, cells in lines if len(set(cells)) > 1]
 
 
-def ratios(runs: Sequence[ReportedRun]) -> list[Line]:
+def ratios(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """List the medians of all runs, with their ratios to those of the first run in brackets."""
     medians = [_medians(run) for run in runs]
     names = dict.fromkeys(name for of_run in medians for name in of_run)
-    lines: list[Line] = []
+    lines: list[tuple[str, list[str]]] = []
     for name in names:
         values = [of_run.get(name) for of_run in medians]
         first, form = values[0], "{:,.1f}" if name.startswith("images/s") else "{:,.3f}"
@@ -159,6 +165,12 @@ def _peak(run: ReportedRun) -> str:
     if "peak_bytes" in run.summary:
         return f"{size(run.summary.number('peak_bytes'))}, of the last rank"
     return NOTHING
+
+
+def _commit(run: ReportedRun) -> Cell:
+    whole = _text(run, "commit")
+    commit = _COMMIT.fullmatch(whole)
+    return Shortened(commit[1] + commit[2], whole) if commit else whole
 
 
 def _versions(run: ReportedRun) -> str:

@@ -2,10 +2,21 @@
 
 import html
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vigpipe.timing.tables import Statistics
 
 NOTHING = "–"  # where there is no value
+
+
+class Shortened(NamedTuple):
+    """A cell that shows the beginning of a text; the whole appears under a resting mouse."""
+
+    text: str
+    whole: str
+
+
+Cell = str | Shortened
 
 
 def escape(text: str) -> str:
@@ -19,7 +30,7 @@ def paragraph(text: str, style: str = "") -> str:
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], num_names: int = 1, style: str = ""
+    head: Sequence[str], rows: Sequence[Sequence[Cell]], num_names: int = 1, style: str = ""
 ) -> str:
     """Make a table of plain text that scrolls sideways where the window is narrow.
 
@@ -33,9 +44,10 @@ def table(
         The HTML of the table.
     """
 
-    def line(cells: Sequence[str], tag: str) -> str:
+    def line(cells: Sequence[Cell], tag: str) -> str:
         return "".join(
-            f"<{tag}{_class('name' if i < num_names else '')}>{escape(cell)}</{tag}>"
+            f"<{tag}{_class('name' if i < num_names else '')}{_title(cell)}>"
+            f"{escape(cell.text if isinstance(cell, Shortened) else cell)}</{tag}>"
             for i, cell in enumerate(cells)
         )
 
@@ -80,6 +92,10 @@ def size(num_bytes: float) -> str:
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"
     return f"{num_bytes / 1e3:.1f} kB"
+
+
+def _title(cell: Cell) -> str:
+    return f' title="{html.escape(cell.whole)}"' if isinstance(cell, Shortened) else ""
 
 
 def _class(style: str) -> str:

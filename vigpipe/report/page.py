@@ -1,7 +1,7 @@
 """Make one HTML page from runs, which opens from disk and needs no network."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from vigpipe.report.markup import (
 )
 from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.report.style import HEAD
+from vigpipe.report.terms import explain
 from vigpipe.report.timing_files import PHASES, ReportedTiming
 from vigpipe.timing.boxes import explanation, places_of_stages
 from vigpipe.timing.tables import slowest
@@ -92,19 +93,48 @@ def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
         if run.unfinished:
             yield paragraph(f"{run.name} has not finished: {run.unfinished}.", "warning")
     yield _by_run(runs, run_table(runs))
+    yield explain("rank", "stage", "replica", "micro-batch", "schedule", "top-1")
     yield paragraph(
         "Medians are over the steps after the warm-up of a timed run, and over all but the first "
         "of another one.",
         "note",
     )
+    yield from _without_times(runs)
     if len(runs) > 1:
         yield "<h2>Comparison</h2>"
-        yield paragraph(f"Medians of training, and their ratio to those of {runs[0].name}.")
-        yield _by_run(runs, ratios(runs))
+        medians = ratios(runs)
+        if medians:
+            yield paragraph(f"Medians of training, and their ratio to those of {runs[0].name}.")
+            yield _by_run(runs, medians)
         differ = differences(runs)
         yield "<h3>Options that differ</h3>" if differ else paragraph("All options are the same.")
         if differ:
             yield _by_run(runs, differ)
+
+
+def _without_times(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """Say in one sentence for all of them which runs have no section about their time."""
+    without = [run for run in runs if not _has_times(run)]
+    later = [run.name for run in without if run.running and run.options.get("timing")]
+    never = [run.name for run in without if run.name not in later]
+    what = "no bubble, no timeline and no tables of stages and blocks"
+    if later:
+        yield paragraph(f"There is {what} of {', '.join(later)} until the run ends.", "note")
+    if never:
+        why = "was not timed" if len(never) == 1 else "were not timed"
+        yield paragraph(
+            f"{', '.join(never)} {why}: there is {what}, which vigpipe train --timing records.",
+            "note",
+        )
+
+
+def _has_times(run: ReportedRun) -> bool:
+    timing = run.timing
+    return timing is not None and bool(timing.rows or timing.accounts or _has_timeline(timing))
+
+
+def _has_timeline(timing: ReportedTiming) -> bool:
+    return timing.timeline is not None and bool(timing.timeline.measured)
 
 
 def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
@@ -120,12 +150,14 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
             "the one before it; dashed: the mean of an epoch's training images; dotted: of the "
             "test images."
         )
+        yield explain("step", "epoch")
         yield _chart(curves.loss_chart(runs), "loss")
     if any(run.evaluations for run in runs):
         yield "<h2>Accuracy</h2>"
-        yield paragraph(
-            "Top-1 of the test images; dotted: top-5; dashed: top-1 of the weights' moving average."
-        )
+        has_average = any(row.ema_top1 is not None for run in runs for row in run.evaluations)
+        average = "; dashed: top-1 of the weights' moving average" if has_average else ""
+        yield paragraph(f"Solid: top-1 of the test images; dotted: top-5{average}.")
+        yield explain("top-1", "top-5", *(["moving average"] if has_average else []))
         yield _chart(curves.accuracy_chart(runs), "accuracy")
     if any(run.steps for run in runs):
         yield "<h2>Learning rate</h2>"
@@ -139,14 +171,9 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for index, run in enumerate(runs):
-        yield f"<h2>Time of {escape(run.name)}</h2>"
-        if run.timing is None:
-            yield paragraph(
-                "This run was not timed: it has no bubble accounting, no timeline and no tables of "
-                "stages, blocks and readout. vigpipe train --timing records them.",
-                "note",
-            )
+        if run.timing is None or not _has_times(run):
             continue
+        yield f"<h2>Time of {escape(run.name)}</h2>"
         missing = _missing(run.timing)
         if missing:
             yield paragraph(
@@ -162,7 +189,7 @@ def _timings(runs: Sequence[ReportedRun]) -> Iterator[str]:
 def _missing(timing: ReportedTiming) -> list[str]:
     sections = {
         "bubble accounting": timing.accounts,
-        "timeline": timing.timeline,
+        "timeline": _has_timeline(timing),
         "table of stages, blocks and readout": timing.rows,
     }
     return [name for name, content in sections.items() if not content]
@@ -175,6 +202,7 @@ def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
     if timing.bubble is not None:
         yield paragraph(bubble_line(timing.bubble))
         yield _shares(timing.bubble)
+        yield explain("bubble", *_names_of_shares())
     elif len(timing.accounts) == 1:
         yield paragraph("A run of one stage has no bubble.")
     if timing.accounts:
@@ -193,19 +221,24 @@ def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
         ]
         head = ["ms a step, mean", "replica", "stages", "step", *PARTS, "peak memory"]
         yield table(head, rows)
+        yield explain(*PARTS)
     if timing.overhead is not None:
         yield paragraph(f"Timing itself costs {timing.overhead:.2%} of a step.", "note")
 
 
 def _shares(bubble: Bubble) -> str:
     shares: dict[str, float] = asdict(bubble)
-    head = ["share of the step", *(name.replace("_", " ") for name in shares)]
+    head = ["share of the step", *_names_of_shares()]
     return table(head, [["bubble", *map(share, shares.values())]])
+
+
+def _names_of_shares() -> list[str]:
+    return [field.name.replace("_", " ") for field in fields(Bubble)]
 
 
 def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     timeline = timing.timeline
-    if timeline is None:
+    if timeline is None or not timeline.measured:
         return
     yield "<h3>Timeline</h3>"
     places = places_of_stages([*timeline.measured, *timeline.predicted])
@@ -217,15 +250,15 @@ def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     if not timeline.predicted:
         caption += " There is no prediction of this run."
     yield paragraph(caption)
+    yield explain("forward", "backward", *([] if timing.accounts else PARTS[1:-1]))
     yield _chart(charts.timeline_chart(timeline), f"timeline-{index}")
 
 
 def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
     warmup = f" after {timing.warmup_steps} of warm-up" if timing.warmup_steps is not None else ""
-    for phase in PHASES:
-        seconds = slowest(timing.rows, phase)
-        if not seconds:
-            continue
+    phases = {phase: slowest(timing.rows, phase) for phase in PHASES}
+    phases = {phase: seconds for phase, seconds in phases.items() if seconds}
+    for number, (phase, seconds) in enumerate(phases.items()):
         yield f"<h3>{PHASE_NAMES[phase]}</h3>"
         yield paragraph(
             f"Milliseconds a step{warmup}, all its micro-batches together, on the rank that took "
@@ -237,10 +270,16 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
             yield _chart(charts.piece_chart(stacked), f"pieces-{phase}-{index}")
         yield "<h4>Steps and stages</h4>"
         yield statistics_table(durations.stage_rows(seconds))
+        if number == 0:
+            yield explain("between steps", "std", "p95", "count")
         if stacked:
             yield "<h4>Stem, blocks, readout</h4>"
             yield statistics_table(durations.part_rows(seconds))
-            yield folded("Block by block", statistics_table(durations.block_rows(seconds)))
+            if number == 0:
+                yield explain("stem", "block", "Grapher", "kNN", "aggregation", "FFN", "readout")
+        blocks = durations.block_rows(seconds)
+        if blocks:
+            yield folded("Block by block", statistics_table(blocks))
 
 
 def _chart(figure: "Figure", name: str) -> str:

@@ -8,10 +8,10 @@ POLICY = (
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2126; --faint: #59626d; --line: #d9dee4;
-        --back: #ffffff; --panel: #f4f6f8; --warn: #a3221f; }
+        --back: #ffffff; --panel: #f4f6f8; --warn: #a3221f; --go: #00664a; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e4e7eb; --faint: #9aa4af; --line: #383e46; --back: #16181c; --panel: #1f2227;
-          --warn: #ff8f87; }
+          --warn: #ff8f87; --go: #5fd3ae; }
 }
 body { margin: 0; background: var(--back); color: var(--text);
        font: 15px/1.5 system-ui, sans-serif; }
@@ -22,16 +22,23 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-top: .6rem;
 h3 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
 h4 { font-size: .95rem; margin: 1.2rem 0 .3rem; }
 p { max-width: 75ch; margin: .4rem 0; overflow-wrap: anywhere; }
+.running { color: var(--go); font-weight: 600; }
 .note, footer { color: var(--faint); font-size: .9rem; }
 .warning { color: var(--warn); font-weight: 600; }
 .wide { overflow-x: auto; margin: .5rem 0; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
-th { color: var(--faint); font-weight: 600; }
+th { color: var(--faint); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.name, td.name { text-align: left; }
-.runs th, .runs td { text-align: left; vertical-align: top; }
-.runs td:not(.name) { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+td.name { white-space: normal; }
+.runs th, .runs td { text-align: left; vertical-align: top; white-space: normal;
+                     overflow-wrap: anywhere; min-width: 5rem; }
+td[title] { text-decoration: underline dotted; cursor: help; }
+.terms { columns: 30rem; column-gap: 2rem; list-style: none; margin: .4rem 0; padding: 0;
+         color: var(--faint); font-size: .9rem; }
+.terms li { break-inside: avoid; }
+dfn { font-style: normal; font-weight: 600; }
 tbody tr:hover { background: var(--panel); }
 summary { cursor: pointer; margin: .8rem 0 .3rem; }
 footer { margin-top: 3rem; }
