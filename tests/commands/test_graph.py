@@ -7,6 +7,7 @@ from PIL import Image
 
 from tests.inference.test_drawing import pixels_of
 from tests.test_cli import refused
+from tests.timing.test_timeline import text_of
 from vigpipe.cli import main
 from vigpipe.commands.graph import panel, parse_blocks, parse_node
 from vigpipe.model.blocks import BlockSpec, GraphRule
@@ -60,7 +61,8 @@ def test_first_middle_and_last_block_side_by_side(here, capsys):
     assert told.startswith("graph.png: blocks 0, 2, 3 of vig_digits, node at pixel 4,4\n")
     assert told.count("random") == 1
     height, width, _ = pixels_of("graph.png").shape
-    assert (width, height) == (3 * 540 + 4 * 15, 540 + 67 + 15)
+    assert width == 3 * 540 + 4 * 15
+    assert height == pytest.approx(112.5 + 540 + 67.5 + 15, abs=1)
     assert (here / "graph.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -82,7 +84,18 @@ def test_many_blocks_take_several_rows(here):
     assert main([*line, "--block", "0,1,3,4,6"]) == 0
     height, width, _ = pixels_of("graph.png").shape
     assert width == 4 * 540 + 5 * 15
-    assert height == pytest.approx(2 * (270 + 67.5) + 15, abs=1)
+    assert height == pytest.approx(112.5 + 2 * (270 + 67.5) + 15, abs=1)
+
+
+def test_the_picture_names_the_image_the_weights_and_the_node(here):
+    (here / "a.png").rename(here / "a $\\x$.png")
+    torch.save(create_model("vig_digits", num_classes=3, in_chans=1).state_dict(), "w$_$.pth")
+    line = ["graph", "--weights", "w$_$.pth", "--image", "a $\\x$.png", "--block", "3"]
+    assert main([*line, "--node", "2,5", "--out", "graph.svg"]) == 0
+    text = text_of("graph.svg")
+    assert "a $\\x$.png, node at pixel 2,5" in text
+    assert "vig_digits, w$_$.pth" in text
+    assert "node in row 5, column 2 of 8×8" in text
 
 
 def test_trained_weights_need_no_model_and_no_warning(here, capsys):

@@ -1,10 +1,10 @@
 """Draw one node's edges on the image, with one panel per block.
 
-The image is faded except for the patches that the node is connected to. Where neighbours are pooled
-(pyramids), their boxes are larger than the node's box.
+The image is faded except for the patches that the node is connected to.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +14,25 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import save_figure
+from vigpipe.inference.marks import POINTS_PER_INCH, draw_legend, mark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-NODE_COLOUR = "#e6004c"
-NEIGHBOUR_COLOUR = "#ffb000"
-CASING_COLOUR = "black"  # around both, so that they are visible on an image of the same colour
 FORMATS = (".png", ".pdf", ".svg")
 MADE_BY = "vigpipe graph"
 MAX_COLUMNS = 4
 PANEL_INCHES = 3.6
-DOTS_PER_INCH, POINTS_PER_INCH = 150, 72
-FADED = 0.30  # how much of the image remains outside of the node and its neighbours
-NODE_LINE = 2.0  # points
-MAX_LINE, LINE_PER_SIDE = 1.8, 0.15  # of a neighbour: in points, and as a fraction of its side
-CASING = 0.8  # points, both sides together
+MARGIN_INCHES = 0.1  # around the panels
+TITLE_INCHES = 0.45  # above every panel, two lines
+HEADING_INCHES = 0.75  # above all panels, two lines and the legend
+LINE_INCHES = 0.2  # of the heading
+CHARACTER_INCHES = 0.078  # of the heading, in the mean
+DOTS_PER_INCH = 150
+FADED = 0.62  # how much of the image remains outside of the node and its neighbours
+FADED_COLOUR = 0.45  # how much of its colour remains of that
+FADED_TOWARDS = 200  # light grey
 FINEST_GRID_INCHES = 0.04  # lines of the patch grid that are closer would hide the image
 
 
@@ -57,12 +60,13 @@ class Panel:
     note: str
 
 
-def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
+def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], path: Path) -> None:
     """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
 
     Args:
         pixels: the image as the model sees it, (H, W, 3) uint8.
         panels: the panels to draw, at least one.
+        heading: two lines above the panels; what is too long for the picture is cut.
         path: picture file to write or replace; it ends in one of FORMATS.
 
     Raises:
@@ -74,17 +78,14 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / columns)
     panel_height = PANEL_INCHES * height / width
-    title = 0.45  # inches above every panel
+    inches_wide = columns * PANEL_INCHES + (columns + 1) * MARGIN_INCHES
+    inches_high = HEADING_INCHES + rows * (panel_height + TITLE_INCHES) + MARGIN_INCHES
     # A Figure without pyplot draws through Agg, and needs neither pyplot's state nor a display.
-    figure = Figure(
-        figsize=(columns * PANEL_INCHES + (columns + 1) * 0.1, rows * (panel_height + title) + 0.1),
-        dpi=DOTS_PER_INCH,
-    )
-    inches_wide, inches_high = figure.get_size_inches()
+    figure = Figure(figsize=(inches_wide, inches_high), dpi=DOTS_PER_INCH)
     for i, panel in enumerate(panels):
         row, column = divmod(i, columns)
-        left = 0.1 + column * (PANEL_INCHES + 0.1)
-        bottom = inches_high - (row + 1) * (panel_height + title)
+        left = MARGIN_INCHES + column * (PANEL_INCHES + MARGIN_INCHES)
+        bottom = inches_high - HEADING_INCHES - (row + 1) * (panel_height + TITLE_INCHES)
         axes = figure.add_axes(
             (
                 left / inches_wide,
@@ -94,12 +95,41 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], path: Path) -> None:
             )
         )
         _draw_panel(axes, pixels, panel)
+    _draw_heading(figure, heading, inches_wide, inches_high)
     try:
-        save_figure(figure, path, MADE_BY)
+        with warnings.catch_warnings():
+            # A file's name may be in any script; what the font lacks is drawn as boxes.
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+            save_figure(figure, path, MADE_BY)
     except OSError as error:
         raise InputError(
             f"--out {path}: cannot be written ({error.strerror}); choose another file"
         ) from error
+
+
+def _draw_heading(
+    figure: "Figure", heading: Sequence[str], inches_wide: float, inches_high: float
+) -> None:
+    left = MARGIN_INCHES / inches_wide
+    most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES)
+    for i, line in enumerate(heading):
+        figure.text(
+            left,
+            1 - (MARGIN_INCHES + i * LINE_INCHES) / inches_high,
+            _cut(line, most),
+            va="top",
+            fontsize=10,
+            parse_math=False,
+        )
+    draw_legend(figure, (left, 1 - (MARGIN_INCHES + len(heading) * LINE_INCHES) / inches_high))
+
+
+def _cut(line: str, most: int) -> str:
+    """Leave out the middle of a line that is too long, so that a file keeps its suffix."""
+    if len(line) <= most:
+        return line
+    end = most // 2
+    return f"{line[: most - end - 1]}…{line[-end:]}"
 
 
 def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
@@ -121,50 +151,18 @@ def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
         xs = np.linspace(0, width, panel.grid[1] + 1)
         ys = np.linspace(0, height, panel.grid[0] + 1)
         lines = [[(x, 0), (x, height)] for x in xs] + [[(0, y), (width, y)] for y in ys]
-        axes.add_collection(LineCollection(lines, colors="0.35", linewidths=0.3, alpha=0.6))
-    points = PANEL_INCHES * POINTS_PER_INCH / width  # per pixel of the image
-    side = points * min(right - left for left, _, right, _ in boxes)
-    line = min(MAX_LINE, LINE_PER_SIDE * side)
-    for box in boxes:
-        _outline(axes, box, NEIGHBOUR_COLOUR, line, -(line + CASING) / 2 / points)
-    _outline(axes, node_box, NODE_COLOUR, NODE_LINE, NODE_LINE / 2 / points)
+        axes.add_collection(LineCollection(lines, colors="0.55", linewidths=0.3, alpha=0.7))
+    mark(axes, node_box, boxes, points=PANEL_INCHES * POINTS_PER_INCH / width)
     axes.set_xlim(-0.01 * width, 1.01 * width)
     axes.set_ylim(1.01 * height, -0.01 * height)
-    places = f"{panel.grid[0]}×{panel.grid[1]} nodes"
+    places = f"node in row {panel.node[0]}, column {panel.node[1]} of {_size(panel.grid)}"
     if panel.candidates != panel.grid:
-        places += f", neighbours pooled to {panel.candidates[0]}×{panel.candidates[1]}"
+        places += f", pooled to {_size(panel.candidates)}"
     axes.set_title(f"block {panel.block}: {panel.note}\n{places}", fontsize=9, pad=3)
 
 
-def _outline(
-    axes: "Axes",
-    box: tuple[float, float, float, float],
-    colour: str,
-    line: float,
-    outwards: float,
-) -> None:
-    """Outline a box with a coloured line and a black casing.
-
-    Neighbours are outlined inside their patch, so that adjacent ones stay apart. The node is
-    outlined outside its patch, so that both lines are visible if it is its own neighbour.
-    """
-    from matplotlib.patches import Rectangle
-
-    left, top, right, bottom = box
-    corner = (left - outwards, top - outwards)
-    sides = (right - left + 2 * outwards, bottom - top + 2 * outwards)
-    for edge, thickness in ((CASING_COLOUR, line + CASING), (colour, line)):
-        axes.add_patch(
-            Rectangle(
-                corner,
-                *sides,
-                fill=False,
-                edgecolor=edge,
-                linewidth=thickness,
-                joinstyle="miter",
-                clip_on=False,
-            )
-        )
+def _size(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}×{grid[1]}"
 
 
 def _box(
@@ -182,6 +180,7 @@ def _box(
 
 
 def _faded(pixels: np.ndarray) -> np.ndarray:
-    """Fade pixels towards light grey, with little colour left."""
+    """Fade pixels towards light grey, so far that the image can still be recognised."""
     grey = pixels.mean(axis=2, keepdims=True)
-    return (FADED * (0.3 * pixels + 0.7 * grey) + (1 - FADED) * 225).astype(np.uint8)
+    paler = FADED_COLOUR * pixels + (1 - FADED_COLOUR) * grey
+    return (FADED * paler + (1 - FADED) * FADED_TOWARDS).astype(np.uint8)

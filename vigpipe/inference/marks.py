@@ -1,0 +1,123 @@
+"""Mark a node and its neighbours on an image, and say in a legend what the marks mean.
+
+The node has a sight, a frame with four short arms; neighbours have a frame alone. Where neighbours
+are pooled (pyramids), their boxes are larger than the node's box.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom; pixels of the image
+
+NODE_COLOUR = "#e6004c"
+NEIGHBOUR_COLOUR = "#ffb000"
+CASING_COLOUR = "black"  # around both, so that they are visible on an image of the same colour
+POINTS_PER_INCH = 72
+NODE_LINE = 2.0  # points
+ARM, ARM_PER_SIDE = 6.0, 0.4  # of the sight: in points, and as a fraction of the side of its patch
+MAX_LINE, LINE_PER_SIDE = 1.8, 0.15  # of a neighbour: in points, and as a fraction of its side
+CASING = 0.8  # points, both sides together
+
+
+def mark(axes: "Axes", node: Box, neighbours: Sequence[Box], points: float) -> None:
+    """Mark a node and its neighbours.
+
+    Neighbours are outlined inside their patch, so that adjacent ones stay apart. The node is
+    outlined outside its patch, so that both lines are visible if it is its own neighbour.
+
+    Args:
+        axes: the panel that shows the image.
+        node: the node's patch.
+        neighbours: the patches of its neighbours, at least one.
+        points: per pixel of the image.
+    """
+    side = points * min(right - left for left, _, right, _ in neighbours)
+    line = min(MAX_LINE, LINE_PER_SIDE * side)
+    for box in neighbours:
+        _outline(axes, box, NEIGHBOUR_COLOUR, line, -(line + CASING) / 2 / points)
+    _outline(axes, node, NODE_COLOUR, NODE_LINE, NODE_LINE / 2 / points)
+    arm = max(ARM, ARM_PER_SIDE * points * (node[2] - node[0]))
+    _draw_arms(axes, node, NODE_LINE / points, arm / points)
+
+
+def draw_legend(figure: "Figure", corner: tuple[float, float]) -> None:
+    """Draw the legend of the marks.
+
+    Args:
+        figure: the picture.
+        corner: where the upper left corner of the legend is, as fractions of the picture.
+    """
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.lines import Line2D
+
+    frame = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 8}
+    arms = {"linestyle": "none", "marker": "+", "markersize": 16}
+    node = (
+        Line2D([], [], markeredgecolor=CASING_COLOUR, markeredgewidth=NODE_LINE + CASING, **arms),
+        Line2D([], [], markeredgecolor=NODE_COLOUR, markeredgewidth=NODE_LINE, **arms),
+        Line2D([], [], markeredgecolor=NODE_COLOUR, markeredgewidth=NODE_LINE, **frame),
+    )
+    neighbour = Line2D([], [], markeredgecolor=NEIGHBOUR_COLOUR, markeredgewidth=MAX_LINE, **frame)
+    figure.legend(
+        handles=[node, neighbour],
+        labels=["the node", "its neighbours (often itself too)"],
+        handler_map={tuple: HandlerTuple(ndivide=1)},
+        loc="upper left",
+        bbox_to_anchor=corner,
+        borderaxespad=0,
+        borderpad=0.2,
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+def _outline(axes: "Axes", box: Box, colour: str, line: float, outwards: float) -> None:
+    """Outline a box with a coloured line and a black casing."""
+    from matplotlib.patches import Rectangle
+
+    left, top, right, bottom = box
+    corner = (left - outwards, top - outwards)
+    sides = (right - left + 2 * outwards, bottom - top + 2 * outwards)
+    for edge, thickness in ((CASING_COLOUR, line + CASING), (colour, line)):
+        axes.add_patch(
+            Rectangle(
+                corner,
+                *sides,
+                fill=False,
+                edgecolor=edge,
+                linewidth=thickness,
+                joinstyle="miter",
+                clip_on=False,
+            )
+        )
+
+
+def _draw_arms(axes: "Axes", box: Box, gap: float, length: float) -> None:
+    """Draw four arms that point at the middles of a box's sides, from outside.
+
+    Args:
+        axes: where to draw.
+        box: the node's patch.
+        gap: between the box and the arms, which its outline takes, in pixels of the image.
+        length: of an arm, in pixels of the image.
+    """
+    from matplotlib.collections import LineCollection
+
+    left, top, right, bottom = box
+    x, y = (left + right) / 2, (top + bottom) / 2
+    far = gap + length
+    arms = [
+        [(left - far, y), (left - gap, y)],
+        [(right + gap, y), (right + far, y)],
+        [(x, top - far), (x, top - gap)],
+        [(x, bottom + gap), (x, bottom + far)],
+    ]
+    for colour, width in ((CASING_COLOUR, NODE_LINE + CASING), (NODE_COLOUR, NODE_LINE)):
+        axes.add_collection(
+            LineCollection(arms, colors=colour, linewidths=width, zorder=3), autolim=False
+        )
