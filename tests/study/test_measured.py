@@ -11,6 +11,7 @@ from tests.report.runs import (
     NUM_BLOCKS,
     NUM_STEPS,
     NUM_WARMUP,
+    going_on,
     write_run,
 )
 from vigpipe.errors import InputError
@@ -108,3 +109,8 @@ def test_a_broken_run_is_refused(folder, file, content, expected):
         (folder / file).write_text(content)
     with pytest.raises(InputError, match=expected):
         read_measured(folder, "2x2x4", LAYOUT, 1)
+
+
+def test_a_run_that_goes_on_is_not_read(folder):
+    with going_on(folder), pytest.raises(InputError, match="still writing to it; wait for its end"):
+        read_measured(folder, "GPipe", LAYOUT, 1)

@@ -65,9 +65,11 @@ def read_measured(folder: Path, name: str, layout: Layout, round_number: int) ->
         round_number: number of the round, from 1.
 
     Raises:
-        InputError: a file is missing or broken, or nothing was timed.
+        InputError: a file is missing or broken, nothing was timed, or the run still goes on.
     """
     (run,) = read_runs([folder])
+    if run.running:
+        raise InputError(f"{folder}: a run is still writing to it; wait for its end")
     timing = run.timing
     if run.unfinished or timing is None:
         raise InputError(f"{folder}: {run.unfinished or 'was not timed'}; delete it and start anew")
