@@ -26,6 +26,7 @@ SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left 
 ROW_PIXELS, FEWEST_ROW_PIXELS = 46, 22
 LEGEND_ROW, LEGEND_ROW_PIXELS = 9, 25  # entries that fit into one row, and its height
 TWO_LINE_PIXELS = 36  # a row that is lower has room for the first line of a box only
+BUTTONS = ("zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage")
 _EDGE = {"width": 0.5, "color": "rgba(0, 0, 0, 0.35)"}
 _INSIDE = {  # text within a bar, upright
     "textposition": "inside",
@@ -215,6 +216,20 @@ def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     return figure
+
+
+def as_html(figure: "Figure", name: str) -> str:
+    """Make the HTML of a chart whose element has the id `chart-<name>`."""
+    from plotly.io import to_html
+
+    return to_html(
+        figure,
+        full_html=False,
+        include_plotlyjs=False,  # the page's head has it once
+        div_id=f"chart-{name}",
+        default_height="auto",
+        config={"responsive": True, "displaylogo": False, "modeBarButtons": [list(BUTTONS)]},
+    )
 
 
 def _in_order(pieces: Sequence[str]) -> list[str]:
