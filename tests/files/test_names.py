@@ -32,6 +32,7 @@ def test_what_a_terminal_acts_upon_is_escaped(text, shown):
     assert is_plain(escaped(text))
 
 
-def test_a_long_text_is_cut():
-    assert escaped("ab" * 200) == "ab" * 100 + "…"
-    assert escaped("\x00" * 5, most=2) == r"\x00\x00…"
+def test_of_a_long_text_the_ends_are_shown():
+    assert escaped("a" * 300 + "b" * 300) == "a" * 134 + "…" + "b" * 66
+    assert escaped("\x00" * 5, most=3) == r"\x00\x00…\x00"
+    assert escaped("\x00" * 3, most=3) == r"\x00\x00\x00"

@@ -85,7 +85,7 @@ def test_ranks_of_every_launcher(env, expected):
     "env",
     [
         {},
-        {"RANK": "left over in a shell"},
+        {"RANK": ""},
         # plain python in a batch script of four tasks
         {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
         {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
@@ -109,7 +109,7 @@ def test_is_local_only_if_all_ranks_are_on_this_host():
         (TORCHRUN, {"RANK": "-1"}, "RANK=-1: expected"),
         (TORCHRUN, {"RANK": "one"}, "RANK=one: expected"),
         (TORCHRUN, {"RANK": "٣"}, "RANK=٣: expected"),
-        (TORCHRUN, {"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected a whole number of at least 1"),
+        (TORCHRUN, {"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected a whole number from 1 to"),
         (TORCHRUN, {"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5: expected"),
         (TORCHRUN, {"LOCAL_RANK": "2"}, "LOCAL_RANK=2: expected a whole number from 0 to 1"),
         (TORCHRUN, {"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
@@ -124,6 +124,23 @@ def test_is_local_only_if_all_ranks_are_on_this_host():
         (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "4"}, "expected 2 nodes .* got 1 nodes"),
         (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, r"SLURM_STEP_TASKS_PER_NODE=2\(x: expected"),
         (SRUN, {"SLURM_STEP_NODELIST": "node[1-"}, r"SLURM_STEP_NODELIST=node\[1-: expected"),
+        (TORCHRUN, {"MASTER_PORT": "0"}, "MASTER_PORT=0: expected a whole number from 1 to 65535"),
+        (TORCHRUN, {"MASTER_PORT": "99999"}, "MASTER_PORT=99999: expected"),
+        (TORCHRUN, {"MASTER_PORT": "-1"}, "MASTER_PORT=-1: expected"),
+        (TORCHRUN, {"MASTER_PORT": "abc"}, "MASTER_PORT=abc: expected"),
+        (TORCHRUN, {"WORLD_SIZE": "9" * 18}, "WORLD_SIZE=9+: expected a whole number from 1 to"),
+        (TORCHRUN, {"RANK": "9" * 4000}, "^RANK=9{134}…9{66}: expected a whole number"),
+        (TORCHRUN, {"RANK": "1\n2"}, r"^RANK=1\\n2: expected a whole number"),
+        ({}, {"RANK": "0"}, "RANK=0: expected WORLD_SIZE beside it, .* or unset RANK"),
+        ({}, {"WORLD_SIZE": "2"}, "WORLD_SIZE=2: expected RANK beside it"),
+        # These filled the memory and took a minute.
+        (SRUN, {"SLURM_STEP_NUM_TASKS": "9" * 9}, "SLURM_STEP_NUM_TASKS=9+: expected"),
+        (SRUN, {"SLURM_STEP_NODELIST": "n[1-999999999]"}, r"=n\[1-9+\]: expected at most 4 nodes"),
+        (SRUN, {"SLURM_STEP_NODELIST": "n[1-3,1-3]"}, "expected at most 4 nodes"),
+        (SRUN, {"SLURM_STEP_NODELIST": "n[1-4][1-4]"}, "expected at most 4 nodes"),
+        (SRUN, {"SLURM_STEP_NODELIST": "n[1-3],m[1-3]"}, "expected at most 4 nodes"),
+        (SRUN, {"SLURM_STEP_NODELIST": f"n[1-{'9' * 5000}]"}, "expected '1-9.* to be a range"),
+        (SRUN, {"SLURM_STEP_TASKS_PER_NODE": "1(x999999999)"}, "expected at most 4 nodes"),
         (SRUN, {"MASTER_PORT": "65536"}, "MASTER_PORT=65536: expected"),
         (SRUN, {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is not set"),
     ],
@@ -208,6 +225,7 @@ def test_the_store_port_is_below_the_ephemeral_range(job, step):
 def test_threads_per_rank(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     srun = from_environment(SRUN)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     two = replace(srun, local_world_size=2)
     cpus = {"SLURM_CPUS_PER_TASK": "5"}
     assert threads_per_rank(3, 2, {"OMP_NUM_THREADS": "7"}) == 3
@@ -223,12 +241,16 @@ def test_threads_per_rank(monkeypatch):
 @pytest.mark.parametrize(
     ("requested", "env", "message"),
     [
-        (0, {}, "expected at least 1, got 0"),
+        (0, {}, "--threads 0: expected 1 to 32"),
+        (33, {}, "--threads 33: expected 1 to 32, 16 for each core here"),
+        (None, {"OMP_NUM_THREADS": "33"}, "OMP_NUM_THREADS=33: expected a whole number from 1 to"),
+        (None, {"OMP_NUM_THREADS": "999999999"}, "OMP_NUM_THREADS=999999999: expected"),
         (None, {"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS=many: expected"),
         (None, {"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS=0: expected"),
     ],
 )
-def test_threads_per_rank_refuses(requested, env, message):
+def test_threads_per_rank_refuses(requested, env, message, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(InputError, match=message):
         threads_per_rank(requested, 1, env)
 

@@ -21,6 +21,15 @@ def test_a_node_name_that_does_not_resolve_asks_for_master_addr():
         rendezvous.init_process_group(from_environment(env), "gloo", 5)
 
 
+def test_a_name_that_torchrun_was_given_is_looked_up_before_torch_waits_for_it(monkeypatch):
+    """torch tried for as long as ranks may start late, and said so between its C++ frames."""
+    env = {**TORCHRUN, "MASTER_ADDR": "no such\x1b[2J node"}
+    for name, text in env.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(InputError, match=r"'no such\\x1b\[2J node'.* set MASTER_ADDR"):
+        rendezvous.init_process_group(from_environment(env), "gloo", 5)
+
+
 def test_a_taken_port_asks_for_master_port(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -21,14 +21,21 @@ def escaped(text: str, most: int = 200) -> str:
 
     Args:
         text: from a file name, a file, the environment or the command line.
-        most: number of characters after which the rest is left out.
+        most: number of characters; the middle of a longer text is left out.
 
     Returns:
         The text, with such characters written as \x1b or \u202e, and bytes that are not UTF-8 as
         \xff.
     """
-    shown = "".join(c if _is_plain(c) else _escape(c) for c in text[:most])
-    return shown + "…" * (len(text) > most)
+    return "".join(c if _is_plain(c) else _escape(c) for c in shortened(text, most))
+
+
+def shortened(text: str, most: int) -> str:
+    """Leave out the middle of a text of more than `most` characters: its ends tell what it is."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end]}…{text[len(text) - end :]}"
 
 
 def _is_plain(character: str) -> bool:

@@ -10,6 +10,7 @@ Ranks are started in four ways, tried in this order:
 
 import hashlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
 
 FOLDER_VARIABLE = "VIGPIPE_LOCAL_FOLDER"  # set by start_local: the folder where its ranks meet
 LAUNCHER_VARIABLE = "VIGPIPE_LOCAL_LAUNCHER"  # set by start_local: its process id
@@ -25,6 +27,8 @@ TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret shared by 
 # How long ranks wait for ranks that start late, because all import from one shared file system, and
 # for a rank that works alone.
 LONG_WAIT_SECONDS = 600.0
+MOST_RANKS = 1 << 20  # more than any cluster has; a larger number would only fill the memory
+THREADS_A_CORE = 16  # more threads make torch slower by minutes; with far more, OpenMP ends Python
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,25 @@ def from_environment(env: Mapping[str, str]) -> Launch:
         folder = Path(env[FOLDER_VARIABLE])
         return _from_agent(env, "local", (folder / "ranks").as_uri(), folder.name)
     if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            _text(env, name, "the address torchrun sets")
+        _text(env, "MASTER_ADDR", "the address torchrun sets")
+        _count(env, "MASTER_PORT", least=1, below=65536)
         token = f"{env.get('TORCHELASTIC_RUN_ID')}.{env.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         return _from_agent(env, "torchrun", "env://", token)
     # A batch script sees SLURM_NTASKS and SLURM_PROCID as well; only a step has SLURM_STEP_*.
     if "SLURM_STEP_NUM_TASKS" in env and _count(env, "SLURM_STEP_NUM_TASKS", least=1) > 1:
         return _from_srun(env)
+    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if env.get(name):
+            raise _bad(
+                name, env[name], f"{other} beside it, as torchrun sets both; or unset {name}"
+            )
     return Launch(0, 1, 0, 1, "alone", None, f"alone-{os.getpid()}")
 
 
 def _from_agent(
     env: Mapping[str, str], launcher: Literal["local", "torchrun"], init_method: str, run_id: str
 ) -> Launch:
-    world_size = _count(env, "WORLD_SIZE", least=1)
+    world_size = _count(env, "WORLD_SIZE", least=1, below=MOST_RANKS + 1)
     local_world_size = _count(env, "LOCAL_WORLD_SIZE", least=1, below=world_size + 1)
     rank = _count(env, "RANK", below=world_size)
     local_rank = _count(env, "LOCAL_RANK", below=local_world_size)
@@ -89,10 +98,12 @@ def _from_agent(
 
 
 def _from_srun(env: Mapping[str, str]) -> Launch:
-    world_size = _count(env, "SLURM_STEP_NUM_TASKS", least=1)
+    world_size = _count(env, "SLURM_STEP_NUM_TASKS", least=1, below=MOST_RANKS + 1)
     rank = _count(env, "SLURM_PROCID", below=world_size)
-    nodes = expand_nodes(_text(env, "SLURM_STEP_NODELIST", "node names such as node[1-2]"))
-    tasks = expand_tasks(_text(env, "SLURM_STEP_TASKS_PER_NODE", "tasks per node such as 2(x2)"))
+    nodelist = _text(env, "SLURM_STEP_NODELIST", "node names such as node[1-2]")
+    tasks_text = _text(env, "SLURM_STEP_TASKS_PER_NODE", "tasks per node such as 2(x2)")
+    # Every node of a step has a task of it.
+    nodes, tasks = expand_nodes(nodelist, world_size), expand_tasks(tasks_text, world_size)
     if len(tasks) != len(nodes) or sum(tasks) != world_size:
         raise InputError(
             f"SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}: expected "
@@ -131,38 +142,52 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
     )
 
 
-def expand_nodes(text: str) -> list[str]:
-    """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1."""
-    names = []
+def expand_nodes(text: str, most: int = MOST_RANKS) -> list[str]:
+    """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1.
+
+    Raises:
+        InputError: this is no such list, or it stands for more than `most` nodes.
+    """
+    names: list[str] = []
     if not re.fullmatch(r"(?:[^][,\s]|\[[^][\s]+\])+(?:,(?:[^][,\s]|\[[^][\s]+\])+)*", text):
         raise _bad("SLURM_STEP_NODELIST", text, "node names such as node[1-3,07-09],gpu1")
     for item in re.findall(r"(?:[^][,]|\[[^][]+\])+", text):
         choices = [
-            _expand_ranges(section[1:-1], text) if section.startswith("[") else [section]
+            _expand_ranges(section[1:-1], text, most) if section.startswith("[") else [section]
             for section in re.findall(r"\[[^][]+\]|[^][]+", item)
         ]
+        if len(names) + math.prod(map(len, choices)) > most:
+            raise _too_many("SLURM_STEP_NODELIST", text, most)
         names += ["".join(sections) for sections in itertools.product(*choices)]
     return names
 
 
-def _expand_ranges(ranges: str, text: str) -> list[str]:
-    numbers = []
+def _expand_ranges(ranges: str, text: str, most: int) -> list[str]:
+    numbers: list[str] = []
     for item in ranges.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", item)
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", item)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(last) < int(first):
             raise _bad("SLURM_STEP_NODELIST", text, f"{item!r} to be a range such as 1-3 or 07-09")
+        if len(numbers) + int(last) - int(first) >= most:
+            raise _too_many("SLURM_STEP_NODELIST", text, most)
         numbers += [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
     return numbers
 
 
-def expand_tasks(text: str) -> list[int]:
-    """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1."""
-    counts = []
+def expand_tasks(text: str, most: int = MOST_RANKS) -> list[int]:
+    """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1.
+
+    Raises:
+        InputError: these are no such counts, or they stand for more than `most` nodes.
+    """
+    counts: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"([1-9][0-9]*)(?:\(x([1-9][0-9]*)\))?", item)
+        match = re.fullmatch(r"([1-9][0-9]{0,17})(?:\(x([1-9][0-9]{0,17})\))?", item)
         if not match:
             raise _bad("SLURM_STEP_TASKS_PER_NODE", text, "tasks per node such as 2(x2) or 3,1")
+        if len(counts) + int(match[2] or 1) > most:
+            raise _too_many("SLURM_STEP_TASKS_PER_NODE", text, most)
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -186,7 +211,11 @@ def _count(env: Mapping[str, str], name: str, least: int = 0, below: int | None 
 
 
 def _bad(name: str, value: str, expected: str) -> InputError:
-    return InputError(f"{name}={value}: expected {expected}")
+    return InputError(f"{name}={escaped(value)}: expected {expected}")
+
+
+def _too_many(name: str, text: str, most: int) -> InputError:
+    return _bad(name, text, f"at most {most} nodes, one for every task of the step")
 
 
 def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
@@ -203,19 +232,23 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
         A number of at least 1.
 
     Raises:
-        InputError: the request or a variable is not a count.
+        InputError: the request or a variable is not a count, or is more than THREADS_A_CORE for
+            each core of this host.
     """
+    most = THREADS_A_CORE * (os.cpu_count() or 1)
     if requested is not None:
-        if requested < 1:
-            raise InputError(f"threads per rank: expected at least 1, got {requested}")
+        if not 1 <= requested <= most:
+            raise InputError(
+                f"--threads {requested}: expected 1 to {most}, {THREADS_A_CORE} for each core here"
+            )
         return requested
     # OpenMP allows a list with a count for each nesting level; torch uses the first level.
     if env.get("OMP_NUM_THREADS"):
         first = env["OMP_NUM_THREADS"].split(",")[0].strip()
-        return _count({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS", least=1)
+        return _count({"OMP_NUM_THREADS": first}, "OMP_NUM_THREADS", least=1, below=most + 1)
     if isinstance(ranks, Launch):
         if ranks.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
-            return _count(env, "SLURM_CPUS_PER_TASK", least=1)
+            return _count(env, "SLURM_CPUS_PER_TASK", least=1, below=most + 1)
         ranks = ranks.local_world_size
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 
 OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
@@ -43,6 +44,7 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
     limit = timedelta(seconds=max(timeout_seconds, LONG_WAIT_SECONDS))
     if launch.launcher == "torchrun":
         assert launch.init_method is not None
+        _check_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         meeting = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
             launch.init_method, launch.rank, launch.world_size, timeout=limit
         )
@@ -67,19 +69,25 @@ def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is
     if launch.init_method.startswith("file://"):
         return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)  # pyright: ignore[reportPrivateImportUsage]
     host, _, port = launch.init_method.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.getaddrinfo(host, int(port))
-    except OSError:
-        raise InputError(
-            f"the name {host!r} of rank 0's node does not resolve on {socket.gethostname()}: set "
-            "MASTER_ADDR to an address of that node which every node can reach"
-        ) from None
+    _check_address(host, int(port))
     if host not in LOOPBACK and not os.environ.get("GLOO_SOCKET_IFNAME"):
         _refuse_loopback_name()
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     if launch.rank == 0:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, int(port))}
     return dist.TCPStore(host, int(port), launch.world_size, **arguments)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise InputError for a name that means no address here: torch tries it for minutes."""
+    try:
+        socket.getaddrinfo(host, port)
+    except (OSError, UnicodeError):
+        raise InputError(
+            f"the name '{escaped(host)}' of rank 0's node does not resolve on "
+            f"{socket.gethostname()}: set MASTER_ADDR to an address of that node which every node "
+            "can reach"
+        ) from None
 
 
 def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
