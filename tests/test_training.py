@@ -338,7 +338,9 @@ def test_an_exception_on_one_rank_ends_all_promptly(tmp_path):
     # To the end of the last process; who waited for a silent peer would wait for a minute.
     assert time.time() - (tmp_path / "broke").stat().st_mtime < PROMPT
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "rank 2: RuntimeError: the disk of rank 2 is gone"
+    assert (
+        done.stderr.splitlines()[-1] == "vigpipe: rank 2: RuntimeError: the disk of rank 2 is gone"
+    )
     assert done.stderr.count("Traceback") == 1
     assert "lost a peer" not in done.stderr
     record = json.loads((out / "failed-rank2.json").read_text())
@@ -357,7 +359,7 @@ def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(workers, pic
     done = run_command([sys.executable, "-m", "vigpipe", "train", *FOUR_RANKS, *options])
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{bad}: cannot be read as an image")
+    assert line.startswith(f"vigpipe: {bad}: cannot be read as an image")
     assert "--skip-bad-images" in line
     assert len(list(out.glob("failed-rank*.json"))) >= 1
 

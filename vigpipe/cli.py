@@ -1,13 +1,12 @@
 """The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
-from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
 import vigpipe
@@ -24,13 +23,15 @@ from vigpipe.bench.options import (
     SyncBench,
     VigBench,
 )
+from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
 from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.choices import Shell
 from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
-from vigpipe.files.names import escaped, is_plain
+from vigpipe.launch.environment import threads_per_rank
+from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
 from vigpipe.study.options import StudyConfig
 
@@ -74,40 +75,21 @@ def _run(arguments: list[str]) -> int:
         if wants_help(app, arguments):
             print(help_text(app, arguments))
             return DONE
+        threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
-        app.config = (Dict({**verbs, "bench": benches}, source=path), _check_values)
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
+        words = with_negative_values(arguments)
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
-    except UnusedCliTokensError as error:
-        words = " ".join(error.unused_tokens or ())
-        print(f"vigpipe: {words}: options start with --; see vigpipe --help", file=sys.stderr)
+    except CycloptsError as error:
+        tell(wrong_use(error))
         return WRONG_INPUT
-    except (InputError, CycloptsError) as error:
-        print(f"vigpipe: {error}", file=sys.stderr)
+    except InputError as error:
+        tell(str(error))
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise InputError for values that cyclopts would take in another sense than the user's.
-
-    An empty path would be the current folder, a fraction would be rounded to a count, and what is
-    not text on one line could not be kept in config.toml.
-    """
-    for argument in arguments:
-        is_count = argument.hint is int or int in get_args(argument.hint)
-        for token in argument.tokens:
-            if not token.value and token.implicit_value is UNSET:
-                raise InputError(f"{argument.name}: is empty; leave it out or give a value")
-            if argument.name.startswith("-") and not is_plain(token.value):
-                raise InputError(
-                    f"{argument.name} {escaped(token.value)}: has control characters, or bytes "
-                    "that are not UTF-8; give text on one line"
-                )
-            if is_count and re.fullmatch(r"[+-]?[0-9]*\.[0-9]*", token.value.strip()):
-                raise InputError(f"{argument.name} {token.value}: must be a whole number")
 
 
 def make_app(arguments: list[str]) -> App:
@@ -184,7 +166,7 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.report.page import write_report
 
         write_report(runs, out)
-        print(out)
+        print(one_line(str(out)))
 
     @app.command(name="doctor")
     def doctor_() -> None:
@@ -237,7 +219,7 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.slurm import write_batch_files
 
         for path in write_batch_files(folder, overwrite=overwrite):
-            print(path)
+            print(one_line(str(path)))
 
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)
@@ -255,7 +237,7 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.model.weights import read_weights
 
         name = write(source, target, overwrite=overwrite)
-        print(f"{target}: {name}, {len(read_weights(target))} tensors")
+        print(one_line(f"{target}: {name}, {len(read_weights(target))} tensors"))
 
     checkpoint = App(name="checkpoint", help="Look at what a run has saved.")
     app.command(checkpoint)
@@ -303,7 +285,7 @@ def make_app(arguments: list[str]) -> App:
         """
         from vigpipe.commands.checkpoint import export as write
 
-        print(write(place, target, ema=ema, best=best, overwrite=overwrite))
+        print(one_line(write(place, target, ema=ema, best=best, overwrite=overwrite)))
 
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)

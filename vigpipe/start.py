@@ -1,7 +1,6 @@
 """Go from options to running ranks: check everything, start missing ranks, bring them together."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
+from vigpipe.messages import tell
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +94,7 @@ def _run(
     from vigpipe.run.folder import lock, make_output_folder
     from vigpipe.run.provenance import provenance
 
+    threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
     for name in ONLY_FOR_TRAINING:
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
@@ -176,9 +177,7 @@ def _start_ranks(
         if saved or config.resume is None:
             arguments = [*_without(arguments, "--resume"), "--resume", "auto"]
         origin = saved[0].name if saved else "the start"
-        sys.stderr.write(
-            f"exit code {code}; restart {restart + 1} of {config.max_restarts}, from {origin}\n"
-        )
+        tell(f"exit code {code}; restart {restart + 1} of {config.max_restarts}, from {origin}")
     raise AssertionError("the last restart returns")
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.launch.device import synchronize
 from vigpipe.launch.failures import is_lost_peer
+from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
     Agreement,
@@ -93,7 +93,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         soft_wrap=True,
         highlight=False,
     )
-    log = partial(console.print, markup=False)
+
+    def log(sentence: str) -> None:
+        """Tell the user a sentence, on one line."""
+        console.print(one_line(sentence), markup=False)
+
     log(f"{config.model} on {run.source.name}: {run.layout}, {device}, {folder}")
     for note in run.notes:
         log(note)
@@ -207,7 +211,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         record.finish(summary)
         if timing is not None:
             write_timing(timing, run, folder, device)
-            log(f"{describe(timing)}\n\n{where_the_rest_is(folder, config.trace)}")
+            tables = f"{describe(timing)}\n\n{where_the_rest_is(folder, config.trace)}"
+            console.print(tables, markup=False)
         log(f"weights and metrics in {folder}")
         return DONE
 

@@ -1,5 +1,6 @@
 """`vigpipe plan`: what is asked for, what is written, what is refused."""
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -105,6 +106,23 @@ def test_the_plan_file_is_one_that_train_reads(here, capsys):
     assert "90000.0 ms a step" in text
     assert "--stages" in text
     assert tomllib.loads(text)["model"] == "vig_digits"
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ({"date": 'today\nmodel = "other"', "versions": {"torch": "\nx = 1"}}, 0),
+        ({"versions": 3}, 2),
+    ],
+)
+def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(facts, code, here):
+    """A newline in one made keys of the plan; versions that are no table were a traceback."""
+    path, out = stored(here), here / "found.toml"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "facts": facts}))
+    assert plan("--profile", str(path), "--out", str(out)) == code
+    if code == 0:
+        assert read_plan(out, "vig_digits", 4).num_stages >= 2
+        assert out.read_text().splitlines()[0].startswith(r"# Made by vigpipe plan, today\nmodel =")
 
 
 def test_a_plan_of_ones_own_is_not_overwritten(here, capsys):

@@ -127,7 +127,7 @@ def test_a_name_of_no_encoding_is_printed_all_the_same():
     odd = Prediction(
         list_files([Path("photos")])[0].with_name("\udc80.png"), (0,), ("bee",), (1.0,)
     )
-    assert odd.as_text().splitlines() == ["photos/\\udc80.png", " 100.00%  bee"]
+    assert odd.as_text().splitlines() == ["photos/\\x80.png", " 100.00%  bee"]
     assert json.loads(odd.as_json())["image"] == "photos/\udc80.png"
 
 
@@ -198,7 +198,7 @@ def test_logits_that_are_no_numbers_end_every_rank(here):
     done = run_command([*line, "--stages", "2", "--threads", "1"])
     assert (done.returncode, done.stdout) == (76, "")
     (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("photos/0.png: the model's logits are NaN or infinite")
+    assert sentence.startswith("vigpipe: photos/0.png: the model's logits are NaN or infinite")
 
 
 def test_logits_that_are_no_numbers_are_no_prediction(capsys):
@@ -223,7 +223,7 @@ def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
     stdout, stderr = capsys.readouterr()
     assert len(stdout.splitlines()) == 6
     assert "1.png" not in stdout
-    assert stderr == "1 unreadable image is left out\n"
+    assert stderr == "vigpipe: 1 unreadable image is left out\n"
 
 
 def test_nothing_but_unreadable_images_is_refused(capsys, here):
@@ -241,7 +241,7 @@ def test_too_few_nodes_for_the_model_are_noted(capsys):
     stdout, stderr = capsys.readouterr()
     assert len(stdout.splitlines()) == 7 * 7
     (note,) = stderr.splitlines()
-    assert note.startswith("note: images of 2x2 give too few nodes")
+    assert note.startswith("vigpipe: note: images of 2x2 give too few nodes")
 
 
 BASE = ["--weights", "w.safetensors", "photos"]

@@ -107,7 +107,7 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     done = run_command(faulty(f"{place}:{step}:1:kill", layout, folder), env)
     noticed = time.time() - float((tmp_path / "done").read_text().split()[1])
     assert done.returncode == 128 + signal.SIGKILL
-    assert done.stderr.splitlines() == ["rank 1 was ended by SIGKILL; out of memory?"]
+    assert done.stderr.splitlines() == ["vigpipe: rank 1 was ended by SIGKILL; out of memory?"]
     assert noticed < 5  # to the end of the last process; the peer itself notices much earlier
     peer = json.loads((folder / "failed-rank0.json").read_text())
     assert (peer["kind"], peer["code"]) == ("lost peer", 70)
@@ -250,7 +250,7 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_block(rank, tmp_path)
     done = run_command(faulty(f"loss:3:{rank}:nan", REPLICAS, folder), env)
     assert done.returncode == 76
     (told,) = done.stderr.splitlines()
-    assert told.startswith("step 3: the loss or a gradient is NaN or infinite; block 0: ")
+    assert told.startswith("vigpipe: step 3: the loss or a gradient is NaN or infinite; block 0: ")
     assert list_checkpoints(folder)[0].name == "step-00000002"
     assert max(losses(folder)) == 2
 
@@ -275,8 +275,8 @@ def test_ranks_of_different_options_are_told_apart(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "ranks differ in their options: lr is 0.2 on rank 1, but 0.1 on rank 0; start all of them "
-        "with the same command line, software and data"
+        "vigpipe: ranks differ in their options: lr is 0.2 on rank 1, but 0.1 on rank 0; start all "
+        "of them with the same command line, software and data"
     ]
 
 

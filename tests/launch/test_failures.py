@@ -58,7 +58,7 @@ def test_records_of_ranks_that_a_run_does_not_have_go(tmp_path):
 
 def test_an_input_error_is_one_sentence(tmp_path, capfd):
     assert failures.run_rank(raising(InputError("no such plan")), ALONE, [tmp_path]) == 2
-    assert capfd.readouterr().err == "no such plan\n"
+    assert capfd.readouterr().err == "vigpipe: no such plan\n"
 
 
 def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
@@ -66,7 +66,7 @@ def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
     assert failures.run_rank(raising(KeyError("x")), RANK_1, [folder]) == 1
     text = capfd.readouterr().err
     assert text.startswith("Traceback")
-    assert text.endswith("rank 1: KeyError: 'x'\n")
+    assert text.endswith("\nvigpipe: rank 1: KeyError: 'x'\n")
     (written,) = failures.read_failures(folder, "job")
     assert (written["rank"], written["code"], written["kind"]) == (1, 1, "own")
     assert written["message"] == "KeyError: 'x'"
@@ -77,7 +77,7 @@ def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
 def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capfd):
     (tmp_path / "file").touch()
     assert failures.run_rank(raising(InputError("no")), ALONE, [tmp_path / "file"]) == 2
-    assert capfd.readouterr().err == "no\n"
+    assert capfd.readouterr().err == "vigpipe: no\n"
 
 
 def test_an_interrupt_is_quiet(capfd):
@@ -94,7 +94,7 @@ def test_a_mistake_of_all_ranks_is_told_by_rank_0(tmp_path, capfd):
 def test_a_mistake_of_one_rank_is_told_by_that_rank(tmp_path, capfd):
     record(tmp_path, message="something else")
     assert failures.run_rank(raising(InputError("no data on host2")), RANK_1, [tmp_path]) == 2
-    assert capfd.readouterr().err == "no data on host2\n"
+    assert capfd.readouterr().err == "vigpipe: no data on host2\n"
 
 
 def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
@@ -115,7 +115,7 @@ def test_a_lost_peer_speaks_when_nobody_knows_the_cause(tmp_path, capfd, other):
     record(tmp_path, message="old news", **other)
     assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
     message = "RuntimeError: Connection closed by peer [127.0.0.1]:9"
-    assert capfd.readouterr().err == f"rank 1 lost a peer: {message}\n"
+    assert capfd.readouterr().err == f"vigpipe: rank 1 lost a peer: {message}\n"
 
 
 def test_records_that_are_not_ours_are_passed_over(tmp_path):

@@ -124,7 +124,7 @@ def test_one_failing_rank_ends_all_and_is_told_once(toy, mode, message, code):
     assert done.returncode == code
     assert "lost a peer" not in done.stderr
     lines = done.stderr.splitlines()
-    assert lines[-1] == message
+    assert lines[-1] == f"vigpipe: {message}"
     assert len(lines) == 1 or lines[0].startswith("Traceback")
     assert toy.files_left() == []
 
@@ -137,7 +137,7 @@ def test_one_failing_rank_of_torchrun_is_told_once(toy, mode, message):
     done = run_command(toy.line("torchrun", mode), toy.env)
     assert done.returncode == 1  # torchrun's own, after its own table
     assert "lost a peer" not in done.stderr
-    assert done.stderr.splitlines().count(message) == 1
+    assert done.stderr.splitlines().count(f"vigpipe: {message}") == 1
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,11 @@ def test_root_cause(exit_codes, records, code):
 def test_who_is_gone_or_frozen_is_the_cause_of_what_others_tell(capsys):
     lost = [{"rank": 0, "kind": "lost peer", "code": 70, "message": "closed"}]
     assert _root_cause({0: 70}, lost, LostRanks(gone={1})) == 137
-    assert capsys.readouterr().err == "rank 1 was ended by SIGKILL; out of memory?\n"
+    assert capsys.readouterr().err == "vigpipe: rank 1 was ended by SIGKILL; out of memory?\n"
     assert _root_cause({0: 70, 1: -9}, lost, LostRanks(frozen={1})) == 70
-    assert capsys.readouterr().err == "rank 1 answered no more, and was killed; was it stopped?\n"
+    assert (
+        capsys.readouterr().err
+        == "vigpipe: rank 1 answered no more, and was killed; was it stopped?\n"
+    )
     assert _root_cause({0: 70}, lost, LostRanks()) == 70
-    assert capsys.readouterr().err == "rank 0 lost a peer: closed\n"
+    assert capsys.readouterr().err == "vigpipe: rank 0 lost a peer: closed\n"

@@ -61,4 +61,4 @@ def test_an_unknown_variant_is_refused_in_one_sentence():
         figures("vig_xl")
     done = run_command([sys.executable, "-m", "vigpipe.model.table", "vig_xl"])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("vig_xl: no such variant")
+    assert done.stderr.startswith("vigpipe: vig_xl: no such variant")

@@ -261,7 +261,9 @@ def test_ranks_of_different_options_are_told_apart(slurm, tmp_path):
     done = run_command([*line, "--out", str(tmp_path / "run")], {**slurm, **ENV})
     assert done.returncode == 2
     (told,) = own(done.stderr)
-    assert re.match(r"ranks differ in their options: lr is 0\.2 on rank 1, but \S+ on rank 0", told)
+    assert re.match(
+        r"vigpipe: ranks differ in their options: lr is 0\.2 on rank 1, but \S+ on rank 0", told
+    )
     for task in (0, 1):
         assert f"task {task}: Exited with exit code 2" in done.stderr
 
@@ -277,7 +279,7 @@ def test_a_second_step_on_the_same_port_stays_out_and_disturbs_nothing(slurm, tm
         done = run_command([*step, *line, str(tmp_path / "second")], env)
         assert done.returncode == 2
         (told,) = own(done.stderr)
-        assert told.startswith(f"rank 0 cannot listen on port {port} of ")
+        assert told.startswith(f"vigpipe: rank 0 cannot listen on port {port} of ")
         for task in (0, 1):
             assert f"task {task}: Exited with exit code 2" in done.stderr
         steps = max(losses(folder))

@@ -16,6 +16,7 @@ from vigpipe.checkpoint.manifest import (
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.errors import DONE, WRONG_INPUT, InputError
 from vigpipe.files.outputs import check_new_file
+from vigpipe.messages import one_line
 
 
 def table_of(run: Path) -> str:
@@ -31,7 +32,7 @@ def table_of(run: Path) -> str:
             manifest = read_manifest(checkpoint)
             newest_best = newest_best or best_in(manifest, checkpoint)
         except InputError as error:
-            lines.append((checkpoint.name, "", "", "", str(error)))
+            lines.append((checkpoint.name, "", "", "", one_line(str(error))))
             continue
         is_best = newest_best is not None and newest_best.step == manifest.step
         size = sum(facts["bytes"] for facts in manifest.files.values())
@@ -41,8 +42,10 @@ def table_of(run: Path) -> str:
                 f"{manifest.step} of {manifest.num_steps}",
                 "" if manifest.loss is None else f"{manifest.loss:.4f}",
                 f"{size / 1e6:.1f} MB",
-                f"{manifest.config.get('model')}, {manifest.layout.get('text')}"
-                + (f"; the best, {newest_best}" if is_best else ""),
+                one_line(
+                    f"{manifest.config.get('model')}, {manifest.layout.get('text')}"
+                    + (f"; the best, {newest_best}" if is_best else "")
+                ),
             )
         )
     headers = ["checkpoint", "step", "loss", "size", "of"]
@@ -69,10 +72,10 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
         try:
             manifest = verify(checkpoint)
             num_tensors = len(tensor_names(checkpoint, manifest))
-            log(f"{checkpoint}: whole, {num_tensors} tensors in {len(manifest.files)} files")
+            sentence = f"{checkpoint}: whole, {num_tensors} tensors in {len(manifest.files)} files"
         except InputError as error:
-            code = WRONG_INPUT
-            log(str(error))
+            code, sentence = WRONG_INPUT, str(error)
+        log(one_line(sentence))
     return code
 
 

@@ -17,6 +17,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
 from vigpipe.launch.environment import from_environment, threads_per_rank
+from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.explain import explain
 from vigpipe.planning.profile import (
@@ -282,7 +283,7 @@ def write_plan(
     versions = facts.get("versions", {})
     slower = ", ".join(f"{factor:.2f}" for factor in profile.slowdown)
     memory = ", ".join(f"{num_bytes / 1e6:.0f}" for num_bytes in best.memory_bytes)
-    lines = [
+    comments = (  # a profile may hold other lines, which would become part of the plan
         f"{_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
         f"{facts.get('commit')}.",
         f"# Profile: {facts.get('hardware')}, {facts.get('threads')} thread(s) a rank, torch "
@@ -293,6 +294,9 @@ def write_plan(
         f"{1e3 * best.step_seconds:.1f} ms a step, bubble {best.bubble:.1%}, memory of the ranks "
         f"{memory} MB.",
         f"# Use: {_command(best, config, out)}",
+    )
+    lines = [
+        *map(one_line, comments),
         f'model = "{profile.model}"',
         "stages = [",
         *(f"    [{', '.join(map(str, blocks))}]," for blocks in best.stages),

@@ -1,7 +1,6 @@
 """The command `vigpipe predict`: print the most likely classes of image files."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from vigpipe.launch.environment import Launch, from_environment, threads_per_ran
 from vigpipe.launch.failures import run_rank
 from vigpipe.launch.local import COMMAND_LINE, preload, start_local
 from vigpipe.launch.rendezvous import init_process_group
+from vigpipe.messages import tell
 from vigpipe.run.bad_images import find_bad_images_together
 from vigpipe.run.rank import make_rank_state
 from vigpipe.start import set_up_device
@@ -57,9 +57,9 @@ def _predict(
             images = (
                 "1 unreadable image is" if len(bad) == 1 else f"{len(bad)} unreadable images are"
             )
-            print(f"{images} left out", file=sys.stderr)
+            tell(f"{images} left out")
     for note in run.notes if launch.rank == 0 else ():
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
     rank_state = make_rank_state(run, launch.rank, device)
     for prediction in predict(rank_state, paths):
         if rank_state.is_writer:

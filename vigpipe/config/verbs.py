@@ -106,7 +106,7 @@ class PlanConfig(TrainConfig):
     data: str = "fake"
     stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
-    schedule: Schedule | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    schedule: Literal[Schedule, "auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     memory_limit: str | None = None
     bandwidth: str | None = None
     latency: str | None = None

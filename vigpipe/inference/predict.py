@@ -19,6 +19,7 @@ from vigpipe.data.images import images_below
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.launch.device import weight_dtype
+from vigpipe.messages import one_line
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
@@ -45,9 +46,8 @@ class Prediction:
     def as_text(self) -> str:
         """Format as text: one line for the file, one for every class, and an empty one."""
         pairs = zip(self.probabilities, self.names, strict=True)
-        lines = [f"{probability:8.2%}  {name}" for probability, name in pairs]
-        file = str(self.image).encode("utf-8", "backslashreplace").decode()
-        return "\n".join([file, *lines, ""])
+        lines = [f"{probability:8.2%}  {one_line(name)}" for probability, name in pairs]
+        return "\n".join([one_line(str(self.image)), *lines, ""])
 
     def as_json(self) -> str:
         """Format as one line of JSON."""

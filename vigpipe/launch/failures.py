@@ -23,7 +23,9 @@ from typing import Any, NoReturn
 
 from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPUT, InputError
 from vigpipe.files.atomic import write_atomically
+from vigpipe.files.names import escaped
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
+from vigpipe.messages import line
 
 SAVED_FILE = "saved"  # in start_local's folder, once its ranks have stopped with a checkpoint
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
@@ -158,23 +160,27 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     is_common = not has_met  # every rank has read the same flags and files so far
     if isinstance(error, InputError):
         message, is_common = str(error), True
-        code, text = WRONG_INPUT, f"{message}\n"
+        code, text = WRONG_INPUT, line(message)
     elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
         message, is_common = str(error), True
-        code, text = NOT_FINITE, f"{message}\n"
+        code, text = NOT_FINITE, line(message)
     elif is_out_of_memory(error):
         message = (
             f"rank {launch.rank} ran out of memory ({str(error).splitlines()[0]}); take more "
             "--microbatches, --recompute except-last, a smaller --batch-size, or more memory"
         )
-        text = f"{message}\n"
+        text = line(message)
     elif launch.world_size > 1 and is_lost_peer(error):
-        # Gloo puts its source file in front of the message and advice behind it.
+        # Gloo puts its source file in front of the message and advice behind it; the stores put
+        # the frames of their C++ code behind it.
         message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]
-        kind, code, text = "lost peer", PEER_LOST, f"rank {launch.rank} lost a peer: {message}\n"
+        message = message.partition("\n")[0]
+        kind, code = "lost peer", PEER_LOST
+        text = line(f"rank {launch.rank} lost a peer: {message}")
     else:
-        text = "".join(traceback.format_exception(error))
-        text += f"rank {launch.rank}: {message}\n" if launch.world_size > 1 else ""
+        rows = "".join(traceback.format_exception(error)).splitlines()
+        text = "".join(f"{escaped(row, most=1000)}\n" for row in rows)
+        text += line(f"rank {launch.rank}: {message}") if launch.world_size > 1 else ""
     with _undisturbed():
         _record(launch, folders, code=code, kind=kind, message=message)
 

@@ -23,6 +23,7 @@ from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE, read_failures
 from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_signals
 from vigpipe.launch.watchdog import LostRanks, watch
+from vigpipe.messages import tell
 
 COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
 
@@ -145,7 +146,7 @@ def _root_cause(
     if causes:
         return causes[0]["code"]
     for rank in sorted(lost_ranks.frozen):
-        sys.stderr.write(f"rank {rank} answered no more, and was killed; was it stopped?\n")
+        tell(f"rank {rank} answered no more, and was killed; was it stopped?")
         return PEER_LOST
     first, code = next(iter(exit_codes.items()))
     # The agent ends the remaining ranks with SIGTERM, so any other signal came first.
@@ -155,10 +156,10 @@ def _root_cause(
         killed = {first: -code}
     for rank, number in killed.items():
         hint = "; out of memory?" if number == signal.SIGKILL else ""
-        sys.stderr.write(f"rank {rank} was ended by {signal.Signals(number).name}{hint}\n")
+        tell(f"rank {rank} was ended by {signal.Signals(number).name}{hint}")
         return 128 + number
     for record in records:  # the launcher cannot see which rank was lost
-        sys.stderr.write(f"rank {record['rank']} lost a peer: {record['message']}\n")
+        tell(f"rank {record['rank']} lost a peer: {record['message']}")
         return record["code"]
     return code
 

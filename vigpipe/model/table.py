@@ -12,6 +12,7 @@ from tabulate import tabulate
 from torch.utils.flop_counter import FlopCounterMode
 
 from vigpipe.errors import InputError
+from vigpipe.messages import tell
 from vigpipe.model.position import Grid
 from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
 from vigpipe.model.vig import VisionGnn
@@ -106,5 +107,5 @@ if __name__ == "__main__":
     try:
         main()
     except InputError as error:
-        print(error, file=sys.stderr)
+        tell(str(error))
         sys.exit(2)

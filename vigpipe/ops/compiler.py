@@ -13,11 +13,12 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from vigpipe.messages import one_line, tell
 
 SOURCES = Path(__file__).parent / "cpu"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
@@ -62,7 +63,7 @@ def library() -> Library:
             _compile(compiler, path)
         functions = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
-        reason = f"the C++ operators could not be made: {_one_line(error)}"
+        reason = one_line(f"the C++ operators could not be made: {_reason(error)}")
         _print(f"{reason}; the plain operators serve, which are slower")
         return Library(None, reason)
     return Library(functions, f"compiled by {compiler}: {path}")
@@ -76,7 +77,7 @@ def be_silent() -> None:
 
 def _print(text: str) -> None:
     if not _is_silent:
-        print(f"vigpipe: {text}", file=sys.stderr, flush=True)
+        tell(text)
 
 
 def _compiler_names() -> tuple[str, ...]:
@@ -145,7 +146,7 @@ def _compile(compiler: str, path: Path) -> None:
             os.replace(compiled, path)
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         output = error.stderr if isinstance(error.stderr, str) else ""
         lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()

@@ -224,3 +224,5 @@ def _check(profile: Profile) -> None:
     for name in ("options", "facts"):
         if not isinstance(getattr(profile, name), dict):
             raise ValueError(f"{name} is not a table")
+    if not isinstance(profile.facts.get("versions", {}), dict):
+        raise ValueError("versions is not a table")

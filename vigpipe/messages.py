@@ -1,0 +1,39 @@
+"""Print sentences for the user on stderr, whatever others have put into them.
+
+Sentences quote file names, class names, options, metadata, manifests, profiles and the environment.
+Every error and note goes through `tell`, so that no place that words one has to think of that.
+"""
+
+import re
+import sys
+
+from vigpipe.files.names import escaped, shortened
+
+LONGEST_WORD = 300  # a name in a path has at most 255 bytes
+LONGEST_SENTENCE = 3000  # weights that do not fit a model are a sentence of some 2,000 characters
+
+
+def one_line(sentence: str) -> str:
+    r"""Make a sentence safe to print on one line, and quote numbers and names of any length.
+
+    Args:
+        sentence: may quote what others have chosen, as it is.
+
+    Returns:
+        The sentence, with characters that a terminal acts upon written as \x1b, \n or \u202e; of a
+        word of more than LONGEST_WORD characters, or a sentence of more than LONGEST_SENTENCE, the
+        middle is left out.
+    """
+    words = re.sub(r"\S+", lambda word: shortened(word[0], LONGEST_WORD), sentence)
+    return escaped(words, LONGEST_SENTENCE)
+
+
+def line(sentence: str) -> str:
+    """Return the line that `tell` prints, with the newline at its end."""
+    return f"vigpipe: {one_line(sentence)}\n"
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence on stderr, as one line in one call, so that ranks do not mix theirs."""
+    sys.stderr.write(line(sentence))
+    sys.stderr.flush()
