@@ -19,6 +19,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -31,6 +32,8 @@ from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from vigpipe.launch.second_signal import SignalThread
 
 TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # in the environment of every descendant of a command
 _NO_TOKEN = "0" * 32
@@ -144,8 +147,10 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
-    if variables.get("OMP_NUM_THREADS", "").isdecimal() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    # OpenMP reads the variable when it is loaded, which it is already.
+    threads = variables.get("OMP_NUM_THREADS", "")
+    if re.fullmatch("[1-9][0-9]{0,2}", threads) and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(threads))
     process.ORIGINAL_DIR = folder  # pyright: ignore[reportAttributeAccessIssue]
     tempfile.tempdir = None
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -243,15 +248,21 @@ def _fork() -> int:
     return os.fork()
 
 
+def _has_other_threads() -> bool:
+    """Whether a fork would lack a thread; it does not miss the one that waits for signals."""
+    waiting = sum(isinstance(thread, SignalThread) for thread in threading.enumerate())
+    return len(os.listdir("/proc/self/task")) > 1 + waiting
+
+
 _executed_passfds: Any = util.spawnv_passfds
 
 
 def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
     """Start a helper of multiprocessing, such as its fork server, by a fork of this process.
 
-    Only while this process has a single thread: a fork of it then lacks nothing.
+    Only where a fork of it lacks nothing.
     """
-    if "-c" not in args or len(os.listdir("/proc/self/task")) > 1:
+    if "-c" not in args or _has_other_threads():
         return _executed_passfds(path, args, passfds)
     pid = _fork()
     if pid > 0:
@@ -283,7 +294,7 @@ def _fork_exec(*given: Any) -> int:
     args, _, _, _, folder, variables, stdin, _, _, stdout, _, stderr = given[:12]
     new_session, process_group = given[15:17]
     words = list(map(os.fsdecode, args))
-    if not means_python(words) or len(os.listdir("/proc/self/task")) > 1:
+    if not means_python(words) or _has_other_threads():
         return _executed(*given)
     pid = _fork()
     if pid > 0:

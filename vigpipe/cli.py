@@ -1,6 +1,7 @@
 """The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.second_signal import SecondSignal
 from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
 from vigpipe.study.options import StudyConfig
@@ -60,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program; by default that of this process.
     """
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        with SecondSignal([signal.SIGINT]):
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, not when Python ends, a reader that has gone is an exit code
     except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there

@@ -84,6 +84,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         run.num_steps,
         stop_at,
         has_peers=run.layout.world_size > 1,
+        timeout_seconds=config.timeout or math.inf,
     )
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
     # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
@@ -123,7 +124,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
     def evaluate_now() -> Scores:
         """Score the weights, and their moving average if there is one."""
-        scores = evaluate_all(rank_state)
+        with save_and_stop.patient():
+            scores = evaluate_all(rank_state)
         if record is not None and scores.test is not None:
             epoch = -(-rank_state.step // run.steps_per_epoch)
             training_loss = record.add_evaluation(epoch, scores.as_row())
@@ -150,7 +152,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         save_and_stop.saved()
 
     def save_for_lost_peer() -> None:
-        checkpoints.rescue(loss, is_evaluated)
+        with save_and_stop.patient():
+            checkpoints.rescue(loss, is_evaluated)
 
     with nullcontext() if record is None else closing(record):
         with save_and_stop, _on_lost_peer(rank_state, save_for_lost_peer), progress:
@@ -184,10 +187,12 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     scores, is_evaluated = evaluate_now(), True
                     is_best = checkpoints.is_best(scores)
                 if agreement.save or agreement.stop or is_best:
-                    save_now()
+                    with save_and_stop.patient():
+                        save_now()
                 if agreement.stop:
                     save_and_stop.leaves = True
-                    return _stop(rank_state, checkpoints, save_and_stop.why, log)
+                    with save_and_stop.patient():
+                        return _stop(rank_state, checkpoints, save_and_stop.why, log)
 
         if scores is None:  # the checkpoint was of the last step
             scores = evaluate_all(rank_state)

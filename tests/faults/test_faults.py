@@ -234,6 +234,34 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):
     assert done.returncode == -signal.SIGKILL
 
 
+STUCK = """
+import ctypes, sys
+from pathlib import Path
+from vigpipe import training
+from vigpipe.cli import main
+
+def stuck(*_):
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    Path(sys.argv[1]).touch()
+    libc.pthread_mutex_lock(mutex)
+
+training.train_step = stuck
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_run_that_is_stuck_does_not_outlive_sigterm_by_more_than_the_timeout(tmp_path):
+    command = line("-c", STUCK, str(tmp_path / "stuck"), "train", *ENDLESS, "--timeout", "1")
+    with start_command([*command, "--out", str(tmp_path / "run")], ENV) as running:
+        wait_until((tmp_path / "stuck").exists, "the run is stuck in C code")
+        os.kill(running.popen.pid, signal.SIGTERM)
+        done = running.wait()
+    assert done.returncode == 143
+    (told,) = done.stderr.splitlines()
+    assert told.endswith("got SIGTERM, and no step has ended for 1 s: it was ended")
+
+
 def test_ctrl_c_ends_all_at_once_without_a_word(tmp_path):
     folder = tmp_path / "run"
     with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:

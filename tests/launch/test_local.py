@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import ROOT, run_command, start_command, wait_until
+from tests.world import PROMPT, ROOT, run_command, start_command, wait_until
 from vigpipe.launch.local import _root_cause
 from vigpipe.launch.watchdog import LostRanks
 
@@ -43,6 +43,14 @@ def work(me, mode, folder, more):
             raise RuntimeError("rank 1 broke")
         if mode == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "stuck":
+            import ctypes
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+            libc.pthread_mutex_lock(mutex)
+            (folder / "stuck").touch()
+            libc.pthread_mutex_lock(mutex)
         if mode == "hang":
             threading.Event().wait()
     dist.all_reduce(ones)
@@ -161,6 +169,19 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
         assert toy.files_left() == []
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_kills_ranks_that_are_stuck(toy, number, code):
+    """torch's agent waits for half a minute, and the second signal was ignored."""
+    with start_command(toy.line("local", "stuck"), toy.env) as command:
+        wait_until((toy.folder / "stuck").exists, "rank 1 is stuck")
+        os.kill(command.popen.pid, number)
+        wait_until(lambda: state(toy.met(0)) in ("", "Z"), "rank 0 has ended, as it was asked")
+        os.kill(command.popen.pid, signal.SIGINT)
+        done = command.wait(PROMPT)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert toy.files_left() == []
+
+
 def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
     with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
         wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), "start_local has begun")
@@ -220,7 +241,11 @@ def is_blocked(toy: Toy) -> bool:
 
 
 def state(pid: int | None) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """A process's state as in ps(1); empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
 
 
 def catches(pid: int, number: signal.Signals) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+from vigpipe.launch.second_signal import left_to_handlers
 from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
 
 _GRACE_SECONDS = 20.0  # the time a child has to end its ranks
@@ -68,6 +69,6 @@ def run_child(command: Sequence[str]) -> int:
     Returns:
         The exit code of the command, or 128 + n if signal n ended it.
     """
-    with child_process(command, stdout=subprocess.DEVNULL) as child:
+    with left_to_handlers(), child_process(command, stdout=subprocess.DEVNULL) as child:
         code = child.wait()
     return 128 - code if code < 0 else code

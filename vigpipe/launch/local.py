@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,8 +22,9 @@ from vigpipe.errors import PEER_LOST, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE, read_failures
+from vigpipe.launch.second_signal import SAME_SECONDS, left_to_handlers
 from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_signals
-from vigpipe.launch.watchdog import LostRanks, watch
+from vigpipe.launch.watchdog import LostRanks, kill_ranks, watch
 from vigpipe.messages import tell
 
 COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
@@ -49,10 +51,24 @@ def start_local(world_size: int, main: str, arguments: Sequence[str], threads: i
     Returns:
         0 if every rank returned 0; SAVED if the ranks stopped with a checkpoint because they or
         this launcher were asked to; else the code of the first rank that failed by itself, or
-        128 + n if signal n ended a rank or this launcher.
+        128 + n if signal n ended a rank or this launcher. A second signal kills the ranks, which
+        otherwise have half a minute to end.
     """
     fork_server.start_fork_server()
-    with handled_signals(STOPPING, _stop):
+    folder = Path()
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        asked_at = time.monotonic()
+
+        def end_ranks(again: int, frame: FrameType | None) -> None:
+            if again == signal.SIGINT or time.monotonic() - asked_at > SAME_SECONDS:
+                kill_ranks(folder, world_size)  # which may be stuck; the clean-up goes on
+
+        for number in STOPPING:
+            signal.signal(number, end_ranks)
+        raise Stopped(signum)
+
+    with left_to_handlers(), handled_signals(STOPPING, stop):
         try:
             with contextlib.ExitStack() as stack:
                 with deferred_signals():
@@ -64,12 +80,6 @@ def start_local(world_size: int, main: str, arguments: Sequence[str], threads: i
                     return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
         except Stopped as stopped:
             return 128 + stopped.signum
-
-
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the clean-up short
-    raise Stopped(signum)
 
 
 def _start_agent(

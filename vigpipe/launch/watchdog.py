@@ -70,6 +70,21 @@ def watch(folder: Path, world_size: int, has_ended: threading.Event, lost_ranks:
         os.close(process)
 
 
+def kill_ranks(folder: Path, world_size: int) -> None:
+    """Kill the ranks that still run.
+
+    Args:
+        folder: folder in which ranks leave their process ids.
+        world_size: number of ranks.
+    """
+    for rank in range(world_size):
+        process = _open(folder, rank)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
+
+
 def _open(folder: Path, rank: int) -> int | None:
     """Open a file descriptor of a rank's process; None if it has ended or is about to end.
 

@@ -1,16 +1,18 @@
 """Decide when a run saves and when it stops early: time limits, signals."""
 
+import contextlib
 import math
 import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import FrameType
 
 from vigpipe.config.interval import Interval, parse_duration
 from vigpipe.errors import InputError
+from vigpipe.launch.second_signal import SecondSignal
 
 ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --signal=USR1@60
 
@@ -64,6 +66,8 @@ class SaveAndStop:
         num_steps: number of steps of the run; the last one is always saved.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
         has_peers: whether a launcher has started other ranks too.
+        timeout_seconds: time after which this rank ends if it is asked to stop and no step ends;
+            it ends as well if it is asked a second time.
 
     Attributes:
         why: why this rank was asked to stop; empty if it was not.
@@ -76,14 +80,17 @@ class SaveAndStop:
         num_steps: int,
         stop_at: float = math.inf,
         has_peers: bool = False,
+        timeout_seconds: float = math.inf,
     ) -> None:
         self.interval, self.num_steps, self.stop_at = interval, num_steps, stop_at
         self.has_peers = has_peers
         self.why, self.leaves = "", False
+        self._second_signal = SecondSignal([signal.SIGTERM, signal.SIGINT], timeout_seconds)
         self.saved()
 
     def __enter__(self) -> None:
         """Treat SIGTERM and SIGUSR1 as a request to save and stop after the current step."""
+        self._second_signal.__enter__()
         self._handlers = {number: signal.signal(number, self._asked) for number in ASKS_TO_STOP}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -93,6 +100,15 @@ class SaveAndStop:
             return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._second_signal.__exit__()
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Give this rank all the time it takes in this context, in which no step ends."""
+        self._second_signal.is_patient = True
+        yield
+        self._second_signal.is_patient = False
+        self._second_signal.went_on()
 
     def saved(self) -> None:
         """Note that a checkpoint has just been taken: the interval starts again."""
@@ -105,6 +121,7 @@ class SaveAndStop:
 
     def is_stop_due(self) -> bool:
         """Whether this rank wants to save and stop after the current step."""
+        self._second_signal.went_on()
         if not self.why and time.monotonic() >= self.stop_at:
             self.why = "the time limit is near"
         return bool(self.why)
