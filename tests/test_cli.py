@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.world import ROOT
 from vigpipe.cli import main
+from vigpipe.commands.arguments import with_negative_values
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.verbs import GraphConfig, PredictConfig
@@ -109,6 +110,10 @@ WRONG = {
     "weights that do not exist": (["--weights", "best.pth"], ["best.pth", "no such file"]),
     "a GPU that is not there": (["--device", "cuda"], ["no GPU", "--device cpu"]),
     "a learning rate that is not a number": (["--lr", "nan"], ["--lr nan", "from 0 to"]),
+    "an average that never moves": (["--ema", "1"], ["--ema 1", "0.999999", "never leave"]),
+    "a new classifier for no weights": (["--new-classifier"], ["--new-classifier", "--weights"]),
+    "a negative duration": (["--checkpoint-every", "-5m"], ["--checkpoint-every -5m", "10m"]),
+    "a negative graph": (["--graph", "-1,-1"], ["--graph -1,-1", "is not one of"]),
     "an infinite time-out": (["--timeout", "inf"], ["--timeout inf", "from 1 to"]),
     "no time at all": (["--timeout", "0"], ["--timeout 0", "from 1 to"]),
     "a learning rate in words": (["--lr", "high"], ["--lr", "high"]),
@@ -247,6 +252,21 @@ def test_an_unreadable_first_image_is_named_with_the_way_out(capsys, here):
     sentence = refused(capsys, "train", "--data", str(root))
     assert f"{root}/train/cat/0.png: cannot be read as an image" in sentence
     assert "--skip-bad-images" in sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        (["graph", "--node", "-1,-1", "--out", "a"], ["graph", "--node=-1,-1", "--out", "a"]),
+        (["plan", "--memory-limit", "-1GB"], ["plan", "--memory-limit=-1GB"]),
+        (["train", "--lr", "-.5", "--clip", "-inf"], ["train", "--lr=-.5", "--clip=-inf"]),
+        (["train", "--lr=1", "-5"], ["train", "--lr=1", "-5"]),
+        (["train", "--download", "--dp", "2"], ["train", "--download", "--dp", "2"]),
+        (["-1"], ["-1"]),
+    ],
+)
+def test_a_negative_value_belongs_to_its_option(words, joined):
+    assert with_negative_values(words) == joined
 
 
 @pytest.mark.parametrize("verb", ["chek", "--modl"])

@@ -296,6 +296,8 @@ def make_app(arguments: list[str]) -> App:
     def run_bench(config: PipelineBench, work: str) -> int:
         from vigpipe.start import run_on_ranks
 
+        if config.repeats < 1:
+            raise InputError(f"--repeats {config.repeats}: must be at least 1")
         return run_on_ranks(config, arguments, work, FILES, {"num_repeats": config.repeats})
 
     @bench.command

@@ -148,6 +148,15 @@ def test_a_plan_made_before_is_made_again(here):
         (["--microbatches", "9", "--batch-size", "8"], "choose 1 to 8"),
         (["--memory-limit", "16"], "--memory-limit 16: must be a number with one of the units"),
         (["--memory-limit", "0.1kB"], "the smallest limit that would"),
+        (["--memory-limit", "-1GB"], "--memory-limit -1GB: must be a number with one of the units"),
+        (["--memory-limit", f"{'9' * 400}GB"], "must be a number with one of the units"),
+        (["--ranks-per-host", "0"], "--ranks-per-host 0: must be at least 1"),
+        (["--ranks-per-host", "-1"], "--ranks-per-host -1: must be at least 1"),
+        (
+            ["--schedule", "foo"],
+            "--schedule foo: must be one of gpipe, 1f1b, interleaved1f1b, loop",
+        ),
+        (["--microbatches", "x"], "--microbatches x: must be a whole number or auto"),
         (["--bandwidth", "fast"], "--bandwidth fast"),
         (["--bandwidth", "0b/s"], "must be more than 0"),
         (["--latency", "3 weeks"], "--latency 3 weeks"),
@@ -172,6 +181,12 @@ def test_a_profile_of_another_model_is_refused(here, capsys):
 def test_a_limit_is_checked_before_anything_is_measured():
     with pytest.raises(InputError, match="stages"):
         request(stages=9)
+
+
+def test_a_cluster_that_cannot_be_is_refused_before_any_rank_is_started(capsys, monkeypatch):
+    monkeypatch.setattr("vigpipe.commands.plan.run_on_ranks", lambda *_, **__: 0)
+    assert plan("--ranks-per-host", "0") == plan("--latency", "-5us") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 @pytest.mark.multiprocess

@@ -17,6 +17,7 @@ from vigpipe.cli import main
 from vigpipe.commands.check import differences, trace
 from vigpipe.config.options import (
     MODEL_DEFAULTS,
+    MOST_EMA,
     TrainConfig,
     check_numbers,
     uses_timm,
@@ -103,6 +104,16 @@ def test_a_part_of_a_recipe_turns_augmentation_on_and_no_augment_turns_all_off()
     assert with_model_defaults(config) == config
     with pytest.raises(InputError, match=r"--erasing 0.5: .*--no-augment"):
         resolved(erasing=0.5, augment=False)
+
+
+def test_no_moving_average_stays_at_its_first_weights():
+    with pytest.raises(
+        InputError, match=r"--ema 1: .* to 0.999999; with 1 the average would never"
+    ):
+        check_numbers(TrainConfig(ema=1))
+    config = resolved(recipe="imagenet", batch_size=1)  # decays by 1024 to the batch
+    assert config.ema == MOST_EMA
+    check_numbers(config)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mixup", -0.1), ("smoothing", 1.0), ("ema", 1.5)])

@@ -17,6 +17,7 @@ from vigpipe.bench.options import FILES, OpsBench
 from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
 from vigpipe.launch.device import choose_device, keep_freed_memory, peak_bytes, synchronize
+from vigpipe.launch.environment import threads_per_rank
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
 
@@ -27,11 +28,11 @@ def set_up(config: OpsBench) -> torch.device:
     """Set threads and allocator as for a rank, and choose the device.
 
     Raises:
-        InputError: a count is below 1, the device does not exist, or --out holds a benchmark.
+        InputError: a count is out of range, the device does not exist, or --out holds a benchmark.
     """
-    for name in ("repeats", "threads"):
-        if getattr(config, name) < 1:
-            raise InputError(f"--{name} {getattr(config, name)}: must be at least 1")
+    if config.repeats < 1:
+        raise InputError(f"--repeats {config.repeats}: must be at least 1")
+    threads_per_rank(config.threads, 1, os.environ)
     if config.out is not None:
         make_output_folder(config.out, FILES)
     device = choose_device(config.device, 0, 1)

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from tabulate import tabulate
 
 from vigpipe.bench.options import SoakBench
+from vigpipe.config.options import flag
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
 from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
@@ -98,12 +99,27 @@ class Ended:
 
 
 def bench_soak(options: SoakBench) -> None:
-    """Run both and write README.md, faults.csv and memory.csv; a signal ends the runs as well."""
+    """Run both and write README.md, faults.csv and memory.csv; a signal ends the runs as well.
+
+    Raises:
+        InputError: an option is out of range, or a run ended with an unexpected exit code.
+    """
+    check_options(options)
     try:
         with stoppable():
             _soak(options)
     except Stopped:
         sys.exit(INTERRUPTED)
+
+
+def check_options(options: SoakBench) -> None:
+    """Raise InputError for an option that the runs would refuse under another name, or later."""
+    least = {"steps": 1, "checkpoint_every": 1, "faults_every": 0, "timeout": 1}
+    least |= dict.fromkeys(("stages", "dp", "microbatches", "batch_size"), 1)
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if not smallest <= value <= 1e6:
+            raise InputError(f"{flag(name)} {value}: must be a number from {smallest} to 1e+06")
 
 
 def _soak(options: SoakBench) -> None:

@@ -1,5 +1,6 @@
 """The command `vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan."""
 
+import math
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.config.options import TrainConfig
+from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
@@ -55,6 +56,13 @@ _BYTES = {
     "gib": 2**30,
 }
 _BITS_A_SECOND = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12}
+# The units of an option's quantity, and an example.
+_QUANTITIES = {
+    "memory_limit": (_BYTES, "16GB"),
+    "bandwidth": (_BITS_A_SECOND, "10Gb/s"),
+    "latency": (_SECONDS, "20us"),
+}
+_MOST = 1e18  # of all quantities, so that sums and products stay finite
 
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
@@ -70,6 +78,7 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    check_cluster(config)
     out = plan_file(config)
     check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)
     check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
@@ -221,15 +230,14 @@ def make_request(config: PlanConfig, run: Run) -> Request:
     if config.schedule != "auto":
         schedules = ((config.schedule, config.virtual_stages),)
         even_plan(num_blocks, config.stages * config.virtual_stages)
+    limit = quantity(config, "memory_limit")
     return Request(
         num_ranks=config.stages,
         num_replicas=config.dp,
         batch_size=batch_size,
         microbatches=counts,
         schedules=schedules,
-        memory_limit_bytes=None
-        if config.memory_limit is None
-        else int(_quantity("--memory-limit", config.memory_limit, _BYTES, "16GB")),
+        memory_limit_bytes=None if limit is None else int(limit),
         ranks_per_host=config.ranks_per_host,
         sync=config.sync,
     )
@@ -243,25 +251,41 @@ def _sensible(num_stages: int) -> list[int]:
 
 def with_network(profile: Profile, config: PlanConfig) -> Profile:
     """Replace the profile's latency and bandwidth by those that the options give."""
-    if config.latency is not None:
-        seconds = _quantity("--latency", config.latency, _SECONDS, "20us")
+    seconds, bits = quantity(config, "latency"), quantity(config, "bandwidth")
+    if seconds is not None:
         profile = replace(profile, latency_seconds=seconds)
-    if config.bandwidth is not None:
-        bits = _quantity("--bandwidth", config.bandwidth, _BITS_A_SECOND, "10Gb/s")
-        if bits == 0:
-            raise InputError(f"--bandwidth {config.bandwidth}: must be more than 0")
+    if bits is not None:
         profile = replace(profile, bandwidth=bits / 8)
     return profile
 
 
-def _quantity(option: str, text: str, units: dict[str, float], example: str) -> float:
+def check_cluster(config: PlanConfig) -> None:
+    """Raise InputError for a cluster that cannot be, before ranks are started to measure."""
+    for name in _QUANTITIES:
+        quantity(config, name)
+    if quantity(config, "bandwidth") == 0:
+        raise InputError(f"--bandwidth {config.bandwidth}: must be more than 0")
+    if config.ranks_per_host is not None and config.ranks_per_host < 1:
+        raise InputError(f"--ranks-per-host {config.ranks_per_host}: must be at least 1")
+
+
+def quantity(config: PlanConfig, name: str) -> float | None:
+    """Return the bytes, bits a second or seconds of an option; None if it is not given.
+
+    Raises:
+        InputError: its text is not a number with a unit.
+    """
+    text, (units, example) = getattr(config, name), _QUANTITIES[name]
+    if text is None:
+        return None
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-zµ/]+)", text.strip(), re.IGNORECASE)
-    if match is None or match[2].lower() not in units:
+    value = float(match[1]) * units.get(match[2].lower(), math.inf) if match else math.inf
+    if value > _MOST:
         raise InputError(
-            f"{option} {text}: must be a number with one of the units {', '.join(units)}, such as "
-            f"{example}"
+            f"{flag(name)} {text}: must be a number with one of the units {', '.join(units)}, such "
+            f"as {example}"
         )
-    return float(match[1]) * units[match[2].lower()]
+    return value
 
 
 def write_plan(

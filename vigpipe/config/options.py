@@ -30,6 +30,7 @@ from vigpipe.schedules import Schedule
 
 SMALL_IMAGE = 32  # pixels; test images up to this side are not cropped: every pixel counts
 _LARGEST_SIDE = 1 << 14
+MOST_EMA = 0.999999  # with 1 the average would be the random weights of the first step for ever
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
 
@@ -257,7 +258,7 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     batch_size: int = config.batch_size or defaults["batch_size"]
     if defaults["lr_images"] is not None:
         defaults["lr"] *= batch_size / defaults["lr_images"]
-    defaults["ema"] **= batch_size / defaults["ema_images"]
+    defaults["ema"] = min(MOST_EMA, defaults["ema"] ** (batch_size / defaults["ema_images"]))
     size = parse_image_size(config.image_size or defaults["image_size"])
     if size is not None and max(size) <= SMALL_IMAGE:
         defaults["crop_pct"] = 1.0
@@ -328,7 +329,7 @@ def check_numbers(config: TrainConfig) -> None:
         "warmup_lr": (0, 1e6),
         "warmup_epochs": (0, 1e6),
         "clip": (1e-12, 1e12),
-        "ema": (0, 1),
+        "ema": (0, MOST_EMA),
         "batch_size": (1, 1 << 24),
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
@@ -342,9 +343,16 @@ def check_numbers(config: TrainConfig) -> None:
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
         if value is not None and not least <= value <= most:  # NaN fails too
+            why = "; with 1 the average would never leave the first weights" * (name == "ema")
             raise InputError(
-                f"{flag(name)} {value}: must be a number from {_plain(least)} to {_plain(most)}"
+                f"{flag(name)} {value}: must be a number from {_plain(least)} to "
+                f"{_plain(most)}{why}"
             )
+    if config.new_classifier and config.weights is None:
+        raise InputError(
+            "--new-classifier: is for weights that are loaded, and without --weights all weights "
+            "are new; leave it out, or name a file of --weights"
+        )
 
     timed = config.timing or config.trace
     if timed and config.steps is not None and config.steps <= config.timing_warmup:
