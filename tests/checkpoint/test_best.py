@@ -148,7 +148,18 @@ def test_a_run_without_a_best_checkpoint_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "change", [{"step": "6"}, {"by": "top5"}, {"value": float("inf")}, {"of": 1}, {"more": 1}]
+    "change",
+    [
+        {"step": "6"},
+        {"step": 10**30},
+        {"step": -1},
+        {"by": "top5"},
+        {"value": float("inf")},
+        {"value": 10**400},  # was an OverflowError
+        {"of": 1},
+        {"more": 1},
+    ],
+    ids=str,
 )
 def test_a_malformed_entry_is_refused(change, tmp_path):
     best = {**Best(50, "top1", 0.5, "weights").as_table(), **change}

@@ -44,6 +44,13 @@ def test_a_missing_stage_is_not_enough_and_is_swept_away(tmp_path):
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+def test_more_stages_than_memory_has_room_for_are_not_counted_one_by_one(tmp_path):
+    manifest = replace(TWO_STAGES, layout={"num_stages": 10**30})
+    rescue(tmp_path / "checkpoints", "aa", rank_file_name(0, 0), manifest, {})
+    salvage(tmp_path)
+    assert list_checkpoints(tmp_path) == []
+
+
 def test_stages_of_different_steps_are_not_mixed(tmp_path):
     save(tmp_path, 0, 0, step=73)
     save(tmp_path, 1, 0, step=74)

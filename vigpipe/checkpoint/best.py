@@ -1,11 +1,16 @@
 """Which checkpoint of a run has the best score (--keep-best), and how to find it again."""
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vigpipe.checkpoint.manifest import Manifest, checkpoints_at, folder_name, read_manifest
+from vigpipe.checkpoint.manifest import (
+    MOST_STEPS,
+    Manifest,
+    checkpoints_at,
+    folder_name,
+    read_manifest,
+)
 from vigpipe.config.choices import KeepBest
 from vigpipe.errors import InputError
 from vigpipe.run.evaluation import Scores
@@ -75,9 +80,10 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
     is_valid = (
         table.keys() == {"step", "by", "value", "of", "images"}
         and type(table["step"]) is int
+        and 0 <= table["step"] <= MOST_STEPS
         and table["by"] in ("top1", "loss")
-        and isinstance(table["value"], float | int)
-        and math.isfinite(table["value"])
+        and type(table["value"]) in (float, int)
+        and abs(table["value"]) <= 1e300  # NaN fails too
         and table["of"] in ("weights", "ema")
         and isinstance(table["images"], str)
     )

@@ -26,10 +26,12 @@ from vigpipe.files.untrusted import opened, read_json
 FORMAT = "vigpipe checkpoint 2"
 _WITHOUT_BEST = "vigpipe checkpoint 1"  # the format before --keep-best, which is still read
 NAME = "manifest.json"
-_FOLDER = re.compile(r"step-([0-9]{8,})")
+_FOLDER = re.compile(r"step-([0-9]{8,18})")
 _FILE = re.compile(r"stage[0-9]+-replica[0-9]+\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _AGAIN = "give another checkpoint"
+MOST_STEPS = 10**15  # more than a run can take: steps of an epoch times epochs
+_MOST_BYTES = 1 << 60  # of a file
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,16 @@ def read_manifest_file(path: Path) -> Manifest:
         if not isinstance(content[key], dict):
             raise InputError(f"{path}: {key} is not a table; {_AGAIN}")
     for key in ("step", "num_steps"):
-        if type(content[key]) is not int or content[key] < 0:
-            raise InputError(f"{path}: {key} is not a count: {content[key]!r}; {_AGAIN}")
+        if type(content[key]) is not int or not 0 <= content[key] <= MOST_STEPS:
+            raise InputError(f"{path}: {key} is not a count of steps: {content[key]!r}; {_AGAIN}")
+    if content["step"] > content["num_steps"]:
+        raise InputError(
+            f"{path}: step is {content['step']} of {content['num_steps']} steps; {_AGAIN}"
+        )
     if not isinstance(content["evaluated"], bool):
         raise InputError(f"{path}: evaluated is neither true nor false; {_AGAIN}")
-    if not isinstance(content["loss"], float | int | None):
+    loss = content["loss"]
+    if loss is not None and (type(loss) not in (float, int) or not abs(loss) <= 1e300):
         raise InputError(f"{path}: loss is not a number: {content['loss']!r}; {_AGAIN}")
     if not content["files"]:
         raise InputError(f"{path}: names no files; {_AGAIN}")
@@ -163,6 +170,7 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
         and isinstance(facts, dict)
         and facts.keys() == {"bytes", "sha256"}
         and type(facts["bytes"]) is int
+        and 0 <= facts["bytes"] <= _MOST_BYTES
         and isinstance(facts["sha256"], str)
         and _SHA256.fullmatch(facts["sha256"])
     )
