@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vigpipe.errors import InputError
+from vigpipe.files.pickled import imported_by
 from vigpipe.model.blocks import reduced
 from vigpipe.model.grapher import Grapher
 from vigpipe.model.position import Grid, resized_embedding
@@ -94,6 +96,8 @@ def _read_file(path: Path) -> Any:  # noqa: ANN401
         read, kind = _read_safetensors, "safetensors"
     elif is_zip or head.startswith(b"\x80"):
         read, kind = (_read_zip if is_zip else _read_legacy), "torch"
+    elif needed := imported_by(path):
+        raise InputError(_would_execute(path, needed))
     else:
         raise InputError(
             f"{path}: its {size} bytes are neither a safetensors nor a torch file of weights; "
@@ -140,18 +144,25 @@ def _refuse_bytearray(path: Path) -> None:
 def _why_not(path: Path, kind: str, error: Exception) -> str:
     """Word the error message for an exception that a file reader raised."""
     message = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
-    needed = re.search(r"GLOBAL (\S+)", message)
+    named = re.search(r"GLOBAL (\S+)", message)
+    needed = named[1] if named else None
+    if isinstance(error, UnpicklingError) and not named:
+        needed = imported_by(path)  # of newer pickles torch knows not every instruction
     if needed:
-        return (
-            f"{path}: is not plain data: it needs {needed[1]}, and loading that would execute "
-            "code from the file; where the file is from, save the model's state_dict() alone"
-        )
+        return _would_execute(path, needed)
     unpickler = re.search(r"WeightsUnpickler error: (.*)", message)
     reason = (unpickler[1] if unpickler else message).strip().split("\n")[0][:200].rstrip(" .:")
     return (
         f"{path}: cannot be read as a {kind} file of weights "
         f"({type(error).__name__}{': ' if reason else ''}{reason}); it may be damaged or not "
         "wholly downloaded"
+    )
+
+
+def _would_execute(path: Path, needed: str) -> str:
+    return (
+        f"{path}: is not plain data: it needs {needed}, and loading that would execute code from "
+        "the file; where the file is from, save the model's state_dict() alone"
     )
 
 

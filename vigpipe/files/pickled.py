@@ -1,0 +1,61 @@
+"""Name what a pickle would import and call, by reading its instructions; nothing is loaded."""
+
+import io
+import pickletools
+import zipfile
+from pathlib import Path
+
+from vigpipe.files.names import escaped
+
+_MOST_BYTES = 1 << 20  # that are looked at: what a file of weights holds is named at its beginning
+_MOST_PICKLES = 5  # torch's legacy files begin with a magic number, a version and facts of a system
+_STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+# torch's own reader allows these.
+_HARMLESS = ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argparse.Namespace")
+
+
+def imported_by(path: Path) -> str | None:
+    """Name the first function or class that a file would import when it is unpickled.
+
+    Args:
+        path: a pickle of any protocol, several behind one another, or torch's zip file of one.
+
+    Returns:
+        Its name, such as posix.system; None if there is none, or this is no pickle.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    content = _content(path)
+    for _ in range(_MOST_PICKLES):
+        strings: list[str] = []
+        found: str | None = None
+        try:
+            for code, value, _ in pickletools.genops(content):
+                if code.name in _STRINGS:
+                    strings.append(str(value))
+                elif code.name in ("GLOBAL", "INST"):
+                    found = found or _unless_harmless(str(value).replace(" ", "."))
+                elif code.name == "STACK_GLOBAL":
+                    found = found or _unless_harmless(".".join(strings[-2:]))
+        except ValueError:  # it is cut off, or no pickle
+            return found if content.tell() == _MOST_BYTES else None
+        if found:
+            return found
+    return None
+
+
+def _unless_harmless(name: str) -> str | None:
+    is_storage = name.startswith("torch.") and name.endswith("Storage")
+    return None if name in _HARMLESS or is_storage else escaped(name)
+
+
+def _content(path: Path) -> io.BytesIO:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+            with archive.open(name) as file:
+                return io.BytesIO(file.read(_MOST_BYTES))
+    except Exception:  # damaged bytes end in almost any exception of zipfile
+        with path.open("rb") as file:
+            return io.BytesIO(file.read(_MOST_BYTES))
