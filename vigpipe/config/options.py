@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.choices import (
     Boundary,
     Compat,
@@ -348,6 +349,8 @@ def check_numbers(config: TrainConfig) -> None:
                 f"{flag(name)} {value}: must be a number from {_plain(least)} to "
                 f"{_plain(most)}{why}"
             )
+    if config.auto_augment is not None:
+        check_auto_augment(config.auto_augment)
     if config.new_classifier and config.weights is None:
         raise InputError(
             "--new-classifier: is for weights that are loaded, and without --weights all weights "
