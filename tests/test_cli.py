@@ -1,6 +1,8 @@
 """The command line, and what it says to every wrong use: one sentence, code 2, nothing started."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.launch.test_environment import ONE_NODE, SRUN
 from tests.world import ROOT
 from vigpipe.cli import main
 from vigpipe.commands.arguments import with_negative_values
@@ -192,6 +195,23 @@ def test_a_world_of_another_size_is_refused(arguments, capsys, monkeypatch):
         monkeypatch.setenv(name, str(value))
     sentence = refused(capsys, *arguments, "--stages", "2", "--dp", "2", "--microbatches", "2")
     assert "3 ranks were started, but --stages 2 x --dp 2 needs 4" in sentence
+
+
+def test_an_explicit_timeout_bounds_the_meeting_of_ranks_too(capsys, monkeypatch):
+    """Rank 1 never comes: ten minutes were waited for it, whatever --timeout said."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rank_0 = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    two = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    for name, value in {**SRUN, **ONE_NODE, **rank_0, **two}.items():
+        monkeypatch.setenv(name, value)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    code = main(["train", "--stages", "2", "--timeout", "1", "--device", "cpu"])
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 70
+    assert line.startswith("vigpipe: rank 0 lost a peer: DistStoreError: wait timeout after 1000ms")
 
 
 def test_a_run_is_never_written_over_another(capsys, here):

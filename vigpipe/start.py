@@ -105,7 +105,7 @@ def _run(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
             "python -m vigpipe.train --data cifar10 --download --steps 1, then leave --download out"
         )
-    timeout = config.timeout
+    timeout = meeting_seconds = config.timeout
     if timeout is None:
         timeout = TIMEOUT_SECONDS if trains else LONG_WAIT_SECONDS
         config = replace(config, timeout=timeout)
@@ -141,7 +141,7 @@ def _run(
         # either, because it learns its folder only now.
         remove_records(folder, first_rank=world_size if world_size > 1 else 0)
     if world_size > 1:
-        init_process_group(launch, backend(device), timeout)
+        init_process_group(launch, backend(device), timeout, meeting_seconds)
         folder = Path(broadcast_value(str(folder), world_size))
         check_alike(
             {

@@ -14,18 +14,23 @@ OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
-def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> None:
+def init_process_group(
+    launch: Launch, backend: str, timeout_seconds: float, meeting_seconds: float | None = None
+) -> None:
     """Bring the ranks together and make the process group; every rank calls this.
 
-    Ranks that start late are waited for longer: for LONG_WAIT_SECONDS, whatever started them. With
-    NCCL, choose the rank's device (torch.cuda.set_device) before.
+    With NCCL, choose the rank's device (torch.cuda.set_device) before.
 
     Args:
         launch: this rank's place in the world.
         backend: name of the backend: gloo or nccl.
         timeout_seconds: time after which every later collective gives up.
+        meeting_seconds: time for which ranks of srun and torchrun wait for others that start late;
+            by default LONG_WAIT_SECONDS, or timeout_seconds if that is longer. A launcher on this
+            host notices a rank that does not come, so there the default holds always.
 
     Raises:
+        RuntimeError: not all ranks have come in time.
         InputError: the address where the ranks meet is wrong, in use or not reachable, or belongs
             to another run.
     """
@@ -41,7 +46,9 @@ def init_process_group(launch: Launch, backend: str, timeout_seconds: float) -> 
     if "nccl" in backend:
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
     # The store waits for ranks that start late; collectives have a timeout of their own.
-    limit = timedelta(seconds=max(timeout_seconds, LONG_WAIT_SECONDS))
+    if meeting_seconds is None or launch.launcher not in ("srun", "torchrun"):
+        meeting_seconds = max(timeout_seconds, LONG_WAIT_SECONDS)
+    limit = timedelta(seconds=meeting_seconds)
     if launch.launcher == "torchrun":
         assert launch.init_method is not None
         _check_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
