@@ -212,14 +212,27 @@ sys.exit(local.start_local(2, "builtins:print", [], 1))
 
 
 def test_the_ranks_of_a_killed_launcher_end_too(toy):
-    with start_command(toy.line("local", "hang"), toy.env) as command:
+    with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
         wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
         assert {toy.met(0), toy.met(1), command.popen.pid} < set(command.processes())
         os.kill(command.popen.pid, signal.SIGKILL)
         done = command.wait(5)
-    assert done.returncode == -signal.SIGKILL
-    # Python's own helper clears the launcher's semaphores away and says so.
-    assert all("resource_tracker" in line for line in done.stderr.splitlines())
+    # Python's own helper clears the launcher's semaphores away, and said so.
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+
+
+def test_a_killed_import_server_ends_the_run_with_a_sentence(toy):
+    """It ended with code 255, and nobody said why."""
+    with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
+        wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
+        stat = Path(f"/proc/{toy.met(0)}/stat").read_text().rpartition(")")[2].split()
+        assert int(stat[1]) in command.processes()
+        os.kill(int(stat[1]), signal.SIGKILL)
+        done = command.wait(40)
+    assert done.returncode == 70
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("vigpipe: the process that ranks are forked from has ended")
+    assert toy.files_left() == []
 
 
 def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
@@ -263,6 +276,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
         ({0: -15}, [], 143),  # somebody ended one rank by hand
         ({0: 70, 1: -15}, [{"kind": "lost peer", "code": 70}], 70),
         ({1: 76, 0: -15}, [], 76),
+        ({0: 255, 1: 255}, [{"kind": "lost peer", "code": 70}], 70),
     ],
 )
 def test_root_cause(exit_codes, records, code):

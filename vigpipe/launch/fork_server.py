@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Sequence
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 
 STARTER = "VIGPIPE_FORKSERVER_OF"  # in the server's environment: process id of its starter
@@ -28,6 +28,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     server = multiprocessing.get_context("forkserver")
     if modules:
         server.set_forkserver_preload(["vigpipe.launch.parent_death", *modules])
+    _start_resource_tracker()
     tempdir_before = tempfile.tempdir
     os.environ[STARTER] = str(os.getpid())
     try:
@@ -39,3 +40,20 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
         tempfile.tempdir = tempdir_before
         del os.environ[STARTER]
     return server
+
+
+def _start_resource_tracker() -> None:
+    """Start multiprocessing's process that removes semaphores, and let it do that in silence.
+
+    It warns of semaphores that are left when this process is killed, and then removes them.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    silence = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before

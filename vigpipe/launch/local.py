@@ -27,6 +27,7 @@ from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_
 from vigpipe.launch.watchdog import LostRanks, kill_ranks, watch
 from vigpipe.messages import tell
 
+_SERVER_GONE = 255  # multiprocessing's exit code of processes whose fork server has ended
 COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
 
 
@@ -155,6 +156,9 @@ def _root_cause(
     causes = [record for record in records if record["kind"] == "own"]
     if causes:
         return causes[0]["code"]
+    if _SERVER_GONE in exit_codes.values():
+        tell("the process that ranks are forked from has ended, and so have they; out of memory?")
+        return PEER_LOST
     for rank in sorted(lost_ranks.frozen):
         tell(f"rank {rank} answered no more, and was killed; was it stopped?")
         return PEER_LOST
