@@ -164,7 +164,7 @@ def test_a_run_without_a_best_checkpoint_is_refused(tmp_path, capsys):
 def test_a_malformed_entry_is_refused(change, tmp_path):
     best = {**Best(50, "top1", 0.5, "weights").as_table(), **change}
     make(tmp_path / "checkpoints", best=best)
-    with pytest.raises(InputError, match=r"malformed|NaN|Infinity|not the JSON"):
+    with pytest.raises(InputError, match=r"is malformed|is not the JSON"):
         best_checkpoint(tmp_path)
 
 
