@@ -3,24 +3,7 @@
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from vigpipe.config.choices import (
-    Boundary,
-    Compat,
-    Device,
-    Dtype,
-    Impl,
-    KeepBest,
-    LrSchedule,
-    Model,
-    Norm,
-    OnNan,
-    Optimizer,
-    RandomCrop,
-    Recipe,
-    Recompute,
-    Sync,
-    Track,
-)
+from vigpipe.config import choices
 from vigpipe.schedules import Schedule
 
 
@@ -28,17 +11,17 @@ class TrainKeywords(TypedDict, total=False):
     """The options of `TrainConfig`, which explains them; a path may also be given as text."""
 
     config: Path | str | None
-    model: Model
+    model: choices.Model
     weights: Path | str | None
     new_classifier: bool
     graph: str | None
     aggregator: str | None
     stochastic_dilation: float
     stem_stride: int | None
-    compat: Compat | None
-    impl: Impl
+    compat: choices.Compat | None
+    impl: choices.Impl
     compile: bool
-    norm: Norm
+    norm: choices.Norm
     drop_path: float | None
     dropout: float
     data: str
@@ -46,9 +29,9 @@ class TrainKeywords(TypedDict, total=False):
     download: bool
     image_size: int | str | None
     crop_pct: float | None
-    recipe: Recipe | None
+    recipe: choices.Recipe | None
     augment: bool | None
-    random_crop: RandomCrop | None
+    random_crop: choices.RandomCrop | None
     auto_augment: str | None
     color_jitter: float | None
     erasing: float | None
@@ -63,19 +46,19 @@ class TrainKeywords(TypedDict, total=False):
     dp: int
     schedule: Schedule
     virtual_stages: int
-    sync: Sync
-    device: Device
-    dtype: Dtype
-    boundary: Boundary
-    recompute: Recompute
+    sync: choices.Sync
+    device: choices.Device
+    dtype: choices.Dtype
+    boundary: choices.Boundary
+    recompute: choices.Recompute
     detect_anomaly: bool
     threads: int | None
     timeout: float | None
-    opt: Optimizer | None
+    opt: choices.Optimizer | None
     lr: float | None
     weight_decay: float | None
     layer_decay: float
-    lr_schedule: LrSchedule | None
+    lr_schedule: choices.LrSchedule | None
     min_lr: float | None
     warmup_epochs: int | None
     warmup_lr: float
@@ -86,15 +69,15 @@ class TrainKeywords(TypedDict, total=False):
     steps: int | None
     checkpoint_every: int | str
     keep: int
-    keep_best: KeepBest | None
+    keep_best: choices.KeepBest | None
     resume: str | None
     max_restarts: int
     elastic: bool
     stop_before: str | None
-    on_nan: OnNan
+    on_nan: choices.OnNan
     evaluate_every: int
     log_every: int | str | None
-    track: Track | None
+    track: choices.Track | None
     timing: bool
     timing_warmup: int
     timing_steps: int
