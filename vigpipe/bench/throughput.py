@@ -107,12 +107,13 @@ def bench_vig(config: VigBench) -> None:
     rows: list[dict[str, object]] = []
     seconds: dict[str, list[float]] = {}
     dtypes = parse_names(config.dtypes, ("float32", "bfloat16"), "--dtypes")
+    of_timm = [name for name in MODELS if name in VIG_SHAPES]
+    model_names = parse_names(config.models, of_timm, "--models")
     formulations = ("reference", "plain", "fused")
     if config.compiled:
         formulations += ("reference, compiled", "fused, compiled")
     rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
-    model_names = [name for name in MODELS if name in VIG_SHAPES]
-    for model_name in parse_names(config.models, model_names, "--models"):
+    for model_name in model_names:
         for train in (True, False):
             work = flops(model_name, train)
             kinds = [(dtype, name) for dtype in dtypes for name in formulations]
