@@ -26,7 +26,7 @@ def _here(tmp_path, monkeypatch):
 def run_script(code: str):
     """Run a script, without a main guard; return the finished process."""
     script = Path("script.py")
-    script.write_text("import json, vigpipe\n" + textwrap.dedent(code))
+    script.write_text("import json, os, vigpipe\n" + textwrap.dedent(code))
     # Jupyter's kernels set this variable, but what they show is no terminal.
     return run_command([sys.executable, str(script)], {"FORCE_COLOR": "1"})
 
@@ -101,13 +101,23 @@ def test_what_goes_wrong_is_an_exception():
             vigpipe.train(epochs=1000, out="failed", on_step=fail, {SHORT})
         except LookupError as error:
             print(error)
+
+        def kill(row):
+            (child,) = open("/proc/self/task/%d/children" % os.getpid()).read().split()
+            os.kill(int(child), 9)
+
+        try:
+            vigpipe.train(epochs=1000, out="killed", on_step=kill, {SHORT})
+        except vigpipe.TrainingError as error:
+            print(error.code, error)
         """,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    wrong, infinite, mine = ended.stdout.splitlines()
+    wrong, infinite, mine, killed = ended.stdout.splitlines()
     assert wrong == "--lr -1.0: must be a number from 0 to 1e+06"
     assert "the loss or a gradient is NaN or infinite" in infinite
     assert mine == "mine"
+    assert killed == "-9 the training in killed was ended by SIGKILL"
     assert not list(Path("runs").iterdir())  # of the run that was refused
     assert list(Path("failed", "checkpoints").iterdir())
 

@@ -3,6 +3,7 @@
 import difflib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -141,7 +142,10 @@ def train(
         raise InputError(message)
     if code == NOT_FINITE:
         raise FloatingPointError(message)
-    raise TrainingError(f"the training in {folder} ended with exit code {code}: {message}", code)
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    raise TrainingError(f"the training in {folder} {how}{': ' * bool(message)}{message}", code)
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -194,13 +198,16 @@ def _run(
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, printer)
             while selector.get_map():
-                for key, _ in selector.select(POLL_SECONDS):
+                ready = selector.select(POLL_SECONDS)
+                for key, _ in ready:
                     content = os.read(key.fd, 1 << 16)
                     if content:
                         key.data.add(content)
                     else:
                         selector.unregister(key.fileobj)
                 tell_new_rows()
+                if not ready and child.poll() is not None:
+                    break  # it was killed, and something of it still holds its pipes
         code = child.wait()
         tell_new_rows()
     stdout.end()
