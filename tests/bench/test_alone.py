@@ -129,7 +129,7 @@ def test_throughput(page):
         (["study", "--batch-sizes", "ten"], "--batch-sizes ten: must be numbers of images"),
         (["study", "--batch-sizes", "0"], "--batch-sizes 0: must be numbers of images"),
         (["ops", "--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["ops", "--threads", "0"], "--threads 0: expected 1 to"),
+        (["ops", "--threads", "0"], "--threads 0: expected a whole number from 1 to"),
         (["ops", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
     ],
 )

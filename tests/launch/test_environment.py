@@ -236,21 +236,22 @@ def test_threads_per_rank(monkeypatch):
     assert threads_per_rank(None, two, {}) == 4
     assert threads_per_rank(None, 3, {}) == 2
     assert threads_per_rank(None, 16, {"OMP_NUM_THREADS": ""}) == 1
+    assert threads_per_rank(None, 2, {"OMP_NUM_THREADS": "512"}) == 512  # set for a larger host
 
 
 @pytest.mark.parametrize(
     ("requested", "env", "message"),
     [
-        (0, {}, "--threads 0: expected 1 to 32"),
-        (33, {}, "--threads 33: expected 1 to 32, 16 for each core here"),
-        (None, {"OMP_NUM_THREADS": "33"}, "OMP_NUM_THREADS=33: expected a whole number from 1 to"),
+        (0, {}, "--threads 0: expected a whole number from 1 to 640"),
+        (641, {}, "--threads 641: expected a whole number from 1 to 640"),
+        (None, {"OMP_NUM_THREADS": "641"}, "OMP_NUM_THREADS=641: expected a whole number"),
         (None, {"OMP_NUM_THREADS": "999999999"}, "OMP_NUM_THREADS=999999999: expected"),
         (None, {"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS=many: expected"),
         (None, {"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS=0: expected"),
     ],
 )
 def test_threads_per_rank_refuses(requested, env, message, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 40)
     with pytest.raises(InputError, match=message):
         threads_per_rank(requested, 1, env)
 

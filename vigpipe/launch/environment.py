@@ -28,7 +28,9 @@ TOKEN_VARIABLE = "VIGPIPE_TOKEN"  # set by the batch script: a secret shared by 
 # for a rank that works alone.
 LONG_WAIT_SECONDS = 600.0
 MOST_RANKS = 1 << 20  # more than any cluster has; a larger number would only fill the memory
-THREADS_A_CORE = 16  # more threads make torch slower by minutes; with far more, OpenMP ends Python
+# More threads make torch slower by minutes, and with far more OpenMP ends Python. A variable for
+# large nodes may also be set on the small one that jobs are sent from.
+THREADS_A_CORE, THREADS_ANYWHERE = 16, 512
 
 
 @dataclass(frozen=True)
@@ -232,15 +234,13 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
         A number of at least 1.
 
     Raises:
-        InputError: the request or a variable is not a count, or is more than THREADS_A_CORE for
-            each core of this host.
+        InputError: the request or a variable is not a count, or is more than THREADS_ANYWHERE and
+            than THREADS_A_CORE for each core of this host.
     """
-    most = THREADS_A_CORE * (os.cpu_count() or 1)
+    most = max(THREADS_ANYWHERE, THREADS_A_CORE * (os.cpu_count() or 1))
     if requested is not None:
         if not 1 <= requested <= most:
-            raise InputError(
-                f"--threads {requested}: expected 1 to {most}, {THREADS_A_CORE} for each core here"
-            )
+            raise InputError(f"--threads {requested}: expected a whole number from 1 to {most}")
         return requested
     # OpenMP allows a list with a count for each nesting level; torch uses the first level.
     if env.get("OMP_NUM_THREADS"):
