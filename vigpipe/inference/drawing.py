@@ -14,6 +14,7 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import save_figure
+from vigpipe.files.names import shortened
 from vigpipe.inference.marks import POINTS_PER_INCH, draw_legend, mark
 
 if TYPE_CHECKING:
@@ -111,25 +112,17 @@ def _draw_heading(
     figure: "Figure", heading: Sequence[str], inches_wide: float, inches_high: float
 ) -> None:
     left = MARGIN_INCHES / inches_wide
-    most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES)
+    most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES) - 1  # and the ellipsis
     for i, line in enumerate(heading):
         figure.text(
             left,
             1 - (MARGIN_INCHES + i * LINE_INCHES) / inches_high,
-            _cut(line, most),
+            shortened(line, most),
             va="top",
             fontsize=10,
             parse_math=False,
         )
     draw_legend(figure, (left, 1 - (MARGIN_INCHES + len(heading) * LINE_INCHES) / inches_high))
-
-
-def _cut(line: str, most: int) -> str:
-    """Leave out the middle of a line that is too long, so that a file keeps its suffix."""
-    if len(line) <= most:
-        return line
-    end = most // 2
-    return f"{line[: most - end - 1]}…{line[-end:]}"
 
 
 def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
