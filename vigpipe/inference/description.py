@@ -59,12 +59,8 @@ class ModelDescription:
     class_names: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
-    def build(self, weights: Path | None = None) -> StagedModel:
-        """Build the model with the weights of a file, or random ones of torch's global generator.
-
-        Args:
-            weights: file of weights, which must fit.
-        """
+    def build(self) -> StagedModel:
+        """Build the model, with random weights from torch's global generator."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewNodesWarning)  # running the model warns again
             return create_model(
@@ -72,7 +68,6 @@ class ModelDescription:
                 num_classes=self.num_classes,
                 in_chans=self.in_chans,
                 img_size=self.image_size,
-                checkpoint_path=weights,
                 **self.options,
             )
 

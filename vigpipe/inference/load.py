@@ -15,6 +15,8 @@ from vigpipe.errors import InputError
 from vigpipe.inference.description import ModelDescription, read_description
 from vigpipe.inference.predict import Prediction, list_files, make_prediction, most_likely
 from vigpipe.model.staged import StagedModel
+from vigpipe.model.variants import cfg_of_file
+from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
 
 
@@ -87,7 +89,10 @@ def load(
         claimed = description.build()
     match_state(state, claimed, str(path))
     with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
-        built = description.build(path)
+        built = description.build()
+    built.load_state_dict(match_state(state, built, str(path)))
+    if isinstance(built, VisionGnn):
+        built.pretrained_cfg = cfg_of_file(built, path)
     return LoadedModel(built.to(device).eval(), Transform(description), description.names())
 
 

@@ -144,12 +144,20 @@ def create_model(
     if checkpoint_path is not None:
         load_weights(model, Path(checkpoint_path))
         if isinstance(model, VisionGnn):
-            model.pretrained_cfg = _cfg_of_file(model, Path(checkpoint_path))
+            model.pretrained_cfg = cfg_of_file(model, Path(checkpoint_path))
     return model
 
 
-def _cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
-    """Return timm's configuration of a model whose weights are from a file, which says more."""
+def cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
+    """Return timm's configuration of a model whose weights are from a file, which says more.
+
+    Args:
+        model: the model, with its variant's configuration.
+        path: the file of weights.
+
+    Raises:
+        InputError: what the file's metadata say of its images or classes cannot be.
+    """
     try:
         metadata = read_metadata(path)
     except InputError:  # a torch file, which has none
