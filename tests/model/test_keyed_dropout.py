@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from tests.reference import GOLDEN, splitmix64
 from vigpipe.model import keyed_dropout as noise
-from vigpipe.model.keyed_dropout import PADDING, KeyedDropout, fresh_keys, sample_keys, uniform
+from vigpipe.model.keyed_dropout import (
+    PADDING,
+    Draws,
+    DropPath,
+    KeyedDropout,
+    draw,
+    fresh_keys,
+    sample_keys,
+    uniform,
+)
 
 many = settings(deadline=None, max_examples=100)
 seeds, steps, places = (
@@ -15,6 +24,17 @@ seeds, steps, places = (
     st.integers(0, 2**40),
     st.integers(0, 2**31),
 )
+
+
+def draws_of(keys, *drop_paths):
+    return draw(keys, drop_paths, torch.float64)
+
+
+def masked(drop, x, keys):
+    """What is left of x; a drop-path gives the factors of the samples."""
+    if isinstance(drop, KeyedDropout):
+        return drop(x, draws_of(keys))
+    return x * drop(x, draws_of(keys, drop)).view(-1, *[1] * (x.dim() - 1))
 
 
 def key_of(seed, step, position):
@@ -113,35 +133,35 @@ def test_masks_of_other_streams_seeds_and_steps_are_unrelated(other):
 @many
 @given(st.permutations(range(6)), st.integers(0, 6), st.booleans())
 def test_a_mask_does_not_depend_on_who_else_is_in_the_batch(order, cut, whole_sample):
-    dropout = KeyedDropout(0.5, stream=1, whole_sample=whole_sample)
+    dropout = (DropPath if whole_sample else KeyedDropout)(0.5, stream=1)
     keys, x = sample_keys(7, 3, torch.arange(6)), torch.rand(6, 4, 3) + 1
-    together = dropout(x, keys)
+    together = masked(dropout, x, keys)
     order = torch.tensor(order)
-    pieces = [dropout(x[part], keys[part]) for part in (order[:cut], order[cut:]) if len(part)]
+    pieces = [
+        masked(dropout, x[part], keys[part]) for part in (order[:cut], order[cut:]) if len(part)
+    ]
     assert torch.equal(torch.cat(pieces), together[order])
 
 
 def test_the_same_keys_give_the_same_mask_again():
     dropout, keys = KeyedDropout(0.5, stream=1), sample_keys(0, 0, torch.arange(4))
     x = torch.ones(4, 100)
-    first = dropout(x, keys)
+    first = masked(dropout, x, keys)
     torch.manual_seed(1)
-    assert torch.equal(dropout(x, keys), first)
+    assert torch.equal(masked(dropout, x, keys), first)
 
 
-@pytest.mark.parametrize("whole_sample", [True, False])
+@pytest.mark.parametrize("kind", [DropPath, KeyedDropout])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
-def test_the_rate_is_the_share_that_is_dropped(rate, whole_sample):
-    dropout = KeyedDropout(rate, 5, whole_sample)
-    y = dropout(torch.ones(40_000, 1), sample_keys(0, 0, torch.arange(40_000)))
+def test_the_rate_is_the_share_that_is_dropped(rate, kind):
+    y = masked(kind(rate, 5), torch.ones(40_000, 1), sample_keys(0, 0, torch.arange(40_000)))
     dropped = float((y == 0).double().mean())
     assert abs(dropped - rate) < 5 * (rate * (1 - rate)) ** 0.5 / 200  # five standard errors
 
 
 def test_drop_path_drops_whole_samples_and_scales_the_others():
-    dropout = KeyedDropout(0.2, stream=0, whole_sample=True)
     x = torch.rand(200, 4, 3, dtype=torch.float64) + 1
-    y = dropout(x, sample_keys(0, 0, torch.arange(200)))
+    y = masked(DropPath(0.2, stream=0), x, sample_keys(0, 0, torch.arange(200)))
     kept = y.flatten(1).any(1)
     assert 0 < kept.sum() < 200
     assert not y[~kept].any()
@@ -150,7 +170,7 @@ def test_drop_path_drops_whole_samples_and_scales_the_others():
 
 def test_dropout_drops_single_numbers_and_scales_the_others():
     x = torch.rand(3, 40, 5, dtype=torch.float64) + 1
-    y = KeyedDropout(0.2, stream=0)(x, sample_keys(0, 0, torch.arange(3)))
+    y = masked(KeyedDropout(0.2, stream=0), x, sample_keys(0, 0, torch.arange(3)))
     kept = y != 0
     assert 0 < kept[0].sum() < kept[0].numel()
     assert not torch.equal(kept[0], kept[1])
@@ -159,7 +179,7 @@ def test_dropout_drops_single_numbers_and_scales_the_others():
 
 def test_the_gradient_goes_through_the_same_mask():
     x = torch.ones(3, 50, requires_grad=True)
-    y = KeyedDropout(0.5, stream=0)(x, sample_keys(0, 0, torch.arange(3)))
+    y = masked(KeyedDropout(0.5, stream=0), x, sample_keys(0, 0, torch.arange(3)))
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, y.detach())
@@ -169,8 +189,63 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
     x = torch.rand(3, 5)
     assert KeyedDropout(0.5, stream=0).eval()(x, None) is x
     assert KeyedDropout(0.0, stream=0)(x, None) is x
+    assert DropPath(0.5, stream=0).eval()(x, None) is None
+    assert DropPath(0.0, stream=0)(x, None) is None
 
 
-def test_training_without_keys_is_an_error():
+@pytest.mark.parametrize("kind", [DropPath, KeyedDropout])
+def test_training_without_keys_is_an_error(kind):
     with pytest.raises(ValueError, match=r"needs the samples' keys: model\(x, keys\)"):
-        KeyedDropout(0.5, stream=0)(torch.rand(3, 5), None)
+        kind(0.5, stream=0)(torch.rand(3, 5), None)
+
+
+# ---- all masks of a model at once ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_masks_that_are_drawn_together_are_those_that_each_block_drew(dtype):
+    """Every block hashed its own masks before: this is what it computed, in the features' type."""
+    keys = sample_keys(3, 5, torch.arange(64))
+    drop_paths = [DropPath(rate, stream) for stream, rate in enumerate((0.1, 0.25, 0.7), 4)]
+    wide = torch.promote_types(dtype, torch.float32)
+    draws = draw(keys, drop_paths, wide)
+    x = torch.zeros(64, 2, dtype=dtype)
+    for drop_path in drop_paths:
+        kept = uniform(keys, drop_path.stream)[:, 0] >= drop_path.rate
+        found = drop_path(x, draws)
+        assert found is not None
+        assert found.dtype == dtype
+        assert torch.equal(found, kept.to(dtype) / (1.0 - drop_path.rate))
+
+
+def test_a_part_of_the_draws_is_that_of_the_part():
+    keys = sample_keys(0, 0, torch.arange(10))
+    drop_paths = [DropPath(0.5, stream=2), DropPath(0.3, stream=7)]
+    part, own = draws_of(keys, *drop_paths).part(3, 8), draws_of(keys[3:8], *drop_paths)
+    assert part.streams == own.streams == (2, 7)
+    assert torch.equal(part.keys, own.keys)
+    assert part.scales is not None
+    assert own.scales is not None
+    assert torch.equal(part.scales, own.scales)
+
+
+@pytest.mark.parametrize("drop_paths", [(), (DropPath(0.5, stream=2), DropPath(0.3, stream=7))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_draws_travel_as_one_message(drop_paths, dtype):
+    draws, messages = draw(sample_keys(0, 0, torch.arange(10)), drop_paths, dtype), []
+
+    def send(tensor):
+        messages.append(tensor)
+        return tensor.clone()
+
+    sent = draws.sent(send)
+    assert len(messages) == 1
+    assert isinstance(sent, Draws)
+    assert torch.equal(sent.keys, draws.keys)
+    assert sent.streams == draws.streams
+    if draws.scales is None:
+        assert sent.scales is None
+    else:
+        assert sent.scales is not None
+        assert sent.scales.dtype == dtype
+        assert torch.equal(sent.scales, draws.scales)

@@ -8,7 +8,7 @@ import torch
 from tests.reference import DenseVig, assert_same_outcome
 from vigpipe.config.choices import NORMS
 from vigpipe.model.blocks import VigShape
-from vigpipe.model.keyed_dropout import KeyedDropout
+from vigpipe.model.keyed_dropout import DropPath, KeyedDropout
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
@@ -121,12 +121,11 @@ def test_initial_logits_are_finite_and_positions_zero():
 
 
 def test_drop_path_rises_linearly_and_every_mask_has_its_own_stream():
-    masks = [
-        m for m in small(drop_path_rate=0.4, drop_rate=0.3).modules() if isinstance(m, KeyedDropout)
-    ]
+    model = small(drop_path_rate=0.4, drop_rate=0.3)
+    masks = [m for m in model.modules() if isinstance(m, DropPath | KeyedDropout)]
     rates = [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.3]
     assert [mask.rate for mask in masks] == pytest.approx(rates)
-    assert [mask.whole_sample for mask in masks] == [True] * 10 + [False]
+    assert [type(mask) for mask in masks] == [DropPath] * 10 + [KeyedDropout]
     assert [mask.stream for mask in masks] == list(range(11))
 
 

@@ -27,7 +27,9 @@ def test_activations_are_what_autograd_saves():
     assert images is not None
     assert labels is not None
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logits = rank_state.pipeline.stage_modules[0](images[:half], batch.keys[:half])
+        (stage_module,) = rank_state.pipeline.stage_modules
+        stage_module.begin(batch.sizes, stage_module.model.draw(batch.keys, torch.float32))
+        logits = stage_module(images[:half])
         rank_state.pipeline.loss(logits, labels[:half])
     assert kept == pytest.approx(sum(size for size, _ in saved.values()), rel=0.02)
 

@@ -240,11 +240,13 @@ class _EmulatedRank:
             DEVICE,
             pipeline_group,
             Loss(),
+            send=lambda tensor: tensor,
         )
         num_samples = layout.num_microbatches * case.microbatch_size
         self.batch = ReplicaBatch(
             num_samples=num_samples * layout.num_replicas,
-            keys=torch.zeros(num_samples, dtype=torch.int64),  # no padding
+            sizes=(case.microbatch_size,) * layout.num_microbatches,
+            keys=torch.zeros(num_samples, dtype=torch.int64),
             images=torch.zeros(num_samples, *IMAGE_SHAPE) if self.pipeline.has_first else None,
             labels=torch.zeros(num_samples, dtype=torch.int64) if self.pipeline.has_last else None,
         )

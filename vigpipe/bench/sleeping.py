@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.keyed_dropout import Draws, draw
 from vigpipe.planning.profile import Piece, Profile
 
 NUM_CLASSES = 2  # of the logits; the loss on them is the only thing computed
@@ -109,7 +110,11 @@ class SleepingModel(nn.Module):
         """Return the seconds that the backward of so many samples sleeps."""
         return self.scale * sum(self.profile.at(p.backward, num_samples) for p in self.pieces)
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
+        """Draw nothing: sleep is not random."""
+        return draw(keys, (), dtype)
+
+    def forward(self, x: Tensor, keys: Draws | None) -> Tensor:
         """Return zeros after the profiled seconds: (B, ...) -> `output_shape(B)`."""
         return _Sleep.apply(x, self.root, self)  # pyright: ignore[reportReturnType]
 

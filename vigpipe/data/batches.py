@@ -9,7 +9,7 @@ Shapes in a pipeline are fixed, so every micro-batch is padded to the size of th
 Padding (-) carries no label, and the stages drop it before they compute.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,8 @@ class ReplicaBatch:
 
     Attributes:
         num_samples: samples of the whole step, over all replicas.
+        sizes: number of this replica's samples in each of its M micro-batches; padding, which comes
+            last in a micro-batch, is not counted.
         keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is
             no sample.
         images: (M * microbatch_size, C, H, W) where this rank has the first stage, else None.
@@ -77,9 +79,18 @@ class ReplicaBatch:
     """
 
     num_samples: int
+    sizes: tuple[int, ...]
     keys: Tensor
     images: Tensor | None
     labels: Tensor | None
+
+    def without_padding(self, rows: Tensor) -> Tensor:
+        """Leave out the padding of (M * microbatch_size, ...); what is left are the samples."""
+        microbatch_size = len(rows) // len(self.sizes)
+        if min(self.sizes) == microbatch_size:
+            return rows
+        parts = zip(rows.split(microbatch_size), self.sizes, strict=True)
+        return torch.cat([part[:size] for part, size in parts])
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
@@ -183,28 +194,29 @@ def replica_batches(
     for step, start in enumerate(starts, first_step):
         num_samples, positions, visits = taken(start)
         real = positions >= 0
+        sizes = tuple(real.view(-1, share.microbatch_size).sum(1).tolist())
         images = labels = None
         if reads is not None:
             images = _padded(next(reads).to(dtype), real, 0, pin)
         if with_labels:
             labels = _padded(torch.from_numpy(split.labels[order[visits]]), real, NO_LABEL)
         if mix is not None:
-            labels = _mixed(mix, share, step, real, images, labels, dtype)
-        yield ReplicaBatch(num_samples, sample_keys(seed, step, positions), images, labels)
+            labels = _mixed(mix, share, step, sizes, images, labels, dtype)
+        yield ReplicaBatch(num_samples, sizes, sample_keys(seed, step, positions), images, labels)
 
 
 def _mixed(
     mix: Mix,
     share: Share,
     step: int,
-    real: Tensor,
+    sizes: Sequence[int],
     images: Tensor | None,
     labels: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
     """Mix the images of every micro-batch in place, and return the labels of the mixture."""
     soft = None if labels is None else torch.zeros(len(labels), mix.num_classes, dtype=dtype)
-    for i, count in enumerate(real.view(-1, share.microbatch_size).sum(1).tolist()):
+    for i, count in enumerate(sizes):
         mixture = mix.draw(step, share.replica_index * share.num_microbatches + i)
         start = i * share.microbatch_size
         samples = slice(start, start + count)

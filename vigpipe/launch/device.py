@@ -7,6 +7,7 @@ import resource
 import sys
 
 import torch
+from torch import Tensor
 
 from vigpipe.config.choices import Device, Dtype
 from vigpipe.errors import InputError
@@ -69,6 +70,13 @@ def keep_freed_memory() -> None:
 def uses_pinned_memory(device: torch.device) -> bool:
     """Whether images are copied to this device, which is asynchronous only from pinned memory."""
     return device.type == "cuda"
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device; to a GPU without waiting until it is there."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:

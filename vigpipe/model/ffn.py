@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.keyed_dropout import KeyedDropout
+from vigpipe.model.keyed_dropout import Draws, DropPath
 from vigpipe.model.layer import Layer
 
 
@@ -22,8 +22,8 @@ class FFN(nn.Module):
         hidden = 4 * channels
         self.fc1 = Layer(channels, hidden, norm, gelu=True)
         self.fc2 = Layer(hidden, channels, norm)
-        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+        self.drop_path = DropPath(drop_path, stream)
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
-        return self.fc2(self.fc1(x), x, self.drop_path.sample_scale(x, keys))
+        return self.fc2(self.fc1(x), x, self.drop_path(x, draws))

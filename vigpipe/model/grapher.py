@@ -11,7 +11,7 @@ from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import GraphRule
 from vigpipe.model.graph import check_finite, knn_graph, reduce_k
-from vigpipe.model.keyed_dropout import KeyedDropout, uniform
+from vigpipe.model.keyed_dropout import Draws, DropPath, uniform
 from vigpipe.model.layer import Layer
 from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
 from vigpipe.model.position import Grid
@@ -53,13 +53,13 @@ class DynamicGraphConv(nn.Module):
         self.gconv = AGGREGATORS[aggregator](channels, norm)
 
     def forward(
-        self, x: Tensor, keys: Tensor | None, given: Tensor | None, bias: Tensor | None
+        self, x: Tensor, draws: Draws | None, given: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Convolve over the block's graph.
 
         Args:
             x: node features, (B, H, W, C).
-            keys: sample keys for stochastic dilation, (B,) int64.
+            draws: random choices for the samples, for stochastic dilation.
             given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
             bias: (1, N, M), added to squared distances.
 
@@ -78,11 +78,11 @@ class DynamicGraphConv(nn.Module):
 
         graph = given
         if self.rule.policy not in ("reuse", "lookahead"):
-            graph = build_or_replay(lambda: self.build(nodes, others, grid, keys, bias))
+            graph = build_or_replay(lambda: self.build(nodes, others, grid, draws, bias))
         assert graph is not None
         following = graph
         if self.rule.makes_next:
-            following = build_or_replay(lambda: self.build(nodes, others, grid, keys, bias))
+            following = build_or_replay(lambda: self.build(nodes, others, grid, draws, bias))
         return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
 
     def build(
@@ -90,7 +90,7 @@ class DynamicGraphConv(nn.Module):
         nodes: Tensor,
         others: Tensor | None,
         grid: Grid,
-        keys: Tensor | None,
+        draws: Draws | None,
         bias: Tensor | None,
     ) -> Tensor:
         """Make the graph of this block's rule.
@@ -99,7 +99,7 @@ class DynamicGraphConv(nn.Module):
             nodes: (B, N, C).
             others: candidates, (B, M, C), if neighbours are pooled; None for the nodes themselves.
             grid: height and width in nodes.
-            keys: sample keys for stochastic dilation, (B,) int64.
+            draws: random choices for the samples, for stochastic dilation.
             bias: (1, N, M), added to squared distances.
 
         Returns:
@@ -117,18 +117,20 @@ class DynamicGraphConv(nn.Module):
         k, dilation = reduce_k(
             rule.k, rule.dilation, (nodes if others is None else others).shape[1]
         )
-        ranks = self._ranks(k, dilation, None if keys is None else keys.to(nodes.device))
+        ranks = self._ranks(k, dilation, draws, nodes.device)
         return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
-    def _ranks(self, k: int, dilation: int, keys: Tensor | None) -> Tensor | None:
+    def _ranks(
+        self, k: int, dilation: int, draws: Draws | None, device: torch.device
+    ) -> Tensor | None:
         if not self.training or self.rule.stochastic == 0.0 or dilation == 1:
             return None
-        if keys is None:
+        if draws is None:
             raise ValueError("stochastic dilation needs the samples' keys: model(x, keys)")
-        draws = uniform(keys, self.rule.stream, 1 + k * dilation)
-        random_ranks = draws[:, 1:].argsort(dim=-1, stable=True)[:, :k]
-        regular_ranks = torch.arange(0, k * dilation, dilation, device=keys.device)
-        is_random = draws[:, :1] < self.rule.stochastic
+        numbers = uniform(draws.keys.to(device), self.rule.stream, 1 + k * dilation)
+        random_ranks = numbers[:, 1:].argsort(dim=-1, stable=True)[:, :k]
+        regular_ranks = torch.arange(0, k * dilation, dilation, device=device)
+        is_random = numbers[:, :1] < self.rule.stochastic
         return torch.where(is_random, random_ranks, regular_ranks.expand_as(random_ranks))
 
     def extra_repr(self) -> str:
@@ -169,7 +171,7 @@ class Grapher(nn.Module):
         self.fc1 = Layer(channels, channels, norm)
         self.graph_conv = DynamicGraphConv(channels, rule, aggregator, norm)
         self.fc2 = Layer(2 * channels, channels, norm)
-        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+        self.drop_path = DropPath(drop_path, stream)
         self.channels, self.grid, self.by_raster = channels, grid, by_raster
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
         if not relative:
@@ -181,13 +183,13 @@ class Grapher(nn.Module):
         self.register_buffer("relative_pos", table)
 
     def forward(
-        self, x: Tensor, keys: Tensor | None, given: Tensor | None
+        self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
         """Run this half of the block.
 
         Args:
             x: node features, (B, H, W, C).
-            keys: sample keys of the random masks, (B,) int64; None in evaluation mode.
+            draws: random choices for the samples; None in evaluation mode.
             given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
 
         Returns:
@@ -200,8 +202,8 @@ class Grapher(nn.Module):
         y = self.fc1(x)
         if self.detect_anomaly:
             check_finite(y.flatten(1, 2), self.detect_anomaly)
-        y, graph, following = self.graph_conv(y, keys, given, self._bias(grid))
-        x = self.fc2(y, x, self.drop_path.sample_scale(x, keys))
+        y, graph, following = self.graph_conv(y, draws, given, self._bias(grid))
+        x = self.fc2(y, x, self.drop_path(x, draws))
         candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
         return x, BlockGraph(graph, grid, candidates), following
 

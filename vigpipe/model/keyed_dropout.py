@@ -7,6 +7,9 @@ of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195) in wrapping
 arithmetic.
 """
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -63,56 +66,138 @@ def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:
     Returns:
         (B, num) float64, each a multiple of 2^-53.
     """
-    counter = stream * (1 << 32) + torch.arange(num, device=keys.device)
-    bits = _mixed(_mixed(keys[:, None] + _signed(_GOLDEN)) ^ (counter * _signed(_GOLDEN)))
+    return _numbers(keys[:, None], stream * (1 << 32) + torch.arange(num, device=keys.device))
+
+
+def _numbers(keys: Tensor, counters: Tensor) -> Tensor:
+    bits = _mixed(_mixed(keys + _signed(_GOLDEN)) ^ (counters * _signed(_GOLDEN)))
     return _shifted(bits, 11).to(torch.float64) * 2.0**-53
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is keyed by sample.
+    """Dropout of single numbers, whose mask is keyed by sample.
 
     Args:
-        rate: probability that a number (or, with `whole_sample`, a whole sample) is set to zero.
+        rate: probability that a number is set to zero.
         stream: stream number, which is different for every mask of the model.
-        whole_sample: drop all numbers of a sample together, which is drop-path, arXiv:1603.09382.
     """
 
-    def __init__(self, rate: float, stream: int, whole_sample: bool = False) -> None:
+    def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
-        self.rate, self.stream, self.whole_sample = rate, stream, whole_sample
+        self.rate, self.stream = rate, stream
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """Apply the mask: (B, ...) -> (B, ...); numbers that remain are divided by 1 - rate."""
-        sample_scale = self.sample_scale(x, keys)
-        if sample_scale is None:
-            return x
-        return x * sample_scale.view(
-            (len(x), *[1] * (x.dim() - 1)) if self.whole_sample else x.shape
-        )
-
-    def sample_scale(self, x: Tensor, keys: Tensor | None) -> Tensor | None:
-        """Return the factors that `forward` multiplies by: 0 or 1 / (1 - rate).
+    def forward(self, x: Tensor, draws: "Draws | None") -> Tensor:
+        """Apply the mask: (B, ...) -> (B, ...); numbers that remain are divided by 1 - rate.
 
         Args:
             x: features, (B, ...).
-            keys: sample keys, (B,) int64; may be None where no mask is needed.
-
-        Returns:
-            (B, numbers per sample), or (B,) with `whole_sample`; None, which stands for 1, in
-            evaluation mode or at rate 0.
+            draws: of these samples; may be None where no mask is needed.
 
         Raises:
-            ValueError: a mask is needed and there are no keys.
+            ValueError: a mask is needed and there are no draws.
+        """
+        if not self.training or self.rate == 0.0:
+            return x
+        kept = uniform(_needed(draws).keys.to(x.device), self.stream, x[0].numel()) >= self.rate
+        return x * (kept.to(x.dtype) / (1.0 - self.rate)).view(x.shape)
+
+    def extra_repr(self) -> str:
+        """Show rate and stream."""
+        return f"rate={self.rate:.3g}, stream={self.stream}"
+
+
+class DropPath(nn.Module):
+    """Drop-path, arXiv:1603.09382: half of a block is left out for some samples.
+
+    Args:
+        rate: probability that a sample is left out.
+        stream: stream number, which is different for every mask of the model.
+    """
+
+    def __init__(self, rate: float, stream: int) -> None:
+        super().__init__()
+        self.rate, self.stream = rate, stream
+
+    def forward(self, x: Tensor, draws: "Draws | None") -> Tensor | None:
+        """Return what each sample is multiplied by before the residual is added.
+
+        Args:
+            x: features of the residual, (B, ...).
+            draws: of these samples; may be None where no mask is needed.
+
+        Returns:
+            (B,) of x's dtype, 0 or 1 / (1 - rate); None, which stands for 1, in evaluation mode or
+            at rate 0.
+
+        Raises:
+            ValueError: a mask is needed and there are no draws.
         """
         if not self.training or self.rate == 0.0:
             return None
-        if keys is None:
-            raise ValueError("dropout in training mode needs the samples' keys: model(x, keys)")
-        num = 1 if self.whole_sample else x[0].numel()
-        mask = uniform(keys.to(x.device), self.stream, num) >= self.rate
-        mask = mask.squeeze(1) if self.whole_sample else mask
-        return mask.to(x.dtype) / (1.0 - self.rate)
+        draws = _needed(draws)
+        assert draws.scales is not None
+        return draws.scales[draws.streams.index(self.stream)].to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Show rate, stream and kind of mask."""
-        return f"rate={self.rate:.3g}, stream={self.stream}, whole_sample={self.whole_sample}"
+        """Show rate and stream."""
+        return f"rate={self.rate:.3g}, stream={self.stream}"
+
+
+class Draws(NamedTuple):
+    """All random choices for some samples: their keys, and the drop-path of every half block.
+
+    A block of its own hashes few numbers in some thirty small operators. So `draw` hashes the
+    masks of all blocks at once, and a trainer does so on the host for a whole step.
+
+    Attributes:
+        keys: sample keys, (B,) int64.
+        scales: what the samples are multiplied by in each drop-path, (drop-paths, B); None if there
+            is no drop-path.
+        streams: stream number of each drop-path.
+    """
+
+    keys: Tensor
+    scales: Tensor | None
+    streams: tuple[int, ...]
+
+    def part(self, start: int, end: int) -> "Draws":
+        """Return the draws of the samples start ... end - 1."""
+        scales = None if self.scales is None else self.scales[:, start:end]
+        return Draws(self.keys[start:end], scales, self.streams)
+
+    def sent(self, send: Callable[[Tensor], Tensor]) -> "Draws":
+        """Return these draws on another device.
+
+        Args:
+            send: copies a tensor there; it is called once.
+        """
+        if self.scales is None:
+            return Draws(send(self.keys), None, ())
+        # Keys and factors in one message, the factors as the bits of float64, which hold them.
+        rows = torch.cat((self.keys[None], self.scales.double().view(torch.int64)))
+        keys, scales = send(rows).split((1, len(self.scales)))
+        return Draws(keys[0], scales.view(torch.float64).to(self.scales.dtype), self.streams)
+
+
+def draw(keys: Tensor, drop_paths: Sequence[DropPath], dtype: torch.dtype) -> Draws:
+    """Hash all masks of some samples at once.
+
+    Args:
+        keys: sample keys, (B,) int64.
+        drop_paths: the drop-paths of a model, or of a stage of it.
+        dtype: type of the factors: that of the features, or a wider one.
+    """
+    if not drop_paths:
+        return Draws(keys, None, ())
+    streams = tuple(drop_path.stream for drop_path in drop_paths)
+    counters = torch.tensor(streams, dtype=torch.int64, device=keys.device) * (1 << 32)
+    rates = [[drop_path.rate] for drop_path in drop_paths]
+    rate = torch.tensor(rates, dtype=torch.float64, device=keys.device).view(-1, 1)
+    kept = _numbers(keys, counters[:, None]) >= rate
+    return Draws(keys, kept.to(dtype) / (1.0 - rate).to(dtype), streams)
+
+
+def _needed(draws: Draws | None) -> Draws:
+    if draws is None:
+        raise ValueError("dropout in training mode needs the samples' keys: model(x, keys)")
+    return draws

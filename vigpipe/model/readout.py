@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.keyed_dropout import KeyedDropout
+from vigpipe.model.keyed_dropout import Draws, KeyedDropout
 from vigpipe.model.norm import fold_in_place, make_norm
 from vigpipe.model.pointwise import Pointwise
 
@@ -62,13 +62,13 @@ class Readout(nn.Sequential):
         return self
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, keys: Tensor | None, pre_logits: bool = False
+        self, x: Tensor, draws: Draws | None, pre_logits: bool = False
     ) -> Tensor:
         """Classify.
 
         Args:
             x: node features, (B, H, W, C).
-            keys: sample keys of the dropout mask, (B,) int64; None in evaluation mode.
+            draws: random choices for the samples; None in evaluation mode.
             pre_logits: return the hidden layer instead of the logits.
 
         Returns:
@@ -77,5 +77,5 @@ class Readout(nn.Sequential):
         widen, norm, act, dropout, classify = self
         if self.pool:
             x = x.flatten(1, 2).mean(1)
-        x = dropout(act(norm(widen(x))), keys)
+        x = dropout(act(norm(widen(x))), draws)
         return x if pre_logits else classify(x)

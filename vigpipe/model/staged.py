@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Impl
-from vigpipe.model.keyed_dropout import fresh_keys
+from vigpipe.model.keyed_dropout import Draws, DropPath, draw, fresh_keys
 from vigpipe.model.recompute import run_with_recompute
 from vigpipe.model.regions import region
 
@@ -58,13 +59,13 @@ class StagedModel(nn.Module):
         """Run the stem: (B, C_in, H, W) -> node features."""
         raise NotImplementedError
 
-    def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the blocks that are present, from one stage boundary to the next."""
         for name, block in self.numbered_blocks.items():
-            x = self.run(name, block, x, keys)
+            x = self.run(name, block, x, draws)
         return x
 
-    def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the readout: node features -> (B, num_classes)."""
         raise NotImplementedError
 
@@ -115,25 +116,44 @@ class StagedModel(nn.Module):
             return run_with_recompute(call, *inputs)
         return call(*inputs)
 
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor | Draws | None = None) -> Tensor:
         """Run stem, blocks and readout, as far as they are present.
 
         Args:
             x: images, (B, C_in, H, W), if the stem is present; otherwise the output of the previous
                 stage, (B, *boundary_shape(span[0])).
             keys: sample keys of the random masks (`model.keyed_dropout`), (B,) int64; by default
-                drawn from torch's own generator in training mode.
+                drawn from torch's own generator in training mode. Or what `draw` made of them.
 
         Returns:
             Logits, (B, num_classes), if the readout is present; otherwise the input of the next
             stage, (B, *boundary_shape(span[1])).
         """
-        if self.training and keys is None:
-            keys = fresh_keys(x)
+        draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x)
-        x = self.run_blocks(x, keys)
-        return region("readout", self.read_out, x, keys) if self.has_readout else x
+        x = self.run_blocks(x, draws)
+        return region("readout", self.read_out, x, draws) if self.has_readout else x
+
+    def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
+        """Make the random choices of a training step for all blocks that are present.
+
+        Args:
+            keys: sample keys, (B,) int64.
+            dtype: type of the features, or a wider one.
+        """
+        drop_paths = [m for m in self.modules() if isinstance(m, DropPath) and m.rate > 0]
+        return draw(keys, drop_paths, dtype)
+
+    def draws_for(self, x: Tensor, keys: Tensor | Draws | None) -> Draws | None:
+        """Return the random choices for a forward; see `forward`. None in evaluation mode."""
+        if not self.training:
+            return None
+        if isinstance(keys, Draws):
+            return keys
+        dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
+        draws = self.draw(fresh_keys(x) if keys is None else keys, dtype)
+        return draws if draws.scales is None else draws.sent(lambda rows: rows.to(x.device))
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete everything that does not belong to one stage.

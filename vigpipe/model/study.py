@@ -14,7 +14,7 @@ from vigpipe.config.choices import Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.folded import fold_linear
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
-from vigpipe.model.keyed_dropout import KeyedDropout
+from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import BatchNorm, apply_norm, make_norm
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import build_or_replay
@@ -97,11 +97,11 @@ class StudyGrapher(nn.Module):
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
         self.graph_conv = GraphConv(hidden, graph, grid)
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+        self.drop_path = DropPath(drop_path, stream)
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
-        sample_scale = self.drop_path.sample_scale(x, keys)
+        sample_scale = self.drop_path(x, draws)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
             return _narrowed(F.gelu(self.graph_conv(self.fc1(x))), x, sample_scale, self.fc2)
@@ -137,11 +137,11 @@ class StudyFFN(nn.Module):
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path = KeyedDropout(drop_path, stream, whole_sample=True)
+        self.drop_path = DropPath(drop_path, stream)
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
-        sample_scale = self.drop_path.sample_scale(x, keys)
+        sample_scale = self.drop_path(x, draws)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm)):
             return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2)
@@ -187,9 +187,9 @@ class StudyBlock(nn.Module):
         super().__init__()
         self.grapher, self.ffn = grapher, ffn
 
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the block: (B, N, C) -> (B, N, C)."""
-        return region("ffn", self.ffn, region("grapher", self.grapher, x, keys), keys)
+        return region("ffn", self.ffn, region("grapher", self.grapher, x, draws), draws)
 
 
 class VigStudy(StagedModel):
@@ -251,6 +251,6 @@ class VigStudy(StagedModel):
         """Turn pixels into nodes: (B, C, H, W) -> (B, N, C)."""
         return images.flatten(2).transpose(1, 2).contiguous()
 
-    def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Classify the sum over the nodes: (B, N, C) -> (B, num_classes)."""
-        return self.fc2(self.dropout(F.gelu(self.fc1(x.sum(1))), keys))
+        return self.fc2(self.dropout(F.gelu(self.fc1(x.sum(1))), draws))

@@ -23,6 +23,7 @@ from vigpipe.model.blocks import (
 )
 from vigpipe.model.ffn import FFN
 from vigpipe.model.grapher import BlockGraph, Grapher
+from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.regions import region
@@ -34,21 +35,21 @@ class Block(nn.Sequential):
     """A Grapher and an FFN; the published names are `0` and `1`."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, keys: Tensor | None, given: Tensor | None
+        self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
         """Run the block.
 
         Args:
             x: node features, (B, H, W, C).
-            keys: sample keys of the random masks, (B,) int64; None in evaluation mode.
+            draws: random choices for the samples; None in evaluation mode.
             given: graph passed on by the previous block, (B, N, K) int64, if this block reuses it.
 
         Returns:
             Features, (B, H, W, C), the graph used, and the graph to pass on to the next block.
         """
         grapher, ffn = self
-        x, graph, following = region("grapher", grapher, x, keys, given)
-        return region("ffn", ffn, x, keys), graph, following
+        x, graph, following = region("grapher", grapher, x, draws, given)
+        return region("ffn", ffn, x, draws), graph, following
 
 
 class VisionGnn(StagedModel):
@@ -185,25 +186,25 @@ class VisionGnn(StagedModel):
             warn_of_few_nodes(self._specs_on(grid), (images.shape[2], images.shape[3]))
         return x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
 
-    def run_blocks(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the blocks that are present, from one stage boundary to the next."""
-        return self._walk(x, keys, {})
+        return self._walk(x, draws, {})
 
-    def _walk(self, x: Tensor, keys: Tensor | None, graphs: dict[int, BlockGraph]) -> Tensor:
+    def _walk(self, x: Tensor, draws: Draws | None, graphs: dict[int, BlockGraph]) -> Tensor:
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
-            x, graph, given = self._enter(name, block, x, keys, given)
+            x, graph, given = self._enter(name, block, x, draws, given)
             if graph is not None:
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
     def _enter(
-        self, name: str, block: nn.Module, x: Tensor, keys: Tensor | None, given: Tensor | None
+        self, name: str, block: nn.Module, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
         """Run one module; return its result, the graph it used, and the graph to pass on."""
         if isinstance(block, Downsample):
             return self.run(name, block, x), None, None
-        return self.run(name, block, x, keys, given)
+        return self.run(name, block, x, draws, given)
 
     def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         first = self.span[0]
@@ -226,9 +227,9 @@ class VisionGnn(StagedModel):
             x.register_hook(Tensor.contiguous)
         return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
 
-    def read_out(self, x: Tensor, keys: Tensor | None) -> Tensor:
+    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the readout: (B, H, W, C) -> (B, num_classes)."""
-        return self.prediction(x, keys)
+        return self.prediction(x, draws)
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
@@ -239,7 +240,7 @@ class VisionGnn(StagedModel):
                 grapher.detect_anomaly = f"block {name}" if enable else ""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, keys: Tensor | None = None, return_graph: bool = False
+        self, x: Tensor, keys: Tensor | Draws | None = None, return_graph: bool = False
     ) -> Any:  # noqa: ANN401
         """Run stem, blocks and readout, as far as they are present; see StagedModel.
 
@@ -260,7 +261,8 @@ class VisionGnn(StagedModel):
         if not (self.has_stem and self.has_readout):
             raise ValueError("return_graph is for the unsplit model; this is a stage of it")
         graphs: dict[int, BlockGraph] = {}
-        return self.read_out(self._walk(self.embed(x), keys, graphs), keys), graphs
+        draws = self.draws_for(x, keys)
+        return self.read_out(self._walk(self.embed(x), draws, graphs), draws), graphs
 
     # ---- timm's interface ----------------------------------------------------------------------
 

@@ -102,6 +102,7 @@ class Pipeline:
         device: where the stages are.
         pipeline_group: the ranks of this pipeline; None if it has a single rank.
         loss: loss of a micro-batch, called on the rank of the last stage.
+        send: copies a tensor of the host to the device.
         watcher: follows what the rank does; None for nobody.
         stopwatch: a context that is entered for every forward and backward of a training step.
     """
@@ -115,13 +116,14 @@ class Pipeline:
         device: torch.device,
         pipeline_group: ProcessGroup | None,
         loss: Loss,
+        send: Callable[[Tensor], Tensor],
         watcher: Watcher | None = None,
         stopwatch: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.stage_modules, self.device, self.loss, self.watcher = (
+        self.stage_modules, self.loss, self.send, self.watcher = (
             stage_modules,
-            device,
             loss,
+            send,
             watcher,
         )
         stopwatch = stopwatch or nullcontext()
@@ -173,15 +175,16 @@ class Pipeline:
             batch: this replica's share of the batch.
 
         Returns:
-            The share of each micro-batch in the loss, (M,) float64, on the rank of the last stage;
-            else None.
+            The share of each micro-batch in the loss, (M,) float64 on the device, on the rank of
+            the last stage; else None.
         """
         for stage_module in self.stage_modules:
             stage_module.train()
-            stage_module.begin_step()
+            draws = stage_module.model.draw(batch.keys, stage_module.dtype).sent(self.send)
+            stage_module.begin(batch.sizes, draws)
         losses: list[Tensor] = []
         self._run(self._schedule.step, batch, losses, return_outputs=False)
-        return torch.stack(losses).detach().double().cpu() if self.has_last else None
+        return torch.stack(losses).detach().double() if self.has_last else None
 
     @torch.no_grad()
     def logits(self, batch: "ReplicaBatch") -> Tensor | None:
@@ -195,6 +198,7 @@ class Pipeline:
         """
         for stage_module in self.stage_modules:
             stage_module.eval()
+            stage_module.begin(batch.sizes)
         return self._run(self._schedule.eval, batch, [])
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -213,14 +217,11 @@ class Pipeline:
         **options: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         self.loss.num_samples = batch.num_samples
-        if batch.images is not None:
-            images = (batch.images.to(self.device, non_blocking=True),)
-        else:
-            images = ()
+        images = () if batch.images is None else (self.send(batch.images),)
         if batch.labels is not None:
-            options["target"] = batch.labels.to(self.device, non_blocking=True)
+            options["target"] = self.send(batch.labels)
             options["losses"] = losses
-        return run(*images, keys=batch.keys, **options)
+        return run(*images, **options)
 
 
 class _Stage(PipelineStage):
@@ -300,20 +301,18 @@ class _OneRank:
         self,
         images: Tensor,
         *,
-        keys: Tensor,
         target: Tensor,
         losses: list[Tensor],
         return_outputs: bool,
     ) -> None:
-        microbatches = self._cut(images), self._cut(keys), self._cut(target)
-        for i, (x, key, label) in enumerate(zip(*microbatches, strict=True)):
+        for i, (x, label) in enumerate(zip(self._cut(images), self._cut(target), strict=True)):
             with ExitStack() as stack:
                 stack.enter_context(self.stopwatch)
                 if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
                     for module in self.modules:
                         if isinstance(module, DistributedDataParallel):
                             stack.enter_context(module.no_sync())
-                loss = self.loss(self._forward(x, key, i), label)
+                loss = self.loss(self._forward(x, i), label)
                 if self.watcher is not None:
                     self.watcher.enter("backward", self.stage_index, i)
                 loss.backward()
@@ -321,18 +320,17 @@ class _OneRank:
                     self.watcher.leave()
             losses.append(loss)
 
-    def eval(self, images: Tensor, *, keys: Tensor, target: Tensor, losses: list[Tensor]) -> Tensor:
-        microbatches = zip(self._cut(images), self._cut(keys), strict=True)
-        return torch.cat([self._forward(x, key, i) for i, (x, key) in enumerate(microbatches)])
+    def eval(self, images: Tensor, *, target: Tensor, losses: list[Tensor]) -> Tensor:
+        return torch.cat([self._forward(x, i) for i, x in enumerate(self._cut(images))])
 
     def _cut(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(values, self.num_microbatches)
 
-    def _forward(self, x: Tensor, keys: Tensor, microbatch: int) -> Tensor:
+    def _forward(self, x: Tensor, microbatch: int) -> Tensor:
         if self.watcher is not None:
             self.watcher.enter("forward", self.stage_index, microbatch)
         for module in self.modules:
-            x = module(x, keys)
+            x = module(x)
         if self.watcher is not None:
             self.watcher.leave()
         return x

@@ -1,14 +1,26 @@
 """Cut a model into the modules that its stages run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.parallel.plan import Plan
+
+
+class Draws(Protocol):
+    """Random choices for some samples; `vigpipe.model.keyed_dropout.Draws` implements this."""
+
+    def part(self, start: int, end: int) -> "Draws":
+        """Return those of the samples start ... end - 1."""
+        ...
+
+    def sent(self, send: Callable[[Tensor], Tensor]) -> "Draws":
+        """Return these draws on the device that `send` copies a tensor to."""
+        ...
 
 
 class Cuttable(Protocol):
@@ -42,12 +54,21 @@ class Cuttable(Protocol):
         """
         ...
 
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+    def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
+        """Make the random choices for samples in what has been kept.
+
+        Args:
+            keys: (B,) int64, what random masks are keyed by.
+            dtype: type of the features.
+        """
+        ...
+
+    def __call__(self, x: Tensor, keys: Any) -> Tensor:  # noqa: ANN401
         """Run what has been kept on b samples.
 
         Args:
             x: images or node features, (b, ...).
-            keys: (b,) int64, what random masks are keyed by.
+            keys: the samples' draws; None in evaluation mode.
         """
         ...
 
@@ -87,37 +108,49 @@ class StageModule(nn.Module):
         boundary = boundary or dtype
         self.input_dtype = dtype if model.has_stem else boundary
         self.output_dtype = dtype if model.has_readout else boundary
-        self.num_recomputed, self.num_forwards = num_recomputed, 0
+        self.num_recomputed = num_recomputed
+        self.begin((microbatch_size,))
         start, end = (model.boundary_shape(block) for block in model.span)
         self.input_shape = (microbatch_size, *(image_shape if model.has_stem else start))
         self.output_shape = (microbatch_size, *((model.num_classes,) if model.has_readout else end))
 
-    def begin_step(self) -> None:
-        """Prepare for the first micro-batch of a training step; a stage takes them in order."""
-        self.num_forwards = 0
+    def begin(self, sizes: Sequence[int], draws: Draws | None = None) -> None:
+        """Prepare for the micro-batches of a step, which a stage takes in order.
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Run the stage on one micro-batch of b samples, padding included.
+        All that depends on numbers is known on the host before, so that a stage on a GPU never has
+        to wait for one.
+
+        Args:
+            sizes: number of samples in each micro-batch, padding not counted.
+            draws: random choices for all rows of the step, padding included, on the device of the
+                stage; None for an evaluation.
+        """
+        self.sizes, self.draws, self.num_forwards = sizes, draws, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage on the next micro-batch of b rows, padding included, which comes last.
 
         Args:
             x: images or node features, (b, ...).
-            keys: (b,) int64 on the CPU, negative on padding, which comes last.
 
         Returns:
             Node features or logits, (b, ...), zeros on padding.
         """
-        self.model.recompute = self.num_forwards < self.num_recomputed
+        index, num_rows = self.num_forwards, len(x)
         self.num_forwards += 1
-        num_samples = int((keys >= 0).sum())
+        self.model.recompute = index < self.num_recomputed
+        num_samples = self.sizes[index]
         if num_samples == 0:
             return self._connected_zeros(x)
+        start = index * num_rows
+        draws = None if self.draws is None else self.draws.part(start, start + num_samples)
         lowered = torch.autocast(x.device.type, torch.bfloat16) if self.autocast else nullcontext()
         with lowered:
-            y = self.model(x[:num_samples].to(self.dtype), keys[:num_samples])
+            y = self.model(x[:num_samples].to(self.dtype), draws)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
-        if num_samples == len(keys):
+        if num_samples == num_rows:
             return y
-        return torch.cat((y, y.new_zeros(len(keys) - num_samples, *y.shape[1:])))
+        return torch.cat((y, y.new_zeros(num_rows - num_samples, *y.shape[1:])))
 
     def _connected_zeros(self, x: Tensor) -> Tensor:
         # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vigpipe.launch.device import send
 from vigpipe.model.regions import listening
 from vigpipe.profiling.trial import Trial
 from vigpipe.run.rank import RankState
@@ -47,10 +49,11 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     assert labels is not None
     stage_module = rank_state.pipeline.stage_modules[0]
     stage_module.train()
-    stage_module.begin_step()
     first = torch.tensor_split(torch.arange(len(images)), num_microbatches)[0]
+    draws = stage_module.model.draw(batch.keys[first], stage_module.dtype)
+    stage_module.begin(batch.sizes, draws.sent(partial(send, device=rank_state.device)))
     with listening(listen):
-        logits = stage_module(images[first].to(rank_state.device), batch.keys[first])
+        logits = stage_module(images[first].to(rank_state.device))
         listen("loss", rank_state.pipeline.loss, (logits, labels[first].to(rank_state.device)))
     rank_state.statistics.take(1)
     return kept

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vigpipe.data.batches import replica_batches
+from vigpipe.launch.device import send, uses_pinned_memory
 from vigpipe.run.rank import RankState
 
 
@@ -102,6 +103,7 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
         with_images=pipeline.has_first,
         with_labels=pipeline.has_last,
         dtype=run.dtype,
+        pin=uses_pinned_memory(rank_state.device),
     )
     for number, batch in enumerate(batches, 1):
         with rank_state.timed("test", number):
@@ -109,8 +111,8 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
         if logits is None:
             continue
         assert batch.labels is not None
-        real = (batch.keys >= 0).to(rank_state.device)
-        logits, labels = logits[real], batch.labels.to(rank_state.device)[real]
+        logits = batch.without_padding(logits)
+        labels = send(batch.without_padding(batch.labels), rank_state.device)
         sums[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
         is_right = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
         sums[1] += is_right[:, 0].sum()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
+from vigpipe.launch.device import send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
@@ -183,6 +184,7 @@ def make_rank_state(
         device,
         pipeline_group,
         Loss(),
+        partial(send, device=device),
         recorder,
         stopwatch,
     )
