@@ -1,16 +1,17 @@
-"""A training run from top to bottom: the loop, and the step that it repeats.
+"""A training run from top to bottom.
 
 The way of one batch: `data.batches.replica_batches` reads a replica's share of a step (called by
-`run.batches.batches`), `train_step` runs it through `parallel.schedule.Pipeline`, which takes every
-micro-batch through `parallel.split.StageModule`; `parallel.gradients` sums the gradients over the
-replicas, all ranks agree whether every number is finite, and the optimizer steps. `run.record`
-keeps the row, and `checkpoint.checkpoints` now and then the state.
+`run.batches.batches`), `run.step.train_step` runs it through `parallel.schedule.Pipeline`, which
+takes every micro-batch through `parallel.split.StageModule`; `parallel.gradients` sums the
+gradients over the replicas, all ranks agree whether every number is finite, and the optimizer
+steps. `run.record` keeps the row, and `checkpoint.checkpoints` now and then the state.
 """
 
 import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
 
 from vigpipe.analysis.run_timing import (
     describe,
@@ -34,18 +34,9 @@ from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError
-from vigpipe.launch.device import synchronize
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.messages import one_line
-from vigpipe.parallel.agreement import (
-    NOTHING_WANTED,
-    Agreement,
-    Status,
-    agree,
-    all_gather_values,
-    run_with_heartbeats,
-)
-from vigpipe.parallel.clip import clip_gradients
+from vigpipe.parallel.agreement import Status, all_gather_values, run_with_heartbeats
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import Scores, evaluate_all
@@ -54,6 +45,7 @@ from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
+from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
 from vigpipe.run.summary import summarize
@@ -116,10 +108,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     stragglers = Stragglers(run.layout)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
-    def announce(event: str, message: str) -> None:
-        """Record an event beside the steps, and tell the user."""
+    def announce(event: str, message: str, step: int | None = None) -> None:
+        """Record an event beside the steps, by default at the last one, and tell the user."""
         if record is not None:
-            record.add_event(event, rank_state.step, message)
+            record.add_event(event, rank_state.step if step is None else step, message)
         log(message)
 
     def evaluate_now() -> Scores:
@@ -144,6 +136,22 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             text = f"from a checkpoint of {resumed.layout['text']}"
             record.add_event("resumed", rank_state.step, text)
 
+    untold: deque[TrainedBatch] = deque()  # steps of which nothing has been told yet
+
+    def tell_step(trained: TrainedBatch) -> None:
+        """Record a complete step and show it, or explain why it was not taken."""
+        nonlocal loss, num_skipped
+        step = trained.step
+        num_skipped = 0 if step.is_taken else num_skipped + 1
+        loss = step.loss if step.is_taken else None
+        if num_skipped:
+            why = _explain_skipped(rank_state, trained, num_skipped)
+            announce("skipped", why, step.number)
+        elif record is not None and loss is not None:
+            facts = step.number, trained.epoch, loss, trained.lr
+            record.add_step(*facts, step.seconds, trained.batch.num_samples)
+            progress.add(*facts, trained.batch.num_samples)
+
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
         if record is not None:
@@ -166,19 +174,15 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     stop=save_and_stop.is_stop_due(),
                     save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
                 )
-                lr, step_started = rank_state.lr, time.perf_counter()
+                lr = rank_state.lr
                 with rank_state.timed("train", rank_state.step + 1):
-                    loss, agreement = train_step(rank_state, batch, status)
-                synchronize(device)
-                seconds = time.perf_counter() - step_started
-
-                num_skipped = 0 if agreement.finite else num_skipped + 1
-                if num_skipped:
-                    loss = None
-                    announce("skipped", _explain_skipped(rank_state, batch, num_skipped))
-                elif record is not None and loss is not None:
-                    record.add_step(rank_state.step, epoch, loss, lr, seconds, batch.num_samples)
-                    progress.add(rank_state.step, epoch, loss, lr, batch.num_samples)
+                    step = train_step(rank_state, batch, status)
+                agreement = step.agreement
+                untold.append(TrainedBatch(step, epoch, lr, batch))
+                if is_evaluation_due or agreement.save or agreement.stop:
+                    complete_step(rank_state)
+                while untold and untold[0].step.is_complete:
+                    tell_step(untold.popleft())
                 for straggler in stragglers.add(agreement.busy_seconds):
                     announce("straggler", str(straggler))
 
@@ -222,119 +226,33 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         return DONE
 
 
-class StepResult(NamedTuple):
-    """What one optimizer step found.
+class TrainedBatch(NamedTuple):
+    """A step with what it was made of.
 
     Attributes:
-        loss: over the global batch, on ranks of the last stage; else None.
-        agreement: what all ranks said before they stepped their optimizers.
+        step: the step.
+        epoch: number of its epoch, counted from 1.
+        lr: its learning rate.
+        batch: this replica's share of its batch.
     """
 
-    loss: float | None
-    agreement: Agreement
+    step: Step
+    epoch: int
+    lr: float
+    batch: ReplicaBatch
 
 
-def train_step(
-    rank_state: RankState, batch: ReplicaBatch, status: Status = NOTHING_WANTED
-) -> StepResult:
-    """Take one optimizer step on the global batch; every rank calls this.
-
-    Args:
-        rank_state: this rank's state, which the step changes.
-        batch: this replica's share of the global batch.
-        status: what this rank tells the others; whether its numbers are finite and how long it
-            has worked are filled in here.
-    """
-    busy_seconds = rank_state.stopwatch.restart()  # of the step before, which a GPU has done by now
-    rank_state.replicas.gradients.clear()
-    losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
-    rank_state.enter("all-reduce")
-    rank_state.replicas.gradients.reduce()
-    rank_state.enter("other")
-    loss, moments = _gather_loss_and_moments(rank_state, losses)
-
-    # All ranks step, or none does: a step that is not finite changes nothing.
-    status = status._replace(finite=_is_finite(rank_state, loss), busy_seconds=busy_seconds)
-    world_size = rank_state.run.layout.world_size
-    if world_size > 1:
-        rank_state.enter("wait end")
-    agreement = agree(status, world_size, rank_state.device)
-    rank_state.enter("other")
-    if agreement.finite:
-        _update(rank_state, moments)
-    rank_state.step += 1
-    rank_state.lr_schedule.step_update(rank_state.step)
-    return StepResult(loss, agreement)
-
-
-def _gather_loss_and_moments(
-    rank_state: RankState, losses: Tensor | None
-) -> tuple[float | None, Tensor]:
-    """Gather the loss of the global batch, and BatchNorm's moments of its D * M micro-batches.
-
-    One small exchange a step carries both.
-
-    Args:
-        rank_state: this rank's state.
-        losses: (M,) float64, each micro-batch's share of the loss, on ranks of the last stage.
-
-    Returns:
-        The loss on ranks of the last stage, else None; the moments, (D * M, 3, channels).
-    """
-    num_microbatches = rank_state.run.layout.num_microbatches
-    moments = rank_state.statistics.take(num_microbatches).flatten()
-    own = moments if losses is None else torch.cat((moments.to(losses), losses))
-    by_replica = rank_state.replicas.gather(own)  # (D, moments + M)
-    moments_by_replica = by_replica[:, : len(moments)].unflatten(
-        1, (num_microbatches, 3, rank_state.statistics.num_channels)
-    )
-    all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
-    if losses is None:
-        return None, all_moments
-    # Summed in the order of the D * M micro-batches, which is the same for every layout.
-    return float(by_replica[:, len(moments) :].flatten().sum()), all_moments
-
-
-def _is_finite(rank_state: RankState, loss: float | None) -> bool:
-    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
-    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
-    return math.isfinite(largest) and (loss is None or math.isfinite(loss))
-
-
-def _update(rank_state: RankState, moments: Tensor) -> None:
-    """Clip the gradients, then change the rank's state: statistics, weights, moving average.
-
-    Clipping is the last collective of the step. A rank that loses its peer there saves its state as
-    that of the step before (`checkpoint.rescue`), so nothing of the state may change earlier.
-
-    Args:
-        rank_state: this rank's state, with the gradients of the global batch.
-        moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
-    """
-    config = rank_state.run.config
-    if config.clip is not None:
-        clip_gradients(
-            rank_state.parameters(),
-            rank_state.run.parameter_order,
-            config.clip,
-            rank_state.pipeline_group,
-        )
-    rank_state.statistics.update(moments)
-    rank_state.enter("optimizer")
-    rank_state.optimizer.step()
-    rank_state.enter("other")
-    if rank_state.ema is not None:
-        rank_state.ema.update(nn.ModuleList(rank_state.models))
-
-
-def _explain_skipped(rank_state: RankState, batch: ReplicaBatch, num_skipped: int) -> str:
+def _explain_skipped(rank_state: RankState, trained: TrainedBatch, num_skipped: int) -> str:
     """Say what was wrong with a step in which no weight has changed; all ranks call this together.
+
+    A rank that runs ahead has handed out one more step meanwhile, which is completed first.
 
     Raises:
         FloatingPointError: the run is to stop at such a step, or skipping does not help.
     """
-    where = find_anomaly(rank_state, batch)
-    why = f"step {rank_state.step}: the loss or a gradient is NaN or infinite; {where}"
+    complete_step(rank_state)
+    where = find_anomaly(rank_state, trained.batch)
+    why = f"step {trained.step.number}: the loss or a gradient is NaN or infinite; {where}"
     if rank_state.run.config.on_nan == "stop":
         raise FloatingPointError(
             f"{why}; lower --lr, bound the gradient with --clip 1, or leave such steps out with "
@@ -354,7 +272,8 @@ def _on_lost_peer(rank_state: RankState, save: Callable[[], None]) -> Iterator[N
     try:
         yield
     except RuntimeError as error:
-        if rank_state.run.layout.num_replicas > 1 and is_lost_peer(error):
+        has_copies = rank_state.run.layout.num_replicas > 1
+        if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()
         raise
 

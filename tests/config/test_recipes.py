@@ -31,7 +31,7 @@ from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
-from vigpipe.training import train_step
+from vigpipe.run.step import train_step
 
 CPU = torch.device("cpu")
 NUM_STEPS = 3

@@ -4,11 +4,13 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tests.world import RankFailed, run_ranks
 from vigpipe.errors import InputError
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel import agreement
 from vigpipe.parallel.agreement import (
     Status,
     agree,
@@ -20,12 +22,10 @@ from vigpipe.parallel.agreement import (
 
 pytestmark = pytest.mark.multiprocess
 
-CPU = torch.device("cpu")
-
 
 def tell(rank, world_size):
     status = Status(finite=rank != 1, stop=rank == 2, save=False, busy_seconds=rank / 4)
-    agreed = agree(status, world_size, CPU)
+    agreed = agree(status, world_size)
     return agreed.finite, agreed.stop, agreed.save, agreed.busy_seconds
 
 
@@ -34,10 +34,43 @@ def test_all_ranks_agree():
 
 
 def test_a_rank_alone_agrees_with_itself():
-    agreed = agree(Status(save=True, busy_seconds=2.0), 1, CPU)
+    agreed = agree(Status(save=True, busy_seconds=2.0), 1)
     assert (agreed.finite, agreed.stop, agreed.save) == (True, False, True)
     assert broadcast_value("x", 1) == "x"
     assert all_gather_values("x", 1) == ["x"]
+
+
+def ready_after(rank, world_size, looks):
+    """Agree with ranks that are ready at the look of that number; count their exchanges."""
+    num_looks, num_exchanges, gather = 0, 0, dist.all_gather_into_tensor
+
+    def is_ready():
+        nonlocal num_looks
+        num_looks += 1
+        return num_looks >= looks[rank]
+
+    def counted(*args):
+        nonlocal num_exchanges
+        num_exchanges += 1
+        gather(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "EXCHANGE_SECONDS", -1.0)  # one look for each exchange
+        patch.setattr(dist, "all_gather_into_tensor", counted)
+        agreed = agree(Status(busy_seconds=rank), world_size, is_ready)
+    return agreed.busy_seconds, num_exchanges
+
+
+def test_ranks_exchange_statuses_until_all_of_them_are_ready():
+    """So the rank that waits for its GPU notices a lost peer, which only gloo can tell it."""
+    assert run_ranks(ready_after, 3, [1, 7, 4]) == [([0.0, 1.0, 2.0], 7)] * 3
+    assert run_ranks(ready_after, 2, [1, 1]) == [([0.0, 1.0], 1)] * 2
+
+
+def test_a_device_that_does_not_end_a_step_is_given_up():
+    with pytest.raises(RuntimeError, match=r"Timed out waiting [0-9]+ms for the device") as caught:
+        agree(Status(), 1, lambda: False, timeout_seconds=0.05)
+    assert is_lost_peer(caught.value)
 
 
 def wait_for_rank_0(rank, world_size, fails):

@@ -6,7 +6,7 @@ import torch
 from tests.profiling.quick import CPU, make_run
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes
 from vigpipe.profiling.trial import make_trial
-from vigpipe.training import train_step
+from vigpipe.run.step import train_step
 
 
 def test_activations_are_what_autograd_saves():

@@ -11,7 +11,7 @@ from vigpipe.errors import InputError
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.training import train_step
+from vigpipe.run.step import train_step
 
 
 def bench_pipeline(

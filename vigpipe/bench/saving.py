@@ -13,7 +13,7 @@ from vigpipe.data.batches import ReplicaBatch
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.training import train_step
+from vigpipe.run.step import train_step
 
 NUM_STEPS = 5  # optimizer steps that each contender does
 

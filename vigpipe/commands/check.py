@@ -20,7 +20,7 @@ from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.training import train_step
+from vigpipe.run.step import complete_step, train_step
 
 FLOAT64_ABSOLUTE, FLOAT32_RELATIVE = 1e-10, 1e-5  # the contract's bounds
 
@@ -73,11 +73,12 @@ def trace(rank_state: RankState, num_steps: int) -> Trace | None:
     """Train some steps and record their results; None except on the rank that writes."""
     result = Trace()
     for _, batch, _ in islice(batches(rank_state), num_steps):
-        loss, _ = train_step(rank_state, batch)
+        step = train_step(rank_state, batch)
+        complete_step(rank_state)
         gradients = {n: p.grad for n, p in rank_state.parameters().items() if p.grad is not None}
         gathered = _gathered(rank_state, gradients)
-        if gathered is not None and loss is not None:
-            result.losses.append(loss)
+        if gathered is not None and step.loss is not None:
+            result.losses.append(step.loss)
             result.gradients.append(gathered)
     gathered = _gathered(rank_state, rank_state.state())
     if gathered is None or not rank_state.is_writer:

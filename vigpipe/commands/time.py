@@ -20,9 +20,9 @@ from vigpipe.run.evaluation import Scores, evaluate
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord
+from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import summarize
 from vigpipe.timing.clock import read_clocks
-from vigpipe.training import train_step
 
 
 def time_steps(
@@ -53,11 +53,12 @@ def time_steps(
         lr, start = rank_state.lr, time.perf_counter()
         if is_timed:
             with rank_state.timed("train", rank_state.step + 1):
-                loss, _ = train_step(rank_state, batch)
+                step = train_step(rank_state, batch)
         else:
-            loss, _ = train_step(rank_state, batch)
+            step = train_step(rank_state, batch)
+        complete_step(rank_state)
         synchronize(device)
-        step_seconds = time.perf_counter() - start
+        loss, step_seconds = step.loss, time.perf_counter() - start
         if 0 <= since < 2 * recorder.num_steps:
             seconds[is_timed].append(step_seconds)
         if record is not None and loss is not None:

@@ -5,12 +5,15 @@ import ctypes
 import os
 import resource
 import sys
+import time
 
 import torch
 from torch import Tensor
 
 from vigpipe.config.choices import Device, Dtype
 from vigpipe.errors import InputError
+
+POLL_SECONDS = 1e-4  # between two looks whether a GPU has reached a point
 
 
 def choose_device(requested: Device, local_rank: int, local_world_size: int) -> torch.device:
@@ -77,6 +80,40 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether this device does its work after the call that asks for it."""
+    return device.type == "cuda"
+
+
+class ToHost:
+    """Numbers on their way from a device to the host, which goes on meanwhile.
+
+    Args:
+        values: (n,) on the device.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._event = values, None
+        if values.device.type == "cuda":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def has_come(self) -> bool:
+        """Whether the numbers are there, which also means that the work before them is done."""
+        return self._event is None or self._event.query()
+
+    def read(self) -> list[float]:
+        """Return the numbers, and wait for them if need be.
+
+        The wait is one in Python: signals are seen, and the process does not look busy.
+        """
+        while not self.has_come():
+            time.sleep(POLL_SECONDS)
+        return self._values.tolist()
 
 
 def synchronize(device: torch.device) -> None:

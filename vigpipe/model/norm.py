@@ -211,6 +211,10 @@ def merge_moments(moments: Tensor) -> Tensor:
     return torch.stack((count, mean, deviation))
 
 
+# One operator for many tensors each: a GPU is busier with the start of these than with their work.
+_lerp, _add = torch._foreach_lerp_, torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+
+
 class PooledStatistics:
     """BatchNorm statistics of this rank's stages, pooled over micro-batches and replicas.
 
@@ -219,13 +223,17 @@ class PooledStatistics:
     batch is cut.
 
     Args:
-        stages: the modules whose BatchNorms are pooled, in order.
+        stages: the modules whose BatchNorms are pooled, in order; all have the same momentum.
     """
 
     def __init__(self, stages: Iterable[nn.Module]) -> None:
-        self.norms = [m for stage in stages for m in stage.modules() if isinstance(m, BatchNorm)]
+        self.stages = list(stages)
+        self.norms = [
+            m for stage in self.stages for m in stage.modules() if isinstance(m, BatchNorm)
+        ]
         self.sizes = [norm.weight.numel() for norm in self.norms]
         self.num_channels = sum(self.sizes)
+        self.device = next((p.device for stage in self.stages for p in stage.parameters()), None)
         for norm in self.norms:
             norm.pending = []
 
@@ -240,7 +248,7 @@ class PooledStatistics:
             micro-batches without samples.
         """
         if not self.norms:
-            return torch.zeros(num_microbatches, 3, 0, dtype=torch.float64)
+            return torch.zeros(num_microbatches, 3, 0, dtype=torch.float64, device=self.device)
         moments: list[Tensor] = []
         for i in range(num_microbatches):
             # Only the last micro-batches of a step can be without samples; they never reach a norm.
@@ -262,7 +270,11 @@ class PooledStatistics:
         Args:
             moments: what `take` returned on all D replicas, (D * M, 3, channels).
         """
-        if self.norms:
-            by_norm = merge_moments(moments).split(self.sizes, 1)
-            for norm, of_norm in zip(self.norms, by_norm, strict=True):
-                norm.update(*of_norm)
+        if not self.norms:
+            return
+        count, mean, deviation = merge_moments(moments)
+        unbiased = deviation / (count - 1).clamp(min=1)
+        running = [n.running_mean for n in self.norms], [n.running_var for n in self.norms]
+        for old, new in zip(running, (mean, unbiased), strict=True):
+            _lerp(old, list(new.to(old[0].dtype).split(self.sizes)), self.norms[0].momentum)
+        _add([norm.num_batches_tracked for norm in self.norms], 1)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from vigpipe.errors import InputError
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0  # between two messages that say a rank is alive
+EXCHANGE_SECONDS = 0.02  # between two exchanges of statuses while a rank is not ready
+POLL_SECONDS = 1e-4  # between two looks whether it is
 
 
 class Status(NamedTuple):
@@ -67,28 +70,59 @@ class Agreement:
         return [status.busy_seconds for status in self.statuses]
 
 
-def agree(status: Status, world_size: int, device: torch.device) -> Agreement:
-    """Exchange the statuses of all ranks in one small all-gather; every rank calls this.
+def agree(
+    status: Status,
+    world_size: int,
+    until: Callable[[], bool] = lambda: True,
+    timeout_seconds: float | None = None,
+) -> Agreement:
+    """Exchange the statuses of all ranks in small all-gathers on the host; every rank calls this.
+
+    They are exchanged again and again until every rank is ready. So a peer that is lost is noticed
+    at once, also while the GPUs wait for one another.
 
     Args:
         status: what this rank tells the others.
         world_size: number of ranks; with 1, nothing is exchanged.
-        device: where the backend needs the tensors it exchanges.
+        until: whether this rank is ready.
+        timeout_seconds: how long this rank waits until it is ready; None for no limit.
 
     Returns:
         The statuses of all ranks.
+
+    Raises:
+        RuntimeError: a peer was lost, or this rank is not ready in time.
     """
-    if world_size == 1:
-        return Agreement([status])
-    values = torch.tensor([float(value) for value in status], dtype=torch.float64, device=device)
-    gathered = values.new_empty(world_size * len(values))
-    dist.all_gather_into_tensor(gathered, values)
-    return Agreement(
-        [
-            Status(bool(finite), bool(stop), bool(save), seconds)
-            for finite, stop, save, seconds in gathered.view(world_size, -1).tolist()
-        ]
-    )
+    began = time.monotonic()
+    while True:
+        is_ready = becomes_true(until, EXCHANGE_SECONDS)
+        if world_size == 1:
+            everybody, statuses = is_ready, [status]
+        else:
+            own = torch.tensor([float(is_ready), *map(float, status)], dtype=torch.float64)
+            gathered = own.new_empty(world_size * len(own))
+            dist.all_gather_into_tensor(gathered, own)
+            rows = gathered.view(world_size, -1).tolist()
+            everybody = all(row[0] for row in rows)
+            statuses = [Status(*map(bool, row[1:4]), busy_seconds=row[4]) for row in rows]
+        if everybody:
+            return Agreement(statuses)
+        waited = time.monotonic() - began
+        if not is_ready and timeout_seconds is not None and waited > timeout_seconds:
+            raise RuntimeError(
+                f"Timed out waiting {1000 * waited:.0f}ms for the device to end a step, although "
+                "all peers are alive"
+            )
+
+
+def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for some seconds at most until a condition holds, and return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401

@@ -1,11 +1,10 @@
 """Gradient clipping by the norm over all stages."""
 
-import math
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 
 def clip_gradients(
@@ -13,7 +12,7 @@ def clip_gradients(
     order: Mapping[str, int],
     max_norm: float,
     pipeline_group: dist.ProcessGroup | None,
-) -> float:
+) -> Tensor:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`.
 
     The squared norms of all parameters are summed in float64 in the order of the unsplit model,
@@ -26,24 +25,21 @@ def clip_gradients(
         pipeline_group: the ranks of this pipeline; None if it has a single rank.
 
     Returns:
-        The norm before clipping, over all stages.
+        The norm before clipping, over all stages, a scalar; like all else here, on the device.
     """
-    squares = torch.zeros(len(order), dtype=torch.float64)
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
-            squares[order[name]] = norm.square()
+    owned = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    gradients = list(owned.values())
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    norms: list[Tensor] = [gradients[0].new_zeros((), dtype=torch.float64)] * len(order)
+    own_norms = torch._foreach_norm(gradients, 2, torch.float64)  # pyright: ignore[reportPrivateImportUsage]
+    for name, norm in zip(owned, own_norms, strict=True):
+        norms[order[name]] = norm
+    squares = torch.stack(norms).square()
     if pipeline_group is not None and pipeline_group.size() > 1:
-        device = next(iter(parameters.values())).device
-        shared = squares.to(device)
-        dist.all_reduce(
-            shared, group=pipeline_group
-        )  # exact: only one rank has a term that is not zero
-        squares = shared.cpu()
-    total = math.sqrt(float(squares.sum()))
-    if total > max_norm:
-        scale = max_norm / total
-        for parameter in parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale)
+        # Exact: only one rank has a term that is not zero.
+        dist.all_reduce(squares, group=pipeline_group)
+    total = squares.sum().sqrt()
+    scale = (max_norm / total).clamp(max=1.0)
+    torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))  # pyright: ignore[reportPrivateImportUsage]
     return total

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import Trial
-from vigpipe.training import train_step
+from vigpipe.run.step import train_step
 
 NUM_STEPS = 4  # of every rank in one round
 NUM_ROUNDS = 3  # each runs 1, 2, ... ranks in turn

@@ -8,9 +8,9 @@ import torch
 
 from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import MAX_STEPS, NUM_WARMUP, Trial
+from vigpipe.run.step import train_step
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.recorder import Row
-from vigpipe.training import train_step
 
 MIN_STEPS = 4  # timed steps, unless they take more than MAX_SECONDS
 ENOUGH_SECONDS = 3.0  # no further step begins after this time

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
-from vigpipe.launch.device import send
+from vigpipe.launch.device import runs_ahead, send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
@@ -29,6 +29,13 @@ from vigpipe.run.facts import Run
 from vigpipe.spans import Kind
 from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
+
+if TYPE_CHECKING:
+    from vigpipe.run.step import Step
+
+# Whether torch has one pass over weights, gradients and moments, and whether that can leave out a
+# step that is not finite. SGD's cannot: its momentum stays uninitialised if the first step is one.
+FUSED, SKIPPING = ("adam", "adamw", "sgd"), ("adam", "adamw")
 
 
 @dataclass
@@ -51,8 +58,11 @@ class RankState:
         mix: mixes samples and smooths labels; None if the run does neither.
         ema: timm's moving average of `models`; None if it is off.
         recorder: records what this rank does in a step; None if the run is not timed.
-        stopwatch: measures the time of this rank's forwards and backwards.
-        step: number of optimizer steps done, including skipped ones.
+        stopwatch: measures the time of a step, and of this rank's forwards and backwards in it.
+        runs_ahead: whether the host hands out a step before it knows the outcome of the last one.
+        step: number of optimizer steps handed out, including skipped ones.
+        open_step: the last step, until `run.step.complete_step` has completed it; else None.
+        busy_seconds: duration of the forwards and backwards of the last complete step.
     """
 
     run: Run
@@ -71,7 +81,10 @@ class RankState:
     ema: ModelEmaV3 | None
     recorder: Recorder | None
     stopwatch: Stopwatch
+    runs_ahead: bool
     step: int = 0
+    open_step: "Step | None" = None
+    busy_seconds: float = 0.0
 
     @property
     def is_writer(self) -> bool:
@@ -103,6 +116,10 @@ class RankState:
         self.step = step
         if step:
             self.lr_schedule.step_update(step)
+
+    def has_open_step_come(self) -> bool:
+        """Whether the outcome of the last step is on the host."""
+        return self.open_step is None or self.open_step.outcome.has_come()
 
     def enter(self, kind: Kind) -> None:
         """Tell the recorder, if there is one, what this rank does from now on."""
@@ -189,8 +206,7 @@ def make_rank_state(
         stopwatch,
     )
     assert config.opt is not None
-    # One pass over weights, gradients and moments, for the optimizers for which torch has that.
-    fused: dict[str, Any] = {"fused": True} if config.opt in ("adam", "adamw", "sgd") else {}
+    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
     optimizer = create_optimizer_v2(
         _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
     )
@@ -211,6 +227,7 @@ def make_rank_state(
         ema=ema,
         recorder=recorder,
         stopwatch=stopwatch,
+        runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
     )
 
 

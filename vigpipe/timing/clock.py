@@ -11,9 +11,15 @@ NUM_EXCHANGES = 20
 
 
 class Clock(Protocol):
-    """A clock of a device: stamps are cheap, and are turned into seconds later."""
+    """A clock of a device: stamps and marks are cheap, and are turned into seconds later.
+
+    Attributes:
+        stamp: makes a stamp of the current step, which is valid until the next step begins.
+        mark: makes a stamp that stays valid.
+    """
 
     stamp: Callable[[], Any]
+    mark: Callable[[], Any]
 
     def begin(self) -> None:
         """Begin a step; called before its first stamp, when the device is idle."""
@@ -30,12 +36,16 @@ class Clock(Protocol):
         """
         ...
 
+    def between(self, first: Any, last: Any) -> float:  # noqa: ANN401
+        """Return the seconds from one mark to another; the device must have reached both."""
+        ...
+
 
 class HostClock:
     """The clock of a CPU, whose work is done when a call returns."""
 
     def __init__(self) -> None:
-        self.stamp = time.perf_counter
+        self.stamp = self.mark = time.perf_counter
 
     def begin(self) -> None:
         """Nothing to do."""
@@ -46,6 +56,10 @@ class HostClock:
     def seconds(self, stamp: float) -> float:
         """Return the stamp, which is in seconds already."""
         return stamp
+
+    def between(self, first: float, last: float) -> float:
+        """Return the seconds from one mark to another."""
+        return last - first
 
 
 class CudaClock:
@@ -79,36 +93,70 @@ class CudaClock:
         event.record()
         return event
 
+    def mark(self) -> torch.cuda.Event:
+        """Record an event that is not used again."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def seconds(self, stamp: torch.cuda.Event) -> float:
         """Return the time of an event on this host's `time.perf_counter`."""
         return self._first_seconds + self._first.elapsed_time(stamp) / 1e3
 
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        """Return the seconds from one event to another."""
+        return first.elapsed_time(last) / 1e3
+
+
+class Lap(NamedTuple):
+    """The times of one step; read them when the device has done the step.
+
+    Attributes:
+        clock: the clock of the marks.
+        began: when the step began.
+        marks: when each forward and backward began and ended.
+        ended: when the step ended.
+    """
+
+    clock: Clock
+    began: Any
+    marks: list[Any]
+    ended: Any
+
+    def seconds(self) -> float:
+        """Return the duration of the step."""
+        return self.clock.between(self.began, self.ended)
+
+    def busy_seconds(self) -> float:
+        """Return the durations of all forwards and backwards together."""
+        pairs = zip(self.marks[::2], self.marks[1::2], strict=True)
+        return sum(self.clock.between(began, ended) for began, ended in pairs)
+
 
 class Stopwatch:
-    """Adds up the time between entering and leaving; a step is read while the next one runs.
+    """Times a step, and in it what is done between entering and leaving.
 
     Args:
-        clock: a clock of the device that nothing else uses.
+        clock: clock of the device.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._stamps: list[Any] = []
-        clock.begin()
+        self.begin()
 
-    def restart(self) -> float:
-        """Return the seconds added up since the last restart, and begin anew."""
-        self._clock.finish()
-        times = [self._clock.seconds(stamp) for stamp in self._stamps]
-        self._stamps.clear()
-        self._clock.begin()
-        return sum(times[1::2]) - sum(times[::2])
+    def begin(self) -> None:
+        """Begin a step."""
+        self._began, self._marks = self._clock.mark(), []
+
+    def lap(self) -> Lap:
+        """End the step, and return its times."""
+        return Lap(self._clock, self._began, self._marks, self._clock.mark())
 
     def __enter__(self) -> None:
-        self._stamps.append(self._clock.stamp())
+        self._marks.append(self._clock.mark())
 
     def __exit__(self, *_: object) -> None:
-        self._stamps.append(self._clock.stamp())
+        self._marks.append(self._clock.mark())
 
 
 def make_clock(device: torch.device) -> Clock:

@@ -1,0 +1,225 @@
+"""One optimizer step on the global batch, as every rank takes it.
+
+A CPU has done its work when a call returns. A GPU is only handed work, does it later, and stands
+still when it has none. So the host of a GPU never waits for a number of the step that it hands out;
+it reads those of the step before, of which the ranks have agreed that all of them have come:
+
+    host   step 7: forwards, backwards, sums | agree, complete step 6 | optimizer | step 8: ...
+    GPU    ... step 6 .........................................| step 7 ......................
+
+Whether step 7 is taken, because all numbers of all ranks are finite, is then decided on the device.
+What the host does once it knows (BatchNorm's running statistics, the moving average, the row of the
+record) it does one step later, with the same results.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vigpipe.launch.device import ToHost
+from vigpipe.parallel.abort import abort_collectives
+from vigpipe.parallel.agreement import NOTHING_WANTED, Agreement, Status, agree, becomes_true
+from vigpipe.parallel.clip import clip_gradients
+from vigpipe.run.rank import RankState
+
+if TYPE_CHECKING:
+    from vigpipe.data.batches import ReplicaBatch
+    from vigpipe.timing.clock import Lap
+
+SETTLE_SECONDS = 10.0  # for what a GPU was given before its collectives were aborted
+
+
+class Step:
+    """A step that this rank has handed to its device.
+
+    Args:
+        number: number of the step, counted from 1.
+        agreement: what all ranks said in it.
+        moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
+        outcome: (2,) float64: the loss, NaN on ranks that do not know it, and whether the step is
+            taken, 1 or 0.
+        lap: the times of the step.
+
+    Attributes:
+        is_complete: whether the device has done the step; the attributes below are known only then.
+        loss: over the global batch, on ranks of the last stage; None on others.
+        is_taken: whether the weights have changed.
+        seconds: duration of the step.
+        busy_seconds: duration of this rank's forwards and backwards in it, without waiting.
+    """
+
+    def __init__(
+        self, number: int, agreement: Agreement, moments: Tensor, outcome: Tensor, lap: "Lap"
+    ) -> None:
+        self.number, self.agreement, self.moments, self.lap = number, agreement, moments, lap
+        self.outcome = ToHost(outcome)
+        self.is_complete, self.is_taken = False, False
+        self.loss: float | None = None
+        self.seconds = self.busy_seconds = math.nan
+
+
+def train_step(
+    rank_state: RankState, batch: "ReplicaBatch", status: Status = NOTHING_WANTED
+) -> Step:
+    """Take one optimizer step on the global batch; every rank calls this.
+
+    Args:
+        rank_state: this rank's state, which the step changes.
+        batch: this replica's share of the global batch.
+        status: what this rank tells the others; whether its numbers are finite and how long it
+            has worked are filled in here.
+
+    Returns:
+        The step. It is complete if the rank does not run ahead of its device; otherwise the step
+        before is, and `complete_step` waits for this one.
+    """
+    config, world_size = rank_state.run.config, rank_state.run.layout.world_size
+    rank_state.stopwatch.begin()
+    rank_state.replicas.gradients.clear()
+    losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
+    rank_state.enter("all-reduce")
+    rank_state.replicas.gradients.reduce()
+    rank_state.enter("other")
+    loss, moments = _gather_loss_and_moments(rank_state, losses)
+    is_finite = _is_finite(rank_state, loss)
+    if config.clip is not None:
+        clip_gradients(
+            rank_state.parameters(),
+            rank_state.run.parameter_order,
+            config.clip,
+            rank_state.pipeline_group,
+        )
+
+    # All ranks take the step, or none does: one that is not finite changes nothing. And nothing
+    # changes before all ranks have agreed, because a rank that loses its peer until then saves its
+    # state as that of the step before (`checkpoint.rescue`).
+    status = status._replace(busy_seconds=rank_state.busy_seconds)
+    is_taken = is_finite
+    if rank_state.runs_ahead:
+        is_taken = _is_finite_everywhere(is_finite, world_size)
+    else:
+        status = status._replace(finite=bool(is_finite))
+    if world_size > 1:
+        rank_state.enter("wait end")
+    agreement = agree(
+        status, world_size, until=rank_state.has_open_step_come, timeout_seconds=config.timeout
+    )
+    rank_state.enter("other")
+    complete_step(rank_state)  # the one before
+    if not rank_state.runs_ahead:
+        is_taken = torch.full_like(is_finite, agreement.finite)
+    rank_state.enter("optimizer")
+    if rank_state.runs_ahead:
+        # The fused optimizers of torch read this number on the device: unless it is 0, they change
+        # nothing.
+        optimizer: Any = rank_state.optimizer
+        optimizer.found_inf = is_taken.logical_not().float()
+    if rank_state.runs_ahead or agreement.finite:
+        rank_state.optimizer.step()
+    rank_state.enter("other")
+    rank_state.step += 1
+    rank_state.lr_schedule.step_update(rank_state.step)
+
+    unknown = torch.full_like(is_taken, math.nan, dtype=torch.float64)
+    outcome = torch.stack((unknown if loss is None else loss, is_taken.double()))
+    step = Step(rank_state.step, agreement, moments, outcome, rank_state.stopwatch.lap())
+    rank_state.open_step = step
+    if not rank_state.runs_ahead:
+        complete_step(rank_state)
+    return step
+
+
+def complete_step(rank_state: RankState) -> None:
+    """Wait for the step that the device may still be busy with, and do what its outcome asks for.
+
+    Call it before anything reads the state of the rank: an evaluation, a checkpoint.
+
+    Args:
+        rank_state: this rank's state; unless it runs ahead of its device, nothing is left to do.
+    """
+    step = rank_state.open_step
+    if step is None:
+        return
+    rank_state.open_step = None
+    loss, is_taken = step.outcome.read()
+    step.loss = loss if rank_state.pipeline.has_last else None
+    step.is_taken = bool(is_taken)
+    step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
+    rank_state.busy_seconds = step.busy_seconds
+    if step.is_taken:
+        rank_state.statistics.update(step.moments)
+        if rank_state.ema is not None:
+            rank_state.ema.update(nn.ModuleList(rank_state.models))
+    step.is_complete = True
+
+
+def settle_after_loss(rank_state: RankState) -> bool:
+    """Bring the state to the end of a whole step, after a collective has failed.
+
+    Args:
+        rank_state: this rank's state; its `step` is then the last one that was taken, or skipped.
+
+    Returns:
+        Whether the state can be saved: the device has done all that it was given, or given up.
+    """
+    if not rank_state.runs_ahead:
+        return True
+    abort_collectives((rank_state.pipeline_group, rank_state.replicas.group))
+    if not becomes_true(rank_state.has_open_step_come, SETTLE_SECONDS):
+        return False
+    step = rank_state.open_step
+    complete_step(rank_state)
+    if step is not None and not step.is_taken:
+        rank_state.step -= 1  # cut short; or not finite, which it will be once more
+    return True
+
+
+def _gather_loss_and_moments(
+    rank_state: RankState, losses: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Gather the loss of the global batch, and BatchNorm's moments of its D * M micro-batches.
+
+    One small exchange a step carries both.
+
+    Args:
+        rank_state: this rank's state.
+        losses: (M,) float64, each micro-batch's share of the loss, on ranks of the last stage.
+
+    Returns:
+        The loss, a scalar, on ranks of the last stage, else None; the moments, (D * M, 3,
+        channels).
+    """
+    num_microbatches = rank_state.run.layout.num_microbatches
+    moments = rank_state.statistics.take(num_microbatches).flatten()
+    own = moments if losses is None else torch.cat((moments, losses))
+    by_replica = rank_state.replicas.gather(own)  # (D, moments + M)
+    moments_by_replica = by_replica[:, : len(moments)].unflatten(
+        1, (num_microbatches, 3, rank_state.statistics.num_channels)
+    )
+    all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
+    if losses is None:
+        return None, all_moments
+    # Summed in the order of the D * M micro-batches, which is the same for every layout.
+    return by_replica[:, len(moments) :].flatten().sum(), all_moments
+
+
+def _is_finite(rank_state: RankState, loss: Tensor | None) -> Tensor:
+    """Tell on the device whether this rank's gradients, and the loss if it knows it, are finite."""
+    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
+    is_finite = nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()
+    return is_finite if loss is None else is_finite & loss.isfinite()
+
+
+def _is_finite_everywhere(is_finite: Tensor, world_size: int) -> Tensor:
+    """Tell on the device whether the flags of all ranks are set.
+
+    They are counted. If a peer dies, the collective is aborted, and what it leaves behind cannot
+    be the count of all ranks: then no rank that is left takes the step.
+    """
+    count = is_finite.float().reshape(1)
+    if world_size > 1:
+        dist.all_reduce(count)
+    return (count == world_size)[0]
