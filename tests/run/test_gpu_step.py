@@ -1,0 +1,162 @@
+"""What a step on a GPU asks of the host, without a GPU: fake CUDA tensors have no numbers."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.fake_gpu import FakeGpu, Seen
+from tests.world import RankFailed, run_ranks
+from vigpipe.config.options import TrainConfig
+from vigpipe.parallel.split import StageModule
+from vigpipe.run.evaluation import evaluate
+from vigpipe.run.step import train_step
+
+pytestmark = pytest.mark.multiprocess
+
+PLAIN = TrainConfig(
+    data="fake",
+    image_size=8,
+    batch_size=16,
+    microbatches=2,
+    steps=3,
+    opt="adamw",
+    sync="drain",
+)
+EVERYTHING = replace(
+    PLAIN,
+    model="vig_cifar_ti",
+    image_size=32,
+    drop_path=0.2,
+    dropout=0.1,
+    stochastic_dilation=0.2,
+    mixup=0.8,
+    cutmix=1.0,
+    smoothing=0.1,
+    clip=1.0,
+    ema=0.99,
+)
+# What one rank of one stage sends: random masks, images and labels.
+SENT = 3
+
+
+def step_on_gpu(_rank: int, _world: int, config: TrainConfig, rank: int) -> Seen:
+    """Take two steps as a rank, and return what happened in the second."""
+    dist.destroy_process_group()
+    warnings.simplefilter("ignore")  # of fake tensors
+    gpu = FakeGpu(config, rank)
+    first, second = gpu.batches(2)
+    with gpu.running():
+        train_step(gpu.rank_state, first)
+    with gpu.running() as seen:
+        train_step(gpu.rank_state, second)
+    assert gpu.rank_state.open_step is not None, "the host has waited for the step"
+    return seen
+
+
+def of_step(config: TrainConfig, rank: int = 0) -> Seen:
+    (seen,) = run_ranks(step_on_gpu, 1, config, rank)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EVERYTHING,
+        replace(EVERYTHING, dtype="bfloat16", recompute="except-last"),
+        replace(PLAIN, model="vig_study", opt="adam", norm="layer", sync="double"),
+    ],
+    ids=["everything", "bfloat16", "study"],
+)
+def test_a_step_sends_three_tensors_and_waits_for_nothing(config):
+    seen = of_step(config)
+    assert seen.waited == []
+    assert (seen.sent, seen.fetched) == (SENT, 1)
+    assert len(seen.operators) > 100
+
+
+# The first stage has no labels, and the last no images. (DDP's C++ cannot be faked.)
+@pytest.mark.parametrize(("rank", "sync"), [(0, "drain"), (3, "double")])
+def test_two_stages_of_two_replicas_exchange_on_the_gpu_and_agree_on_the_host(rank, sync):
+    """Losses and moments of BatchNorm went to the host, and from there into NCCL's collectives."""
+    seen = of_step(replace(EVERYTHING, stages=2, dp=2, sync=sync), rank)
+    assert seen.waited == []
+    assert (seen.sent, seen.fetched) == (SENT - 1, 1)
+    assert seen.on_host == ["agree"]
+    assert {"allreduce_", "_allgather_base_", "send", "recv_"} <= set(seen.on_gpu)
+
+
+def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> tuple[Seen, list[str]]:
+    """Evaluate three batches, the last of them smaller; return where the host read numbers."""
+    dist.destroy_process_group()
+    warnings.simplefilter("ignore")
+    gpu, read = FakeGpu(config), []
+
+    class Sums:
+        """What the host reads at the end."""
+
+        def __init__(self, sums: torch.Tensor) -> None:
+            read.append(sums.device.type)
+
+        def sum(self, _: int) -> "Sums":
+            return self
+
+        def tolist(self) -> list[float]:
+            return [1.0] * 4
+
+    assert config.batch_size is not None
+    num_images = 2 * config.batch_size + 3
+    batches = gpu.test_batches(num_images)
+    with gpu.running() as seen, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vigpipe.run.evaluation.replica_batches", lambda *_, **__: batches)
+        patch.setattr(gpu.rank_state.replicas, "gather", Sums)
+        evaluate(gpu.rank_state, num_images)
+    return seen, read
+
+
+def test_an_evaluation_reads_its_sums_once_and_waits_for_nothing_else():
+    """It left out the padding by a mask, for whose numbers the host had to wait."""
+    ((seen, read),) = run_ranks(evaluate_on_gpu, 1, EVERYTHING)
+    # Of each batch the images, and the labels for the schedule (which wants some) and the score.
+    assert (seen.waited, seen.sent, read) == ([], 3 * 3, ["cuda"])
+
+
+# ---- the guard itself ---------------------------------------------------------------------------
+
+
+def spoilt_step(rank: int, world_size: int, config: TrainConfig, fault: str) -> Seen:
+    forward = StageModule.forward
+
+    def spoilt(stage_module: StageModule, x: torch.Tensor) -> torch.Tensor:
+        y = forward(stage_module, x)
+        if fault == "number":
+            float(y.sum())
+        if fault == "mask":
+            y[y[:, 0] > 0]
+        if fault == "copy":
+            y.detach().cpu()
+        if fault == "pageable":
+            torch.zeros(3).to(y.device, non_blocking=True)
+        if fault == "collective":
+            dist.all_reduce(torch.zeros(3))
+        return y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageModule, "forward", spoilt)
+        return step_on_gpu(rank, world_size, config, 0)
+
+
+@pytest.mark.parametrize("fault", ["number", "mask"])
+def test_the_guard_sees_what_needs_numbers_on_the_host(fault):
+    with pytest.raises(RankFailed, match=r"DataDependentOutput|DynamicOutputShape"):
+        run_ranks(spoilt_step, 1, PLAIN, fault)
+
+
+def test_the_guard_sees_copies_that_wait_and_collectives_on_the_host():
+    two = replace(PLAIN, stages=2)
+    faults = ("copy", "pageable", "collective")
+    copied, pageable, collective = (run_ranks(spoilt_step, 1, two, fault)[0] for fault in faults)
+    assert len(copied.waited) == len(pageable.waited) == PLAIN.microbatches
+    assert collective.on_host == ["allreduce_"] * PLAIN.microbatches + ["agree"]
