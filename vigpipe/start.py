@@ -15,6 +15,7 @@ from vigpipe.messages import tell
 if TYPE_CHECKING:
     import torch
 
+    from vigpipe.config.choices import Device
     from vigpipe.config.verbs import PredictConfig
     from vigpipe.launch.environment import Launch
     from vigpipe.parallel.layout import Layout
@@ -85,10 +86,10 @@ def _run(
     trains: bool,
     failures: list[Path],
 ) -> int:
-    from vigpipe.launch.device import backend, choose_device, weight_dtype
+    from vigpipe.launch.device import weight_dtype
     from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
     from vigpipe.launch.failures import remove_records
-    from vigpipe.launch.rendezvous import init_process_group
+    from vigpipe.launch.join import join
     from vigpipe.parallel.agreement import broadcast_value, check_alike
     from vigpipe.run.facts import prepare
     from vigpipe.run.folder import lock, make_output_folder
@@ -124,7 +125,7 @@ def _run(
     goes_on = _goes_on(config)
     advice = ", or go on with --resume auto" if trains else ""
     if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
-        choose_device(config.device, 0, world_size)
+        check_gpus(config.device, launch, world_size)
         if writes:
             folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
@@ -132,7 +133,7 @@ def _run(
         threads = threads_per_rank(config.threads, world_size, os.environ)
         return _start_ranks(world_size, config, arguments, threads)
 
-    device = set_up_device(config, run, launch)
+    gpu = set_up_rank(config, run.layout, launch)
     folder = Path()
     if writes and launch.rank == 0:
         folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
@@ -140,8 +141,10 @@ def _run(
         # An earlier run may have had more ranks. One rank alone has not removed its own record
         # either, because it learns its folder only now.
         remove_records(folder, first_rank=world_size if world_size > 1 else 0)
+    device = join(
+        config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
+    )
     if world_size > 1:
-        init_process_group(launch, backend(device), timeout, meeting_seconds)
         folder = Path(broadcast_value(str(folder), world_size))
         check_alike(
             {
@@ -252,6 +255,7 @@ def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
     """Return the size of pipelines that take all ranks, or as many as this host has room for."""
     import torch
 
+    from vigpipe.launch.device import count_gpus
     from vigpipe.launch.environment import threads_per_rank
     from vigpipe.run.facts import prepare
 
@@ -259,43 +263,58 @@ def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
         return max(1, launch.world_size // max(1, config.dp))
     unsplit = prepare(replace(config, stages=1, schedule="gpipe", virtual_stages=1), torch.float32)
     num_blocks = sum(len(blocks) for blocks in unsplit.plan.stages)
-    if torch.cuda.is_available() and config.device != "cpu":
-        room = torch.cuda.device_count()
-    else:
+    room = count_gpus(config.device)
+    if config.device != "cuda" and room < config.dp:  # the CPUs, as `join` decides
         cores = threads_per_rank(None, 1, {})
         room = cores // threads_per_rank(config.threads or 1, 1, os.environ)
     return max(1, min(room // max(1, config.dp), num_blocks // max(1, config.virtual_stages)))
 
 
-def set_up_device(
-    options: "TrainConfig | PredictConfig", run: "Run", launch: "Launch"
-) -> "torch.device":
-    """Choose this rank's device, and set its number of threads and its allocator.
+def set_up_rank(
+    options: "TrainConfig | PredictConfig", layout: "Layout", launch: "Launch"
+) -> int | None:
+    """Set this rank's number of threads and its allocator, and choose its GPU.
 
     Args:
         options: the options; --device and --threads count.
-        run: the facts of the run, whose layout says how many ranks there must be.
+        layout: says how many ranks there must be.
         launch: this rank's place in the world.
 
     Returns:
-        The device on which this rank computes.
+        The number of the GPU that this rank would take; None for the CPU.
 
     Raises:
         InputError: the number of ranks is not that of the layout, or there is no such device.
     """
     import torch
 
-    from vigpipe.launch.device import choose_device, keep_freed_memory
+    from vigpipe.launch.device import count_gpus, keep_freed_memory
     from vigpipe.launch.environment import threads_per_rank
+    from vigpipe.launch.join import choose_gpu
     from vigpipe.ops.compiler import be_silent
 
-    run.layout.check_world(launch.world_size)
-    device = choose_device(options.device, launch.local_rank, launch.local_world_size)
+    layout.check_world(launch.world_size)
+    gpu = choose_gpu(options.device, launch, count_gpus(options.device, can_compute=True))
     torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
     if launch.rank > 0:
         be_silent()
     keep_freed_memory()
-    return device
+    return gpu
+
+
+def check_gpus(requested: "Device", launch: "Launch", num_ranks: int) -> None:
+    """Refuse to start ranks on this host that would find no GPU, without touching one."""
+    from vigpipe.launch.device import count_gpus
+    from vigpipe.launch.join import choose_gpu
+
+    all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
+    choose_gpu(requested, all_here, count_gpus(requested))
+
+
+def on_one_gpu(layout: "Layout") -> str:
+    """Return the options with which one GPU sees the micro-batches of this layout."""
+    num_microbatches = layout.num_replicas * layout.num_microbatches
+    return f"--device cuda --stages 1 --dp 1 --microbatches {num_microbatches}"
 
 
 def _bad_images(run: "Run", rank: int) -> frozenset[Path]:

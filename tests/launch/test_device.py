@@ -1,57 +1,65 @@
-"""Which device a rank takes, with pretend GPUs."""
+"""What this process sees of GPUs, with pretend ones."""
 
 import pytest
 import torch
 
-from vigpipe.errors import InputError
-from vigpipe.launch.device import backend, choose_device, hardware, peak_bytes, weight_dtype
+from vigpipe.launch.device import (
+    backend,
+    count_gpus,
+    gpu_uuid,
+    hardware,
+    peak_bytes,
+    take_device,
+    weight_dtype,
+)
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    """Pretend that this host has so many GPUs; returns those that ranks have taken."""
+def four_gpus(monkeypatch):
+    """The driver's library tells of four GPUs; CUDA itself must be left alone."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
+    for owner, name in (
+        (torch._C, "_cuda_getDeviceCount"),
+        (torch.cuda, "_lazy_init"),
+        (torch.cuda, "set_device"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+
+
+def test_gpus_are_counted_without_cuda(four_gpus):
+    assert count_gpus("auto") == count_gpus("cuda") == 4
+
+
+@pytest.mark.parametrize(("visible", "count"), [("2", 1), ("1,3", 2), ("", 0)])
+def test_the_user_can_narrow_which_gpus_are_seen(four_gpus, monkeypatch, visible, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus("auto") == count
+
+
+def test_gpus_that_cuda_cannot_use_do_not_count_for_a_rank(four_gpus, monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 0)  # an old driver, for instance
+    assert count_gpus("auto") == 4
+    assert count_gpus("auto", can_compute=True) == 0
+
+
+def test_gpus_that_nobody_wants_are_not_counted(four_gpus):
+    assert count_gpus("cpu") == count_gpus("cpu", can_compute=True) == 0
+
+
+def test_a_rank_computes_on_the_gpu_that_it_takes(monkeypatch):
     taken = []
-
-    def pretend(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-        return taken
-
-    return pretend
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert take_device(None) == CPU
+    assert [take_device(3)] == taken == [torch.device("cuda", 3)]
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu(gpus):
-    gpus(0)
-    assert choose_device("auto", 3, 4) == CPU
-
-
-@pytest.mark.parametrize("requested", ["auto", "cuda"])
-def test_every_rank_of_a_host_takes_a_gpu_of_its_own(gpus, requested):
-    taken = gpus(4)
-    devices = [choose_device(requested, rank, 4) for rank in range(4)]
-    assert devices == taken == [torch.device("cuda", i) for i in range(4)]
-
-
-def test_the_cpu_can_be_asked_for_beside_a_gpu(gpus):
-    assert gpus(1) == []
-    assert choose_device("cpu", 0, 8) == CPU
-
-
-def test_cuda_without_a_gpu_is_refused(gpus):
-    gpus(0)
-    with pytest.raises(InputError, match="no GPU here; choose --device cpu"):
-        choose_device("cuda", 0, 1)
-
-
-@pytest.mark.parametrize("requested", ["auto", "cuda"])
-def test_more_ranks_than_gpus_are_refused(gpus, requested):
-    taken = gpus(2)
-    with pytest.raises(InputError, match=r"3 ranks on this host, but 2 GPUs.*--device cpu"):
-        choose_device(requested, 0, 3)
-    assert taken == []
+def test_a_gpu_has_a_name_of_its_own(monkeypatch):
+    gpus = {1: type("", (), {"uuid": 17})}  # torch has a class of its own for it
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    assert gpu_uuid(1) == "17"
 
 
 def test_nccl_on_gpus_and_gloo_on_cpus():

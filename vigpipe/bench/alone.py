@@ -16,8 +16,15 @@ from vigpipe import ops
 from vigpipe.bench.options import FILES, OpsBench
 from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
-from vigpipe.launch.device import choose_device, keep_freed_memory, peak_bytes, synchronize
-from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.device import (
+    count_gpus,
+    keep_freed_memory,
+    peak_bytes,
+    synchronize,
+    take_device,
+)
+from vigpipe.launch.environment import from_environment, threads_per_rank
+from vigpipe.launch.join import choose_gpu
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
 
@@ -35,7 +42,8 @@ def set_up(config: OpsBench) -> torch.device:
     threads_per_rank(config.threads, 1, os.environ)
     if config.out is not None:
         make_output_folder(config.out, FILES)
-    device = choose_device(config.device, 0, 1)
+    num_gpus = count_gpus(config.device, can_compute=True)
+    device = take_device(choose_gpu(config.device, from_environment({}), num_gpus))
     _set_threads_and_allocator(config.threads)
     return device
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import DONE
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
-from vigpipe.launch.device import backend, choose_device
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import run_rank
+from vigpipe.launch.join import join
 from vigpipe.launch.local import COMMAND_LINE, preload, start_local
-from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.messages import tell
 from vigpipe.run.bad_images import find_bad_images_together
 from vigpipe.run.rank import make_rank_state
-from vigpipe.start import set_up_device
+from vigpipe.start import check_gpus, on_one_gpu, set_up_rank
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
@@ -42,12 +41,11 @@ def _predict(
     run = prepare_prediction(config, paths)
     world_size = run.layout.world_size
     if launch.launcher == "alone" and world_size > 1:
-        choose_device(config.device, 0, world_size)
+        check_gpus(config.device, launch, world_size)
         threads = threads_per_rank(config.threads, world_size, os.environ)
         return start_local(world_size, COMMAND_LINE, arguments, threads)
-    device = set_up_device(config, run, launch)
-    if world_size > 1:
-        init_process_group(launch, backend(device), config.timeout)
+    gpu = set_up_rank(config, run.layout, launch)
+    device = join(config.device, gpu, launch, config.timeout, on_one_gpu=on_one_gpu(run.layout))
     if config.skip_bad_images:
         share = paths[launch.rank :: world_size]
         bad = find_bad_images_together(lambda: share, world_size)

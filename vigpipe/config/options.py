@@ -97,7 +97,7 @@ class TrainConfig:
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp).
-        device: where to run; auto uses CUDA if there is a GPU.
+        device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
             products in bfloat16.
         boundary: precision of what one stage sends to the next: full is that of the weights;

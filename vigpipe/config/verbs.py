@@ -56,7 +56,7 @@ class PredictConfig:
         dp: number of data-parallel replicas.
         schedule: order of the forwards.
         virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
-        device: where to run; auto uses CUDA if there is a GPU.
+        device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
             products in bfloat16.
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its

@@ -11,36 +11,39 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.choices import Device, Dtype
-from vigpipe.errors import InputError
 
 POLL_SECONDS = 1e-4  # between two looks whether a GPU has reached a point
 
 
-def choose_device(requested: Device, local_rank: int, local_world_size: int) -> torch.device:
-    """Choose this rank's device; on CUDA, each rank of a host gets its own GPU.
+def count_gpus(requested: Device, *, can_compute: bool = False) -> int:
+    """Count the GPUs that this process sees; none if --device cpu leaves them alone.
+
+    A process that starts ranks counts them through NVML, which makes no CUDA context and leaves
+    forks of the process able to use CUDA.
 
     Args:
         requested: the option --device.
-        local_rank: position of this rank among the ranks of its host.
-        local_world_size: number of ranks on this host.
-
-    Raises:
-        InputError: CUDA is requested but absent, or a host has more ranks than GPUs (NCCL refuses
-            two ranks on one GPU).
+        can_compute: ask CUDA too whether it can use them; for ranks.
     """
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (can_compute and not torch.cuda.is_available()):
+        return 0
+    return torch.cuda.device_count()
+
+
+def gpu_uuid(index: int) -> str:
+    """Return the name that no other GPU of any host has."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def take_device(gpu: int | None) -> torch.device:
+    """Make a GPU the one on which this process computes.
+
+    Args:
+        gpu: number of the GPU among those that this process sees; None for the CPU.
+    """
+    if gpu is None:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError(
-            "--device cuda: torch sees no GPU here; choose --device cpu, or a host that has one"
-        )
-    num_gpus = torch.cuda.device_count()
-    if local_world_size > num_gpus:
-        raise InputError(
-            f"{local_world_size} ranks on this host, but {num_gpus} GPUs; start at most one rank "
-            "a GPU (fewer --stages or --dp, more hosts), or choose --device cpu"
-        )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     return device
 
@@ -114,6 +117,11 @@ class ToHost:
         while not self.has_come():
             time.sleep(POLL_SECONDS)
         return self._values.tolist()
+
+
+def has_own_cores(device: torch.device) -> bool:
+    """Whether nobody else computes on this device: a GPU is one rank's, a CPU serves all."""
+    return device.type == "cuda"
 
 
 def synchronize(device: torch.device) -> None:

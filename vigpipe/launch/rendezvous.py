@@ -4,27 +4,26 @@ import contextlib
 import os
 import signal
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
-def init_process_group(
-    launch: Launch, backend: str, timeout_seconds: float, meeting_seconds: float | None = None
-) -> None:
-    """Bring the ranks together and make the process group; every rank calls this.
-
-    With NCCL, choose the rank's device (torch.cuda.set_device) before.
+def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None = None) -> "Store":
+    """Bring the ranks together at a store that only they can use; every rank calls this.
 
     Args:
         launch: this rank's place in the world.
-        backend: name of the backend: gloo or nccl.
-        timeout_seconds: time after which every later collective gives up.
+        timeout_seconds: time after which the collectives of the ranks give up.
         meeting_seconds: time for which ranks of srun and torchrun wait for others that start late;
             by default LONG_WAIT_SECONDS, or timeout_seconds if that is longer. A launcher on this
             host notices a rank that does not come, so there the default holds always.
@@ -36,15 +35,10 @@ def init_process_group(
     """
     from datetime import timedelta
 
-    import torch
     import torch.distributed as dist
 
     if launch.is_local:
         _use_loopback()
-    timeout = timedelta(seconds=timeout_seconds)
-    arguments: dict[str, Any] = {"backend": backend, "timeout": timeout}
-    if "nccl" in backend:
-        arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
     # The store waits for ranks that start late; collectives have a timeout of their own.
     if meeting_seconds is None or launch.launcher not in ("srun", "torchrun"):
         meeting_seconds = max(timeout_seconds, LONG_WAIT_SECONDS)
@@ -63,9 +57,55 @@ def init_process_group(
         # Python runs signal handlers between bytecodes, so never while a store or gloo waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    store = _joined(store, launch)
-    arguments |= {"store": store, "rank": launch.rank, "world_size": launch.world_size}
-    dist.init_process_group(**arguments)
+    return _joined(store, launch)
+
+
+def decide_together(
+    store: "Store", launch: Launch, fact: str, decide: Callable[[list[str]], str]
+) -> str:
+    """Let rank 0 decide something for all ranks before they have a process group; all call this.
+
+    Args:
+        store: where the ranks have met.
+        launch: this rank's place in the world.
+        fact: what rank 0 has to know of this rank.
+        decide: called on rank 0 with the facts of all ranks, in rank order.
+
+    Returns:
+        What `decide` has returned, on every rank.
+    """
+    store.set(f"fact/{launch.rank}", fact)
+    if launch.rank == 0:
+        facts = [store.get(f"fact/{rank}").decode() for rank in range(launch.world_size)]
+        store.set("decision", decide(facts))
+    return store.get("decision").decode()
+
+
+def init_process_group(
+    launch: Launch, backend: str, timeout_seconds: float, store: "Store | None" = None
+) -> None:
+    """Make the process group; every rank calls this.
+
+    With NCCL, choose the rank's device (torch.cuda.set_device) before.
+
+    Args:
+        launch: this rank's place in the world.
+        backend: name of the backend: gloo or nccl.
+        timeout_seconds: time after which every later collective gives up.
+        store: where the ranks have met; by default they `meet` now.
+    """
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    arguments: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout_seconds)}
+    if "nccl" in backend:
+        arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    store = store or meet(launch, timeout_seconds)
+    dist.init_process_group(
+        store=store, rank=launch.rank, world_size=launch.world_size, **arguments
+    )
 
 
 def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is imported late

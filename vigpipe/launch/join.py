@@ -1,0 +1,173 @@
+"""Bring the ranks together, each on a device of its own: one GPU for each, or the CPU for all."""
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from vigpipe.config.choices import Device
+from vigpipe.errors import InputError
+from vigpipe.launch.environment import Launch
+from vigpipe.messages import tell
+
+if TYPE_CHECKING:
+    import torch
+
+ADVICE = "start at most one rank a GPU (fewer --stages or --dp, more hosts), or choose --device cpu"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank could compute on.
+
+    Attributes:
+        requested: its option --device.
+        host: name of its host.
+        num_ranks: number of ranks on its host.
+        num_gpus: number of GPUs that it sees.
+        gpu: UUID of the GPU that it would take; empty if there is none for it.
+    """
+
+    requested: Device
+    host: str
+    num_ranks: int
+    num_gpus: int
+    gpu: str
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What all ranks compute on.
+
+    Attributes:
+        on_gpus: whether every rank takes the GPU that it has offered.
+        reason: why they do not although there are GPUs.
+    """
+
+    on_gpus: bool
+    reason: str = ""
+
+
+def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
+    """Choose the GPU that a rank would take, before it knows of those on other hosts.
+
+    Args:
+        requested: the option --device.
+        launch: the rank's place in the world.
+        num_gpus: number of GPUs that it sees.
+
+    Returns:
+        The number of the GPU among those that the rank sees; None for the CPU.
+
+    Raises:
+        InputError: CUDA is requested but absent, or a host has more ranks than GPUs (NCCL refuses
+            two ranks on one GPU).
+    """
+    if requested == "cpu" or (requested == "auto" and num_gpus == 0):
+        return None
+    if num_gpus == 0:
+        raise InputError(
+            "--device cuda: torch sees no GPU here; choose --device cpu, or a host that has one"
+        )
+    if launch.local_world_size <= num_gpus:
+        return launch.local_rank
+    # srun --gpus-per-task=1 shows every rank its own GPU only, as number 0; ranks that see a shared
+    # one find out when they compare (deal).
+    if num_gpus == 1 and launch.launcher in ("srun", "torchrun"):
+        return 0
+    if requested == "auto":
+        return None
+    raise InputError(
+        f"{launch.local_world_size} ranks on this host, but {_counted(num_gpus)}; {ADVICE}"
+    )
+
+
+def deal(offers: Sequence[Offer]) -> Deal:
+    """Decide for all ranks whether they compute on GPUs: if every rank has one of its own.
+
+    Args:
+        offers: one for each rank, in rank order.
+    """
+    first, gpus = offers[0], Counter(offer.gpu for offer in offers)
+    for rank, offer in enumerate(offers):
+        if offer.requested != first.requested:
+            return Deal(
+                False,
+                f"ranks differ in their options: device is {offer.requested!r} on rank {rank}, but "
+                f"{first.requested!r} on rank 0",
+            )
+    if not any(offer.num_gpus for offer in offers):
+        return Deal(False)
+    for offer in offers:
+        if gpus[offer.gpu] > 1 or not offer.gpu:
+            ranks, has = f"{offer.num_ranks} ranks on {offer.host}", _counted(offer.num_gpus)
+            if offer.num_ranks > offer.num_gpus:
+                return Deal(False, f"{ranks}, but {has}")
+            return Deal(False, f"{gpus[offer.gpu]} of {ranks} have the same GPU ({offer.gpu})")
+    return Deal(True)
+
+
+def join(
+    requested: Device,
+    gpu: int | None,
+    launch: Launch,
+    timeout_seconds: float,
+    meeting_seconds: float | None = None,
+    *,
+    on_one_gpu: str,
+) -> "torch.device":
+    """Bring the ranks together and make the process group; every rank calls this.
+
+    Args:
+        requested: the option --device.
+        gpu: what `choose_gpu` has chosen for this rank.
+        launch: this rank's place in the world.
+        timeout_seconds: time after which every collective gives up.
+        meeting_seconds: see `rendezvous.meet`.
+        on_one_gpu: options with which one rank on one GPU does the same work, for the user to whom
+            `--device auto` must give CPUs.
+
+    Returns:
+        The device on which this rank computes, of the same type on every rank.
+
+    Raises:
+        InputError: CUDA is requested, and a rank has no GPU of its own; or the ranks cannot meet.
+    """
+    from vigpipe.launch.device import backend, count_gpus, gpu_uuid, take_device
+    from vigpipe.launch.rendezvous import decide_together, init_process_group, meet
+
+    if launch.world_size == 1:
+        return take_device(gpu)
+    store = meet(launch, timeout_seconds, meeting_seconds)
+    offer = Offer(
+        requested,
+        socket.gethostname(),
+        launch.local_world_size,
+        count_gpus(requested, can_compute=True),
+        "" if gpu is None else gpu_uuid(gpu),
+    )
+    decision = decide_together(
+        store,
+        launch,
+        json.dumps(asdict(offer)),
+        lambda texts: json.dumps(asdict(deal([Offer(**json.loads(text)) for text in texts]))),
+    )
+    agreed = Deal(**json.loads(decision))
+    if not agreed.on_gpus:
+        gpu = None
+        if requested == "cuda":
+            raise InputError(f"--device cuda: {agreed.reason}; {ADVICE}")
+        if requested == "auto" and agreed.reason and launch.rank == 0:
+            tell(
+                f"{agreed.reason}: all ranks compute on CPUs; one GPU does the same work with one "
+                f"rank, {on_one_gpu}"
+            )
+    device = take_device(gpu)
+    init_process_group(launch, backend(device), timeout_seconds, store)
+    return device
+
+
+def _counted(num_gpus: int) -> str:
+    return f"{num_gpus} GPU{'' if num_gpus == 1 else 's'}"
