@@ -150,3 +150,53 @@ def test_ranks_with_different_options_say_so(start):
     with pytest.raises(InputError, match="device is 'cpu' on rank 1, but 'cuda' on rank 0"):
         start("srun", "cuda", ["ab ab"], others="cpu")
     assert set(start("srun", "auto", ["ab ab"], others="cpu")) == {("gloo", "cpu")}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The driver's library tells of four GPUs; whatever uses CUDA fails.
+
+    Returns the numbers of ranks that were started.
+    """
+    import torch._dynamo  # keeps a table of torch's functions, which should be the true ones
+    from torch.distributed.launcher import api
+
+    from vigpipe.launch import fork_server
+
+    counts = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
+    for owner, name in (
+        (torch._C, "_cuda_getDeviceCount"),
+        (torch.cuda, "_lazy_init"),
+        (torch.cuda, "set_device"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+    monkeypatch.setattr(fork_server, "start_fork_server", lambda *_: None)
+    monkeypatch.setattr(
+        api, "elastic_launch", lambda config, _: lambda *_: counts.append(config.nproc_per_node)
+    )
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--stages", "2", "--microbatches", "5", "--dp", "2"], 0, ""),
+        (["--stages", "auto", "--microbatches", "5"], 0, ""),
+        (
+            ["--stages", "2", "--dp", "3", "--device", "cuda"],
+            2,
+            "6 ranks on this host, but 4 GPUs;",
+        ),
+    ],
+)
+def test_the_process_that_starts_ranks_leaves_cuda_alone(
+    arguments, code, told, started, tmp_path, capsys
+):
+    """Its context on GPU 0 held memory there for the whole run."""
+    from vigpipe.cli import main
+
+    assert main(["train", *arguments, "--threads", "1", "--out", str(tmp_path / "run")]) == code
+    assert told in capsys.readouterr().err
+    assert started == [4] * (code == 0)

@@ -295,3 +295,9 @@ def test_who_is_gone_or_frozen_is_the_cause_of_what_others_tell(capsys):
     )
     assert _root_cause({0: 70}, lost, LostRanks()) == 70
     assert capsys.readouterr().err == "vigpipe: rank 0 lost a peer: closed\n"
+
+
+def test_the_process_that_ranks_are_forked_from_leaves_cuda_alone():
+    """Forks of a process that has counted GPUs through CUDA cannot use them."""
+    code = "import torch, vigpipe.training; assert not torch._C._cuda_isInBadFork()"
+    assert run_command([sys.executable, "-c", code]).returncode == 0

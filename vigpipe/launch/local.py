@@ -97,20 +97,22 @@ def _start_agent(
     for name in ("distributed.elastic", "distributed.launcher", "multiprocessing"):
         logging.getLogger(f"torch.{name}").addHandler(logging.NullHandler())
         logging.getLogger(f"torch.{name}").propagate = False  # the ranks print their own errors
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        run_id=folder.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint=str(folder / "agent"),
-        rdzv_configs={"store_type": "file"},
-        max_restarts=0,
-        local_addr="127.0.0.1",  # avoids a look-up of this host's name
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        signals_to_handle="",  # start_local has its own handlers
-        start_method="forkserver",
-    )
+    # It counts the GPUs, to bind ranks to the cores near them: not through CUDA.
+    with _environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=world_size,
+            run_id=folder.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint=str(folder / "agent"),
+            rdzv_configs={"store_type": "file"},
+            max_restarts=0,
+            local_addr="127.0.0.1",  # avoids a look-up of this host's name
+            logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+            signals_to_handle="",  # start_local has its own handlers
+            start_method="forkserver",
+        )
     variables = {
         FOLDER_VARIABLE: str(folder),
         LAUNCHER_VARIABLE: str(os.getpid()),
