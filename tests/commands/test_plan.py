@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.planning.profiles import make_piece, make_profile
+from tests.profiling.quick import FEWEST
 from tests.world import run_command
 from vigpipe.cli import main
 from vigpipe.commands.plan import make_request, with_network
@@ -187,6 +188,20 @@ def test_a_cluster_that_cannot_be_is_refused_before_any_rank_is_started(capsys, 
     monkeypatch.setattr("vigpipe.commands.plan.run_on_ranks", lambda *_, **__: 0)
     assert plan("--ranks-per-host", "0") == plan("--latency", "-5us") == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
+    """Two ranks were started, and refused because there was one GPU."""
+    for module, name, value in FEWEST:
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("vigpipe.commands.plan.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.commands.plan.has_own_cores", lambda _: True)
+    assert plan("--stages", "4", "--batch-size", "8", "--microbatches", "4", "--out", "x.toml") == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    assert "messages between ranks count as free" in stdout
+    # Four GPUs compute at once as fast as one, unlike ranks that share cores.
+    assert json.loads((here / "x.profile.json").read_text())["slowdown"] == [1.0] * 4
 
 
 @pytest.mark.multiprocess

@@ -17,6 +17,7 @@ from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
+from vigpipe.launch.device import count_gpus, has_own_cores
 from vigpipe.launch.environment import from_environment, threads_per_rank
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
@@ -69,7 +70,8 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     """Run the command `vigpipe plan`.
 
     Without --profile it starts several ranks, to measure how much they slow each other down: as
-    many as the layout has, but no more than the host has cores for.
+    many as the layout has, but no more than the host has GPUs, or else cores, for. On one GPU a
+    single rank measures.
 
     Args:
         config: the options.
@@ -86,8 +88,12 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     launch = from_environment(os.environ)
     num_ranks = launch.world_size
     if launch.launcher == "alone" and config.profile is None and config.stages * config.dp > 1:
-        cores = threads_per_rank(None, 1, {})
-        num_ranks = max(2, min(config.stages * config.dp, cores // (config.threads or 1)))
+        num_ranks = config.stages * config.dp
+        if num_gpus := count_gpus(config.device):
+            num_ranks = min(num_ranks, num_gpus)
+        else:
+            cores = threads_per_rank(None, 1, {})
+            num_ranks = max(2, min(num_ranks, cores // (config.threads or 1)))
     one_stage = replace(config, stages=1, dp=num_ranks, microbatches=1, schedule="gpipe", out=None)
     return run_on_ranks(
         one_stage,
@@ -116,6 +122,8 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
             request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES
         )
         profile = measure_profile(run, rank, device, sizes)
+        if profile is not None and has_own_cores(device):
+            profile = _with_as_many_gpus(profile, request.num_ranks * request.num_replicas)
     else:
         profile = read_profile(config.profile)
         check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
@@ -130,6 +138,12 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     picture = out.with_suffix(".png")
     draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
     print(_table([best, *others[:1]], request))
+    had_neighbour = run.layout.world_size > 1 or config.profile is not None
+    if request.num_ranks > 1 and not had_neighbour and config.bandwidth is None:
+        print(
+            "messages between ranks count as free, because one rank alone cannot measure them; "
+            "give their --bandwidth and --latency"
+        )
     if profile.slowdown[-1] > _CROWDED:
         print(
             f"{len(profile.slowdown)} ranks at once were {profile.slowdown[-1]:.2f} times as slow "
@@ -138,6 +152,16 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     if config.explain:
         print(explain(profile, request, best))
     print(f"{out}, {picture}; use it with {_command(best, config, out)}")
+
+
+def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
+    """Let ranks that were not there to measure slow the others down no more than those that were.
+
+    Cores are shared by all ranks of a host, so that more of them are slower in proportion; GPUs are
+    not.
+    """
+    missing = num_ranks - len(profile.slowdown)
+    return replace(profile, slowdown=(*profile.slowdown, *[profile.slowdown[-1]] * missing))
 
 
 def plan_file(config: PlanConfig) -> Path:
