@@ -62,8 +62,9 @@ def test_a_gpu_has_a_name_of_its_own(monkeypatch):
     assert gpu_uuid(1) == "17"
 
 
-def test_nccl_on_gpus_and_gloo_on_cpus():
-    assert [backend(torch.device(name)) for name in ("cuda", "cpu")] == ["nccl", "gloo"]
+def test_nccl_between_gpus_and_gloo_between_hosts():
+    assert backend(torch.device("cuda")) == "cpu:gloo,cuda:nccl"
+    assert backend(CPU) == "gloo"
 
 
 def test_bfloat16_keeps_float32_weights():

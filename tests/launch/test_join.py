@@ -125,8 +125,8 @@ def test_launch_matrix(case, start, capsys):
     if re.match("cpu|cuda:", expected):
         taken = start(launcher, requested, hosts)
         assert " ".join(name for _, name in taken) == expected
-        wanted = "none" if launcher == "alone" else "nccl" if "cuda" in expected else "gloo"
-        assert {backend for backend, _ in taken} == {wanted}
+        wanted = "cpu:gloo,cuda:nccl" if "cuda" in expected else "gloo"
+        assert {name for name, _ in taken} == {"none" if launcher == "alone" else wanted}
     else:
         with pytest.raises(InputError, match=re.escape(expected)) as refused:
             start(launcher, requested, hosts)

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -11,8 +12,10 @@ import torch.distributed as dist
 from tests.launch.test_environment import ONE_NODE, SRUN, TORCHRUN
 from tests.world import run_ranks
 from vigpipe.errors import InputError
-from vigpipe.launch import rendezvous
+from vigpipe.launch import device, rendezvous
 from vigpipe.launch.environment import Launch, from_environment
+from vigpipe.parallel.agreement import all_gather_values, broadcast_value
+from vigpipe.parallel.layout import Layout, make_groups
 
 
 def test_a_node_name_that_does_not_resolve_asks_for_master_addr():
@@ -167,6 +170,56 @@ def alone(rank: int, world_size: int) -> float:
 @pytest.mark.multiprocess
 def test_one_rank_alone_has_a_process_group_too():
     assert run_ranks(alone, 1) == [1.0]
+
+
+def meet_over_two_backends(rank: int, world_size: int, folder: Path):
+    """Meet as ranks on GPUs do, with torch's fake backend in place of NCCL."""
+    import torch
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers "fake"
+
+    dist.destroy_process_group()
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.pop(name, None)
+    place = (rank, world_size, rank, world_size, "local", (folder / "again").as_uri(), "again")
+    backend = device.backend(torch.device("cuda")).replace("nccl", "fake")
+    rendezvous.init_process_group(Launch(*place), backend, 20)
+    pipeline_group, replica_group = make_groups(Layout(2, num_replicas=2), 20)
+    total = torch.tensor(float(rank))
+    dist.all_reduce(total, group=pipeline_group)
+    gathered: list[object] = [None] * 2
+    dist.all_gather_object(gathered, f"rank {rank}", group=replica_group)
+    dist.barrier()
+    names = [name for name in os.environ if "NCCL" in name or "GLOO" in name]
+    return (
+        broadcast_value(rank + 5, world_size),
+        all_gather_values(rank, world_size),
+        total.item(),
+        gathered,
+        {name: os.environ[name] for name in names},
+    )
+
+
+@pytest.mark.multiprocess
+def test_ranks_on_gpus_exchange_values_of_the_host_over_gloo(tmp_path):
+    """Such values were copied to the GPU for NCCL; "fake" hands on nothing, so gloo served."""
+    found = run_ranks(meet_over_two_backends, 4, tmp_path)
+    for rank, (first, everybody, total, replicas, variables) in enumerate(found):
+        assert (first, everybody) == (5, [0, 1, 2, 3])
+        assert total == (1.0 if rank < 2 else 5.0)  # of ranks 0 and 1, or of 2 and 3
+        assert replicas == [f"rank {rank % 2}", f"rank {rank % 2 + 2}"]
+        # A lost peer does not abort the others, and no socket is open to the network.
+        assert variables == {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
+        }
+
+
+def test_the_users_choice_of_an_interface_stays(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth77")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    rendezvous.meet(from_environment({}), 5)
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "eth77"
 
 
 def meet(rank, world_size, folder, jobs):

@@ -49,8 +49,12 @@ def take_device(gpu: int | None) -> torch.device:
 
 
 def backend(device: torch.device) -> str:
-    """Return the name of the process group's backend: nccl or gloo."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    """Return the backend of the process group: what a tensor travels by, by the device it is on.
+
+    Gloo also serves ranks on GPUs, for values of the host: a lost or silent peer ends its
+    collectives with an exception, and nothing has to be copied to the GPU and back.
+    """
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def weight_dtype(dtype: Dtype) -> torch.dtype:

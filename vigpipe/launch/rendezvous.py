@@ -90,7 +90,7 @@ def init_process_group(
 
     Args:
         launch: this rank's place in the world.
-        backend: name of the backend: gloo or nccl.
+        backend: what `device.backend` returns, or the name of one backend.
         timeout_seconds: time after which every later collective gives up.
         store: where the ranks have met; by default they `meet` now.
     """
@@ -100,9 +100,13 @@ def init_process_group(
     import torch.distributed as dist
 
     arguments: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout_seconds)}
+    if "cuda:" in backend:
+        # CleanUpOnly of ProcessGroupNCCL: when a peer is lost, end what waits for it, not the rank.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     if "nccl" in backend:
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
-    store = store or meet(launch, timeout_seconds)
+    if store is None:
+        store = meet(launch, timeout_seconds)
     dist.init_process_group(
         store=store, rank=launch.rank, world_size=launch.world_size, **arguments
     )
@@ -190,11 +194,13 @@ def _refuse_loopback_name() -> None:
 
 
 def _use_loopback() -> None:
-    """Keep gloo's sockets off the network, unless the user chose an interface."""
+    """Keep the sockets of gloo and NCCL off the network, unless the user chose an interface."""
     interfaces = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
+    if loopback:  # by itself NCCL takes any other interface for its ranks to meet
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")
     if chosen is None:
-        loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
         if loopback:
             os.environ["GLOO_SOCKET_IFNAME"] = loopback
     elif missing := [name for name in chosen.split(",") if name not in interfaces]:
