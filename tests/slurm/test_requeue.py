@@ -54,9 +54,11 @@ def start(tmp_path):
 REQUEUED = "scontrol requeue 12\nexit code 137: job 12 is requeued\n"
 
 
-def test_a_job_that_lost_a_rank_is_requeued(start):
-    assert start(137) == REQUEUED
-    assert start(137, LOST_PEER) == REQUEUED
+@pytest.mark.parametrize("code", [70, 134, 137])
+def test_a_job_that_lost_a_rank_is_requeued(start, code):
+    requeued = REQUEUED.replace("137", str(code))
+    assert start(code) == requeued
+    assert start(code, LOST_PEER) == requeued
 
 
 def test_a_job_whose_rank_has_a_fault_of_its_own_is_not(start):
