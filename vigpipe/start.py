@@ -86,7 +86,7 @@ def _run(
     trains: bool,
     failures: list[Path],
 ) -> int:
-    from vigpipe.launch.device import weight_dtype
+    from vigpipe.launch.device import default_sync, weight_dtype
     from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
     from vigpipe.launch.failures import remove_records
     from vigpipe.launch.join import join
@@ -144,6 +144,9 @@ def _run(
     device = join(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
+    if config.sync is None:
+        config = replace(config, sync=default_sync(device, run.layout.pipeline_size))
+        run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
         folder = Path(broadcast_value(str(folder), world_size))
         check_alike(

@@ -13,6 +13,7 @@ from tests.profiling.quick import FEWEST
 from tests.world import run_command
 from vigpipe.cli import main
 from vigpipe.commands.plan import make_request, with_network
+from vigpipe.config.choices import Sync
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
@@ -24,7 +25,7 @@ from vigpipe.run.facts import prepare
 
 
 def one_stage(**options):
-    return prepare(TrainConfig(**options), torch.float32)
+    return prepare(TrainConfig(**{"sync": "double", **options}), torch.float32)
 
 
 def request(**options) -> Request:
@@ -32,10 +33,10 @@ def request(**options) -> Request:
     return make_request(config, one_stage(batch_size=config.batch_size))
 
 
-def stored(folder: Path, **others) -> Path:
+def stored(folder: Path, sync: Sync = "double", **others) -> Path:
     """A profile of vig_digits with known costs: the last of four blocks takes as long as three."""
     blocks = [make_piece(f"block {i}", s, 400, 100, 64) for i, s in enumerate((1, 1, 1, 3))]
-    options = cost_options(one_stage())
+    options = cost_options(one_stage(sync=sync))
     profile = make_profile(blocks, **others)
     fields = {name: getattr(profile, name) for name in profile.__dataclass_fields__}
     profile = Profile(**(fields | {"model": "vig_digits", "options": options}))
@@ -124,6 +125,14 @@ def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(facts, c
     if code == 0:
         assert read_plan(out, "vig_digits", 4).num_stages >= 2
         assert out.read_text().splitlines()[0].startswith(r"# Made by vigpipe plan, today\nmodel =")
+
+
+def test_gradients_are_added_up_as_when_the_profile_was_measured(here, capsys):
+    """A profile of a GPU, where another way is the default, was refused on a host without one."""
+    path = str(stored(here, sync="drain"))
+    assert plan("--profile", path, "--out", "x.toml") == 0
+    assert plan("--profile", path, "--out", "x.toml", "--sync", "double") == 2
+    assert "was measured with sync = drain" in capsys.readouterr().err
 
 
 def test_a_plan_of_ones_own_is_not_overwritten(here, capsys):

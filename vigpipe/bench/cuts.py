@@ -39,7 +39,9 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
         return
     write_profile(profile, folder / "profile.json")
     num_microbatches = run.layout.num_microbatches
-    request = Request(2, 1, run.batch_size, (num_microbatches,), ((run.layout.schedule, 1),))
+    assert run.config.sync is not None
+    batch_size, schedule = run.batch_size, run.layout.schedule
+    request = Request(2, 1, batch_size, (num_microbatches,), ((schedule, 1),), sync=run.config.sync)
     planned = len(search(profile, request)[0].stages[0])
     even = len(even_plan(num_blocks, 2).stages[0])
     seconds = {n: median(timings.seconds[str(case)]) for n, case in case_of.items()}

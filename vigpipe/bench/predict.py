@@ -156,7 +156,10 @@ def compare_steps(
     errors: list[float] = []
     for case in cases:
         layout = case.layout
-        request = Request(layout.pipeline_size, layout.num_replicas, run.batch_size, ())
+        assert run.config.sync is not None
+        request = Request(
+            layout.pipeline_size, layout.num_replicas, run.batch_size, (), sync=run.config.sync
+        )
         proposal = predict(
             profile,
             request,

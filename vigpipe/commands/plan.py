@@ -7,17 +7,19 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
+from vigpipe.config.choices import Sync
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
-from vigpipe.launch.device import count_gpus, has_own_cores
+from vigpipe.launch.device import count_gpus, default_sync, has_own_cores
 from vigpipe.launch.environment import from_environment, threads_per_rank
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
@@ -116,8 +118,10 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     Raises:
         InputError: an option or the profile is wrong, or no layout is possible.
     """
+    profile = None if config.profile is None else read_profile(config.profile)
+    run = replace(run, config=replace(run.config, sync=_sync(config, profile, device)))
     request = make_request(config, run)
-    if config.profile is None:
+    if profile is None:
         sizes = microbatch_sizes_to_profile(
             request.batch_size, request.num_replicas, request.microbatches, _MOST_SIZES
         )
@@ -125,7 +129,6 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
         if profile is not None and has_own_cores(device):
             profile = _with_as_many_gpus(profile, request.num_ranks * request.num_replicas)
     else:
-        profile = read_profile(config.profile)
         check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
     if profile is None:
         return
@@ -152,6 +155,16 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     if config.explain:
         print(explain(profile, request, best))
     print(f"{out}, {picture}; use it with {_command(best, config, out)}")
+
+
+def _sync(config: PlanConfig, profile: Profile | None, device: torch.device) -> Sync:
+    """Return how gradients will be added up: as asked for, as measured before, or by default."""
+    if config.sync is not None:
+        return config.sync
+    measured = profile.options.get("sync") if profile is not None else None
+    if measured in get_args(Sync):
+        return cast(Sync, measured)
+    return default_sync(device, config.stages)
 
 
 def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
@@ -191,6 +204,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         The run with the best cut, the same on every rank.
     """
     layout = run.layout
+    assert run.config.sync is not None
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
     proposals: list[Proposal | None] = [None]
@@ -227,6 +241,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
             blocks.
     """
     assert run.config.batch_size is not None
+    assert run.config.sync is not None
     if config.stages < 1 or config.dp < 1:
         raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
@@ -263,7 +278,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         schedules=schedules,
         memory_limit_bytes=None if limit is None else int(limit),
         ranks_per_host=config.ranks_per_host,
-        sync=config.sync,
+        sync=run.config.sync,
     )
 
 

@@ -46,7 +46,7 @@ class TrainKeywords(TypedDict, total=False):
     dp: int
     schedule: Schedule
     virtual_stages: int
-    sync: choices.Sync
+    sync: choices.Sync | None
     device: choices.Device
     dtype: choices.Dtype
     boundary: choices.Boundary

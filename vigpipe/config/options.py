@@ -96,7 +96,7 @@ class TrainConfig:
         virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
-            (ddp).
+            (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
             products in bfloat16.
@@ -193,7 +193,7 @@ class TrainConfig:
     dp: int = 1
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
-    sync: Sync = "double"
+    sync: Sync | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
     boundary: Boundary = "full"

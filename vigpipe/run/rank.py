@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
-from vigpipe.launch.device import runs_ahead, send
+from vigpipe.launch.device import default_sync, runs_ahead, send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
@@ -191,7 +191,8 @@ def make_rank_state(
         for block in (block for model in models for block in model.numbered_blocks.values()):
             block.compile(dynamic=False)  # in place, so that names and shapes stay
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
-    replicas = Replicas(stage_modules, replica_group, config.sync, reducing)
+    sync = config.sync or default_sync(device, layout.pipeline_size)
+    replicas = Replicas(stage_modules, replica_group, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
     pipeline = Pipeline(
         stage_modules,

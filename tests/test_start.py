@@ -1,0 +1,52 @@
+"""What is decided between the command line and a rank's work."""
+
+import pytest
+import torch
+
+from vigpipe.cli import main
+from vigpipe.config.files import as_toml
+from vigpipe.launch import join as joining
+from vigpipe.parallel import agreement
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def options_of(monkeypatch, tmp_path):
+    """Start one rank, of one or two; return the options with which its work begins."""
+    seen = []
+    monkeypatch.setattr("vigpipe.training.train", lambda run, *_: seen.append(as_toml(run.config)))
+
+    def start(*arguments, device=None, pipeline_size=1, verb="train"):
+        if device is not None:
+            monkeypatch.setattr(joining, "join", lambda *_, **__: device)
+        if pipeline_size > 1:
+            monkeypatch.setattr(agreement, "broadcast_value", lambda value, _: value)
+            monkeypatch.setattr(agreement, "check_alike", lambda *_: None)
+            values = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+            values |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+            for name, value in values.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setattr("vigpipe.launch.failures._has_process_group", lambda: False)
+        arguments = (*arguments, "--stages", str(pipeline_size), "--threads", "1")
+        assert main([verb, *arguments, "--out", str(tmp_path / "run")]) == 0
+        return seen[-1]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("device", "pipeline_size", "sync"),
+    [
+        (None, 1, "double"),
+        (torch.device("cpu"), 2, "double"),
+        (GPU, 1, "ddp"),
+        (GPU, 2, "drain"),
+    ],
+)
+def test_how_gradients_are_added_up_depends_on_the_device(options_of, device, pipeline_size, sync):
+    assert options_of(device=device, pipeline_size=pipeline_size)["sync"] == sync
+
+
+def test_a_given_way_to_add_gradients_up_stays(options_of):
+    assert options_of("--sync", "double", device=GPU)["sync"] == "double"
