@@ -50,3 +50,16 @@ def test_how_gradients_are_added_up_depends_on_the_device(options_of, device, pi
 
 def test_a_given_way_to_add_gradients_up_stays(options_of):
     assert options_of("--sync", "double", device=GPU)["sync"] == "double"
+
+
+@pytest.mark.parametrize(("arguments", "allowed"), [((), False), (("--tf32",), True)])
+def test_tf32_is_as_asked_for_products_and_convolutions(options_of, arguments, allowed):
+    """By itself torch computes float32 convolutions in TF32."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not allowed
+    try:
+        assert options_of(*arguments)["tf32"] == allowed
+        assert torch.backends.cuda.matmul.allow_tf32 == allowed
+        assert torch.backends.cudnn.allow_tf32 == allowed
+        assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False

@@ -276,10 +276,10 @@ def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
 def set_up_rank(
     options: "TrainConfig | PredictConfig", layout: "Layout", launch: "Launch"
 ) -> int | None:
-    """Set this rank's number of threads and its allocator, and choose its GPU.
+    """Set this rank's number of threads, its allocator and its precision, and choose its GPU.
 
     Args:
-        options: the options; --device and --threads count.
+        options: the options; --device, --threads and --tf32 count.
         layout: says how many ranks there must be.
         launch: this rank's place in the world.
 
@@ -291,7 +291,7 @@ def set_up_rank(
     """
     import torch
 
-    from vigpipe.launch.device import count_gpus, keep_freed_memory
+    from vigpipe.launch.device import allow_tf32, count_gpus, keep_freed_memory
     from vigpipe.launch.environment import threads_per_rank
     from vigpipe.launch.join import choose_gpu
     from vigpipe.ops.compiler import be_silent
@@ -302,6 +302,7 @@ def set_up_rank(
     if launch.rank > 0:
         be_silent()
     keep_freed_memory()
+    allow_tf32(options.tf32)
     return gpu
 
 

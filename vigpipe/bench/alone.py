@@ -17,6 +17,7 @@ from vigpipe.bench.options import FILES, OpsBench
 from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
 from vigpipe.launch.device import (
+    allow_tf32,
     count_gpus,
     keep_freed_memory,
     peak_bytes,
@@ -44,6 +45,7 @@ def set_up(config: OpsBench) -> torch.device:
         make_output_folder(config.out, FILES)
     num_gpus = count_gpus(config.device, can_compute=True)
     device = take_device(choose_gpu(config.device, from_environment({}), num_gpus))
+    allow_tf32(False)
     _set_threads_and_allocator(config.threads)
     return device
 

@@ -32,7 +32,7 @@ MAY_DIFFER = {
     *("config", "weights", "new_classifier", "out"),
     *("data", "data_dir", "download", "workers", "skip_bad_images"),
     *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic"),
-    *("device", "threads", "timeout", "impl", "compile", "boundary", "recompute"),
+    *("device", "threads", "timeout", "impl", "compile", "tf32", "boundary", "recompute"),
     *("epochs", "steps", "evaluate_every", "detect_anomaly", "on_nan", "log_every", "track"),
     *("timing", "timing_warmup", "timing_steps", "trace"),
     *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),

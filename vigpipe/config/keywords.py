@@ -49,6 +49,7 @@ class TrainKeywords(TypedDict, total=False):
     sync: choices.Sync | None
     device: choices.Device
     dtype: choices.Dtype
+    tf32: bool
     boundary: choices.Boundary
     recompute: choices.Recompute
     detect_anomaly: bool

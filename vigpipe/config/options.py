@@ -100,6 +100,8 @@ class TrainConfig:
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
             products in bfloat16.
+        tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
+            which is faster.
         boundary: precision of what one stage sends to the next: full is that of the weights;
             bfloat16 halves the traffic, but then the result depends on the number of stages.
         recompute: which micro-batches discard their features after the forward and compute them
@@ -196,6 +198,7 @@ class TrainConfig:
     sync: Sync | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
+    tf32: bool = False
     boundary: Boundary = "full"
     recompute: Recompute = "never"
     detect_anomaly: bool = False

@@ -59,6 +59,8 @@ class PredictConfig:
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
             products in bfloat16.
+        tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
+            which is faster.
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
             ranks.
         timeout: seconds after which a rank stops waiting for a silent peer.
@@ -77,6 +79,7 @@ class PredictConfig:
     virtual_stages: int = 1
     device: Device = "auto"
     dtype: Dtype = "float32"
+    tf32: bool = False
     threads: int | None = None
     timeout: float = 300.0
 

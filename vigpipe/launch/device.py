@@ -75,6 +75,16 @@ def default_sync(device: torch.device, pipeline_size: int) -> Sync:
     return "ddp" if pipeline_size == 1 else "drain"
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Let GPUs compute float32 matrix products and convolutions in TF32, or forbid it.
+
+    By itself torch forbids it for products and allows it for convolutions. Its newer switches
+    (`fp32_precision`) leave the older ones behind, which then raise for whoever reads them.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones (glibc only).
 

@@ -35,6 +35,8 @@ _OPTIONS = (
 def cost_options(run: Run) -> dict[str, str]:
     """Return the options that a profile of this run's model depends on, as text by name."""
     options = {name: str(getattr(run.config, name)) for name in _OPTIONS}
+    if run.config.tf32:  # profiles from before there was a choice do not have it
+        options["tf32"] = "True"
     return {
         **options,
         "images": "x".join(map(str, run.image_shape)),
