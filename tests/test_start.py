@@ -52,6 +52,15 @@ def test_a_given_way_to_add_gradients_up_stays(options_of):
     assert options_of("--sync", "double", device=GPU)["sync"] == "double"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [((), 60), (("--compile",), 600), (("--compile", "--timeout", "7"), 7)],
+)
+def test_ranks_wait_longer_for_one_that_compiles(options_of, arguments, seconds):
+    """One rank's compiler ended the others after a minute."""
+    assert options_of(*arguments)["timeout"] == seconds
+
+
 @pytest.mark.parametrize(("arguments", "allowed"), [((), False), (("--tf32",), True)])
 def test_tf32_is_as_asked_for_products_and_convolutions(options_of, arguments, allowed):
     """By itself torch computes float32 convolutions in TF32."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Exit codes after which a restart is useless: ranks would fail again, or were asked to end
 # (129 and 143 are 128 + SIGHUP and SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
-TIMEOUT_SECONDS = 60.0  # of collectives in training, where ranks never wait long for another
+TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
 
@@ -108,7 +108,9 @@ def _run(
         )
     timeout = meeting_seconds = config.timeout
     if timeout is None:
-        timeout = TIMEOUT_SECONDS if trains else LONG_WAIT_SECONDS
+        # One rank may compile for minutes while the others wait for what it computes.
+        is_prompt = trains and not config.compile
+        timeout = TIMEOUT_SECONDS if is_prompt else LONG_WAIT_SECONDS
         config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
     if is_planned:
