@@ -1,6 +1,7 @@
 """Settings of every test, and which tests stay together when `-n 3` runs them on three workers."""
 
 import os
+import re
 from functools import cache
 
 import pytest
@@ -40,6 +41,28 @@ def group(file: str) -> str | None:
 @pytest.hookimpl(optionalhook=True)  # there is none with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
+
+
+def asks_for_gpus(marks: str) -> bool:
+    """Whether pytest's -m begins with the mark of tests that need a GPU."""
+    return re.match(r"gpu\b", marks) is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from the tests and from all that they start, before anybody looks for one.
+
+    What a test shows must not depend on the machine; ranks of a test would fill its GPUs, too.
+    """
+    if not asks_for_gpus(config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        if not asks_for_gpus(item.config.option.markexpr):
+            pytest.skip("needs a GPU; run with -m gpu")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU, and torch sees none")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.conftest import asks_for_gpus
 from tests.world import PROMPT, ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
 
 pytestmark = pytest.mark.multiprocess
@@ -222,3 +223,22 @@ def test_waiting_for_a_command_that_has_ended_tells_what_it_printed():
     message = "ended with 1, before: step 3\nit broke"
     with start_command(line) as command, pytest.raises(AssertionError, match=message):
         wait_until(lambda: False, "step 3", running=command)
+
+
+def visible_gpus(rank: int = 0, world_size: int = 1) -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_no_test_sees_a_gpu_and_neither_does_what_it_starts():
+    code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    assert [visible_gpus(), *run_ranks(visible_gpus, 2)] == [""] * 3
+    assert run_command([sys.executable, "-c", code]).stdout == "''\n"
+    assert run_command([sys.executable, "-c", code], fresh=True).stdout == "''\n"
+
+
+@pytest.mark.parametrize(
+    ("marks", "asks"),
+    [("", False), ("gpu", True), ("gpu and not heavy", True), ("not gpu", False), ("heavy", False)],
+)
+def test_gpus_are_seen_by_a_run_of_the_tests_that_need_one(marks, asks):
+    assert asks_for_gpus(marks) == asks

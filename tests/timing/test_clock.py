@@ -154,7 +154,6 @@ def test_the_error_between_two_ranks_is_that_of_both():
     assert clock_error(first[:1], last[:1]) == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.gpu
 def test_events_tell_when_the_gpu_got_there():
     clock = make_clock(torch.device("cuda"))
