@@ -136,6 +136,11 @@ def test_records_that_are_not_ours_are_passed_over(tmp_path):
         (RuntimeError("Application timeout caused pair closure"), True),
         (dist.DistStoreError("wait timeout after 5000ms, keys: /job/0//cpu//0/1"), True),
         (dist.DistBackendError("NCCL communicator was aborted on rank 1."), True),
+        # What the NCCL of torch 2.15 says.
+        (RuntimeError("NCCL communicator was aborted after a previous error"), True),
+        (RuntimeError("Operation timed out after 60000 ms"), True),
+        (RuntimeError("timeout - collective operation timed out"), True),
+        (RuntimeError("nccl hit async error on rank 1: unhandled system error"), True),
         (RuntimeError("shapes cannot be multiplied"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # a data set on the network
         (InputError("Broken pipe"), False),

@@ -80,11 +80,11 @@ class _Exchange:
     def perf_counter(self):
         return self.now
 
-    def send(self, box, other, group):
+    def send(self, box, other):
         self.there, self.back = next(self.delays)
         self.now += self.there
 
-    def recv(self, box, other, group):
+    def recv(self, box, other):
         box[0] = self.clock(self.now)
         self.now += self.back
 
@@ -95,12 +95,9 @@ class _Exchange:
             is_initialized=lambda: True,
             get_world_size=lambda: 2,
             get_rank=lambda: 0,
-            get_backend=lambda: "gloo",
             send=self.send,
             recv=self.recv,
             broadcast=lambda *args, **options: None,
-            group=SimpleNamespace(WORLD=object()),
-            ProcessGroup=object,
         )
         self.patch.setattr(module, "dist", distributed)
         self.patch.setattr(module, "time", SimpleNamespace(perf_counter=self.perf_counter))

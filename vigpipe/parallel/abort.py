@@ -1,13 +1,14 @@
 """Give up collectives on GPUs that can no longer end, because a peer is gone."""
 
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-ABORT_SECONDS = 10.0  # torch's own limit for this is 2 minutes more than the kernels need
+ABORT_SECONDS = 10.0  # far more than the kernels need to see that they are given up
 
 
 def abort_collectives(groups: Iterable[dist.ProcessGroup | None]) -> None:
@@ -20,40 +21,27 @@ def abort_collectives(groups: Iterable[dist.ProcessGroup | None]) -> None:
     Args:
         groups: process groups of this rank; the group of all ranks is always aborted too.
     """
-    everybody = dist.group.WORLD
-    abort_all([*_nccl_backends([*groups, everybody])], ABORT_SECONDS)
+    abort_all(_nccl_backends([*groups, dist.group.WORLD]), ABORT_SECONDS)
 
 
-def abort_all(backends: Sequence[Any], seconds: float) -> None:
-    """Abort backends in a thread, and go on after some seconds even if that hangs."""
+def abort_all(backends: Iterable[Any], seconds: float) -> None:
+    """Abort backends, each in a thread, and go on after some seconds even if one hangs.
 
-    def abort() -> None:
-        # Within one NCCL group, or the communicators' aborts could wait for one another
-        # (pytorch/pytorch#119797).
-        backends[0]._group_start()
-        for backend in backends:
-            backend.abort()
-        backends[0]._group_end()
-
-    if backends:
-        thread = threading.Thread(target=abort, daemon=True)
+    One after the other they could wait for one another (pytorch/pytorch#119797).
+    """
+    threads = [threading.Thread(target=backend.abort, daemon=True) for backend in backends]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
         thread.start()
-        thread.join(seconds)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _nccl_backends(groups: Iterable[dist.ProcessGroup | None]) -> list[Any]:
-    if not dist.is_nccl_available():
-        return []
     backends: list[Any] = []
     for group in groups:
-        backend = None if group is None else _backend_of(group)
-        if isinstance(backend, dist.ProcessGroupNCCL) and backend not in backends:  # pyright: ignore[reportPrivateImportUsage]
-            backends.append(backend)
+        if group is not None and "nccl" in dist.get_backend_config(group):
+            backend = group._get_backend(torch.device("cuda"))
+            if backend not in backends:
+                backends.append(backend)
     return backends
-
-
-def _backend_of(group: dist.ProcessGroup) -> Any:  # noqa: ANN401
-    try:
-        return group._get_backend(torch.device("cuda"))
-    except RuntimeError:  # this group has no backend for GPUs
-        return None
