@@ -167,7 +167,7 @@ class FakeGpu:
                 return True
 
             def read(self) -> list[float]:
-                return [1.0, 1.0]
+                return [1.0, 1.0, 1.0]
 
         def agree(status: Status, world_size: int, **_: Any) -> Agreement:
             seen.on_host.append("agree")

@@ -263,8 +263,9 @@ def test_evaluation_counts_every_image_once_and_leaves_training_alone():
     assert_within(ranks[1][1], alone[1], torch.float64)
 
 
-def test_bfloat16_keeps_to_the_layout_and_near_float32():
-    config = replace(SETUPS["layer", "float32"], dtype="bfloat16", drop_path=0.0, dropout=0.0)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_keeps_to_the_layout_and_near_float32(dtype):
+    config = replace(SETUPS["layer", "float32"], dtype=dtype, drop_path=0.0, dropout=0.0)
     (ours,) = on_ranks([replace(config, stages=2, dp=2, microbatches=4)], 4)
     lowered, full = on_ranks(
         [replace(config, microbatches=8), replace(config, microbatches=8, dtype="float32")], 1

@@ -142,8 +142,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         """Record a complete step and show it, or explain why it was not taken."""
         nonlocal loss, num_skipped
         step = trained.step
-        num_skipped = 0 if step.is_taken else num_skipped + 1
         loss = step.loss if step.is_taken else None
+        if not step.is_taken and step.loss_factor > 1:
+            announce("overflow", _explain_overflow(step), step.number)
+            return
+        num_skipped = 0 if step.is_taken else num_skipped + 1
         if num_skipped:
             why = _explain_skipped(rank_state, trained, num_skipped)
             announce("skipped", why, step.number)
@@ -240,6 +243,14 @@ class TrainedBatch(NamedTuple):
     epoch: int
     lr: float
     batch: ReplicaBatch
+
+
+def _explain_overflow(step: Step) -> str:
+    """Say that a step was skipped because its gradients do not fit into float16, which is usual."""
+    return (
+        f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "
+        f"much; skipped, and the factor of the loss is {step.loss_factor / 2:g} from here on"
+    )
 
 
 def _explain_skipped(rank_state: RankState, trained: TrainedBatch, num_skipped: int) -> str:

@@ -57,8 +57,8 @@ def num_blocks(name):
         return len(builder(name)().numbered_blocks)
 
 
-def wrapped(model, name, dtype=torch.float64, microbatch_size=ROWS, autocast=False) -> Any:
-    return StageModule(model, microbatch_size, SIZES[name], dtype, autocast)
+def wrapped(model, name, dtype=torch.float64, microbatch_size=ROWS, lowered=None) -> Any:
+    return StageModule(model, microbatch_size, SIZES[name], dtype, lowered)
 
 
 def parts_of(name, num_stages, **options):
@@ -250,9 +250,9 @@ def test_autocast_narrows_what_is_inside_and_not_what_crosses():
     images = images_of("vig_study").float()
     narrow, wide = (
         run_stage(
-            wrapped(model, "vig_study", torch.float32, autocast=autocast), images, keys_of(ROWS)
+            wrapped(model, "vig_study", torch.float32, lowered=lowered), images, keys_of(ROWS)
         )
-        for autocast in (True, False)
+        for lowered in (torch.bfloat16, None)
     )
     assert narrow.dtype == wide.dtype == torch.float32
     difference = (narrow - wide).abs().max() / wide.abs().max()

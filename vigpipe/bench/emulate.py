@@ -228,8 +228,7 @@ class _EmulatedRank:
             stage_indices,
         )
         stage_modules = [
-            StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32, False)
-            for m in self.models
+            StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32) for m in self.models
         ]
         self.replicas = Replicas(stage_modules, replica_group, options.sync)
         self.pipeline = Pipeline(

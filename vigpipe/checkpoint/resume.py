@@ -195,7 +195,8 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     for name in file_of:
         kind, _, rest = name.partition("/")
         model_name = rest.partition("/")[2] if kind == "optimizer" else rest
-        if model_name not in model_names or kind not in ("model", "ema", "optimizer"):
+        is_known = kind in ("model", "ema", "optimizer") and model_name in model_names
+        if not is_known and kind != "loss_scale":
             raise InputError(
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"

@@ -7,6 +7,7 @@ augmentation and the order of the data depend only on the options and the step.
     model/NAME              parameters, running statistics
     ema/NAME                moving average of these
     optimizer/KIND/NAME     state of the optimizer for a parameter: exp_avg, exp_avg_sq, step, ...
+    loss_scale/NAME         the factor of the loss in float16; from the last stage
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +30,13 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     for name, parameter in rank_state.parameters().items():
         for kind, tensor in rank_state.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{kind}/{name}"] = tensor
+    if rank_state.pipeline.has_last:  # all stages have the same, and one of them keeps it
+        tensors |= _loss_scale_tensors(rank_state)
     return tensors
+
+
+def _loss_scale_tensors(rank_state: "RankState") -> dict[str, Tensor]:
+    return {} if rank_state.loss_scale is None else rank_state.loss_scale.tensors()
 
 
 def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
@@ -70,7 +77,7 @@ def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[
     Returns:
         Sorted names: the tensors of the model, and what the checkpoint has for their optimizer.
     """
-    names = set(_model_tensors(rank_state))
+    names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state))
     parameters = set(rank_state.parameters())
     names |= {
         name
@@ -91,7 +98,8 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
     Raises:
         InputError: a tensor is missing, or has another shape or dtype than the model's.
     """
-    for name, target in _model_tensors(rank_state).items():
+    targets = _model_tensors(rank_state) | _loss_scale_tensors(rank_state)
+    for name, target in targets.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")

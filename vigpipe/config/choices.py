@@ -29,7 +29,7 @@ Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
 Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]
 Sync = Literal["double", "drain", "ddp"]
 Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["float32", "bfloat16", "float64"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 # These update each parameter independently. An optimizer that takes a norm over all parameters
 # would depend on how the model is cut into stages.
 Optimizer = Literal["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"]

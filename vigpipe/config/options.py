@@ -98,8 +98,9 @@ class TrainConfig:
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
-        dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
-            products in bfloat16.
+        dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
+            matrix products in that type. With float16, for GPUs without bfloat16, the loss is
+            scaled, and a step whose gradients overflow is skipped.
         tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
             which is faster.
         boundary: precision of what one stage sends to the next: full is that of the weights;

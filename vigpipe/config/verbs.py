@@ -57,8 +57,8 @@ class PredictConfig:
         schedule: order of the forwards.
         virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
-        dtype: type of weights and features; bfloat16 keeps float32 weights and computes matrix
-            products in bfloat16.
+        dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
+            matrix products in that type.
         tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
             which is faster.
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its

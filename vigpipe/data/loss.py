@@ -12,12 +12,15 @@ class Loss:
     Summed over all D x M micro-batches, this is the mean loss of the step, and the same holds for
     the gradients: every sample has the same weight, however the batch is cut.
 
+    Args:
+        factor: a scalar by which the loss is multiplied, see `run.loss_scale`; None for 1.
+
     Attributes:
         num_samples: number of samples of the step over all replicas; set before each step.
     """
 
-    def __init__(self) -> None:
-        self.num_samples = 1
+    def __init__(self, factor: Tensor | None = None) -> None:
+        self.num_samples, self.factor = 1, factor
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the share of one micro-batch in the loss of the step.
@@ -34,4 +37,5 @@ class Loss:
             total = F.cross_entropy(logits, labels, reduction="sum")
         else:
             total = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
-        return total / self.num_samples
+        share = total / self.num_samples
+        return share if self.factor is None else share * self.factor

@@ -58,7 +58,7 @@ def backend(device: torch.device) -> str:
 
 
 def weight_dtype(dtype: Dtype) -> torch.dtype:
-    """Return the dtype of weights and boundaries; bfloat16 lowers only the matrix products."""
+    """Return the dtype of weights and boundaries; half precision is for matrix products only."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 

@@ -87,7 +87,7 @@ class StageModule(nn.Module):
         microbatch_size: samples of a micro-batch, padding included.
         image_shape: (C, H, W) of the images.
         dtype: dtype of the weights.
-        autocast: whether to run the matrix products in bfloat16.
+        lowered: dtype of the matrix products; None for that of the weights.
         boundary: dtype of what passes from stage to stage; by default that of the weights.
         num_recomputed: number of micro-batches, from the first of a step, whose activations are
             computed again in the backward.
@@ -99,12 +99,12 @@ class StageModule(nn.Module):
         microbatch_size: int,
         image_shape: tuple[int, ...],
         dtype: torch.dtype,
-        autocast: bool,
+        lowered: torch.dtype | None = None,
         boundary: torch.dtype | None = None,
         num_recomputed: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self.dtype, self.autocast = model, dtype, autocast
+        self.model, self.dtype, self.lowered = model, dtype, lowered
         boundary = boundary or dtype
         self.input_dtype = dtype if model.has_stem else boundary
         self.output_dtype = dtype if model.has_readout else boundary
@@ -144,8 +144,8 @@ class StageModule(nn.Module):
             return self._connected_zeros(x)
         start = index * num_rows
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
-        lowered = torch.autocast(x.device.type, torch.bfloat16) if self.autocast else nullcontext()
-        with lowered:
+        lowered = self.lowered
+        with nullcontext() if lowered is None else torch.autocast(x.device.type, lowered):
             y = self.model(x[:num_samples].to(self.dtype), draws)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
         if num_samples == num_rows:

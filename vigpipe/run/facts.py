@@ -93,6 +93,11 @@ class Run:
         """Dtype of the features and gradients that pass from stage to stage."""
         return torch.bfloat16 if self.config.boundary == "bfloat16" else self.dtype
 
+    @property
+    def lowered_dtype(self) -> torch.dtype | None:
+        """Dtype of the matrix products; None for that of the weights."""
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.dtype)
+
     def build(self) -> StagedModel:
         """Build the unsplit model, with weights from the seed or from the file of --weights."""
         torch.manual_seed(self.config.seed)

@@ -26,6 +26,7 @@ from vigpipe.parallel.layout import make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.run.facts import Run
+from vigpipe.run.loss_scale import LossScale
 from vigpipe.spans import Kind
 from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
@@ -57,6 +58,7 @@ class RankState:
         reader: reads images, ahead of time if there are workers.
         mix: mixes samples and smooths labels; None if the run does neither.
         ema: timm's moving average of `models`; None if it is off.
+        loss_scale: the factor of the loss in float16; None for other types.
         recorder: records what this rank does in a step; None if the run is not timed.
         stopwatch: measures the time of a step, and of this rank's forwards and backwards in it.
         runs_ahead: whether the host hands out a step before it knows the outcome of the last one.
@@ -79,6 +81,7 @@ class RankState:
     reader: Reader
     mix: Mix | None
     ema: ModelEmaV3 | None
+    loss_scale: LossScale | None
     recorder: Recorder | None
     stopwatch: Stopwatch
     runs_ahead: bool
@@ -176,8 +179,7 @@ def make_rank_state(
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
     microbatch_size = run.share(0).microbatch_size
-    autocast = config.dtype == "bfloat16"
-    options = (run.dtype, autocast, run.boundary_dtype, run.num_recomputed)
+    options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
     stage_modules = [
         StageModule(model, microbatch_size, run.image_shape, *options).to(device)
         for model in models
@@ -194,6 +196,7 @@ def make_rank_state(
     sync = config.sync or default_sync(device, layout.pipeline_size)
     replicas = Replicas(stage_modules, replica_group, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
+    loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
     pipeline = Pipeline(
         stage_modules,
         replicas.modules,
@@ -201,7 +204,7 @@ def make_rank_state(
         layout,
         device,
         pipeline_group,
-        Loss(),
+        Loss(None if loss_scale is None else loss_scale.factor),
         partial(send, device=device),
         recorder,
         stopwatch,
@@ -226,6 +229,7 @@ def make_rank_state(
         reader=Reader((run.source.train, run.source.test), config.workers),
         mix=_mix(run),
         ema=ema,
+        loss_scale=loss_scale,
         recorder=recorder,
         stopwatch=stopwatch,
         runs_ahead=runs_ahead(device) and config.opt in SKIPPING,

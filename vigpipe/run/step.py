@@ -39,14 +39,15 @@ class Step:
         number: number of the step, counted from 1.
         agreement: what all ranks said in it.
         moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
-        outcome: (2,) float64: the loss, NaN on ranks that do not know it, and whether the step is
-            taken, 1 or 0.
+        outcome: (3,) float64: the loss, which means nothing on ranks that do not know it; whether
+            the step is taken, 1 or 0; and the factor of the loss.
         lap: the times of the step.
 
     Attributes:
         is_complete: whether the device has done the step; the attributes below are known only then.
         loss: over the global batch, on ranks of the last stage; None on others.
         is_taken: whether the weights have changed.
+        loss_factor: what the loss was multiplied by; not 1 only in float16.
         seconds: duration of the step.
         busy_seconds: duration of this rank's forwards and backwards in it, without waiting.
     """
@@ -58,6 +59,7 @@ class Step:
         self.outcome = ToHost(outcome)
         self.is_complete, self.is_taken = False, False
         self.loss: float | None = None
+        self.loss_factor = 1.0
         self.seconds = self.busy_seconds = math.nan
 
 
@@ -83,8 +85,13 @@ def train_step(
     rank_state.enter("all-reduce")
     rank_state.replicas.gradients.reduce()
     rank_state.enter("other")
+    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
+    scale = rank_state.loss_scale
+    if scale is not None:
+        losses = None if losses is None else losses / scale.factor
+        scale.unscale(gradients)
     loss, moments = _gather_loss_and_moments(rank_state, losses)
-    is_finite = _is_finite(rank_state, loss)
+    is_finite = _is_finite(gradients, loss)
     if config.clip is not None:
         clip_gradients(
             rank_state.parameters(),
@@ -123,8 +130,11 @@ def train_step(
     rank_state.step += 1
     rank_state.lr_schedule.step_update(rank_state.step)
 
-    unknown = torch.full_like(is_taken, math.nan, dtype=torch.float64)
-    outcome = torch.stack((unknown if loss is None else loss, is_taken.double()))
+    one = torch.ones_like(is_taken, dtype=torch.float64)
+    factor = one if scale is None else scale.factor.double()
+    outcome = torch.stack((one if loss is None else loss, is_taken.double(), factor))
+    if scale is not None:
+        scale.update(is_taken)
     step = Step(rank_state.step, agreement, moments, outcome, rank_state.stopwatch.lap())
     rank_state.open_step = step
     if not rank_state.runs_ahead:
@@ -144,7 +154,7 @@ def complete_step(rank_state: RankState) -> None:
     if step is None:
         return
     rank_state.open_step = None
-    loss, is_taken = step.outcome.read()
+    loss, is_taken, step.loss_factor = step.outcome.read()
     step.loss = loss if rank_state.pipeline.has_last else None
     step.is_taken = bool(is_taken)
     step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
@@ -206,9 +216,8 @@ def _gather_loss_and_moments(
     return by_replica[:, len(moments) :].flatten().sum(), all_moments
 
 
-def _is_finite(rank_state: RankState, loss: Tensor | None) -> Tensor:
+def _is_finite(gradients: list[Tensor], loss: Tensor | None) -> Tensor:
     """Tell on the device whether this rank's gradients, and the loss if it knows it, are finite."""
-    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
     is_finite = nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()
     return is_finite if loss is None else is_finite & loss.isfinite()
 

@@ -1,0 +1,89 @@
+"""The factor of the loss in float16 follows what the gradients bear, and nothing else changes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vigpipe import training
+from vigpipe.config.options import TrainConfig
+from vigpipe.run import loss_scale
+from vigpipe.run.facts import prepare
+from vigpipe.run.loss_scale import LossScale
+
+CPU = torch.device("cpu")
+# Ten halvings are needed until gradients of a loss that is multiplied by 2^26 fit into float16.
+HALF = TrainConfig(
+    data="fake",
+    image_size=8,
+    batch_size=4,
+    microbatches=2,
+    dtype="float16",
+    steps=14,
+    lr=1e-4,
+    opt="adamw",
+    checkpoint_every=5,
+    keep=9,
+    threads=1,
+)
+
+
+def test_a_skipped_step_halves_the_factor_and_many_taken_ones_double_it(monkeypatch):
+    monkeypatch.setattr(loss_scale, "NUM_TAKEN", 3)
+    scale, seen = LossScale(CPU), []
+    for is_taken in (True, False, True, True, True, True, False):
+        scale.update(torch.tensor(is_taken))
+        seen.append(float(scale.factor) / loss_scale.FIRST)
+    assert seen == [1, 0.5, 0.5, 0.5, 1, 1, 0.5]
+
+
+def test_gradients_are_divided_exactly():
+    scale = LossScale(CPU)
+    gradients = [torch.randn(5, 3), torch.randn(7)]
+    scaled = [g * scale.factor for g in gradients]
+    scale.unscale(scaled)
+    assert all(map(torch.equal, scaled, gradients))
+
+
+def train(folder: Path, config: TrainConfig) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    assert training.train(prepare(config, torch.float32), 0, CPU, folder) == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "step" in row]
+
+
+def test_steps_that_overflow_are_skipped_until_the_gradients_fit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**26)
+    rows = train(tmp_path / "run", HALF)
+    skipped = [row["step"] for row in rows if row.get("event") == "overflow"]
+    taken = [row["step"] for row in rows if "loss" in row and "top1" not in row]
+    assert skipped
+    assert skipped == list(range(1, len(skipped) + 1))
+    assert taken == list(range(len(skipped) + 1, HALF.steps + 1))  # pyright: ignore[reportOptionalOperand]
+    assert f"the factor of the loss is {2.0**25:g} from here on" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_has_the_same_factor_and_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**26)
+    train(tmp_path / "whole", HALF)
+    checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000005"
+    train(tmp_path / "rest", replace(HALF, resume=str(checkpoint)))
+    whole, rest = (
+        load_file(next((tmp_path / name / "checkpoints/step-00000014").glob("*.safetensors")))
+        for name in ("whole", "rest")
+    )
+    assert whole["loss_scale/factor"] < 2.0**26
+    assert whole.keys() == rest.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, rest[name]), name
+
+
+def test_numbers_that_are_not_finite_at_any_scale_end_the_run(tmp_path, monkeypatch):
+    """They are no overflow: the factor is 1 then, and --on-nan decides."""
+    monkeypatch.setattr(loss_scale, "FIRST", 4.0)
+    with pytest.raises(FloatingPointError, match=r"step [2-9]: the loss or a gradient is NaN"):
+        train(tmp_path / "run", replace(HALF, lr=1e6, opt="sgd", clip=None))
