@@ -6,8 +6,6 @@ Triton decides at its import whether kernels are interpreted, so this file also 
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world import ROOT
+from tests.ops.programs import run_program
 from vigpipe.model.graph import knn_graph
 
 pytestmark = [
@@ -200,14 +198,13 @@ def aggregate_error(gpu, arguments):
     return errors
 
 
-def interpret():
+def interpret_topk():
+    """Make the interpreter take xor, of which tl.topk consists, for whole arrays."""
     from triton.runtime.interpreter import ReduceOps
-
-    from vigpipe.ops import gpu
 
     slow = ReduceOps.generic_reduce
 
-    def reduce(self, input):  # the interpreter takes xor, of which tl.topk consists, by number
+    def reduce(self, input):
         if self.combine_fn.fn.__name__ != "_xor_combine":
             return slow(self, input)
         (x,), axis = self.unravel(input, self.axis)
@@ -215,6 +212,12 @@ def interpret():
         return [self.to_tensor(data, x.dtype)]
 
     ReduceOps.generic_reduce = reduce
+
+
+def interpret():
+    from vigpipe.ops import gpu
+
+    interpret_topk()
     results: dict[str, object] = {}
     for name, arguments, is_exact in knn_cases():
         results[name] = knn_error(gpu, arguments, is_exact)
@@ -273,20 +276,6 @@ def compile_all():
     print(json.dumps(results))
 
 
-def program(what, cache, **environment):
-    """Run this file as a program; its last line."""
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, what],
-        env={key: v for key, v in os.environ.items() if key != "TRITON_INTERPRET"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 KNN = {name: is_exact for name, _, is_exact in knn_cases()}
 AGGREGATE = [name for name, _ in aggregate_cases()]
 # Numbers are near 1. Half precision is one rounding of a float32 sum; the interpreter rounds to
@@ -296,7 +285,9 @@ TOLERANCE = {"bfloat16": 2**-7, "float16": 2**-10, "float64": 1e-12}
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
-    return program("interpret", tmp_path_factory.mktemp("triton"), TRITON_INTERPRET="1")
+    return run_program(
+        __file__, "interpret", tmp_path_factory.mktemp("triton"), TRITON_INTERPRET="1"
+    )
 
 
 @pytest.mark.parametrize("name", KNN)
@@ -321,7 +312,7 @@ def test_every_kernel_compiles_for_an_h200(tmp_path):
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     if not (tools / "ptxas").exists():
         pytest.skip(f"no ptxas in {tools}")
-    compiled = program("compile", tmp_path)
+    compiled = run_program(__file__, "compile", tmp_path)
     kernels = {name.split("-")[0] for name in compiled}
     assert kernels == {"_unit_kernel", "_knn_kernel", "_aggregate_kernel", "_backward_kernel"}
     assert all(kernel["shared"] <= 227 * 1024 for kernel in compiled.values())

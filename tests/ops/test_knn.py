@@ -133,3 +133,11 @@ def test_the_number_of_threads_changes_nothing():
         graphs.append(torch.cat([ops.knn(x[i : i + 1], None, None, 9, 2) for i in range(3)]))
     torch.set_num_threads(before)
     assert all(torch.equal(graph, graphs[0]) for graph in graphs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("num_candidates", "loop"), [(None, False), (7, True)])
+def test_more_neighbours_than_candidates_are_refused(num_candidates, loop, fused):
+    x, y = torch.zeros(2, 8, 3), None if num_candidates is None else torch.zeros(2, 7, 3)
+    with pytest.raises(ValueError, match="the 8 nearest of 7 candidates"):
+        ops.knn(x, y, None, 4, 2, loop, fused=fused)

@@ -48,7 +48,13 @@ def knn(
 
     Returns:
         (B, N, k) int64.
+
+    Raises:
+        ValueError: there are fewer candidates than k * dilation.
     """
+    num_candidates = (x if y is None else y).shape[1] - (not loop)
+    if k * dilation > num_candidates:
+        raise ValueError(f"the {k * dilation} nearest of {num_candidates} candidates")
     if fused and is_fused(x, "knn", (k - 1) * dilation + 1):
         x, y = x.detach(), None if y is None else y.detach()
         return torch.ops.vigpipe.knn(x, y, bias, k, dilation, loop)
@@ -82,7 +88,10 @@ def aggregate(
         gradient of a maximum goes to the first neighbour that attains it.
 
     Raises:
-        IndexError: the graph has an index that no candidate has; only the C++ operator checks.
+        IndexError: the graph has an index that no candidate has, and the version is C++. Triton's
+            makes the node's outputs and its own gradient NaN instead, and the gradient of the
+            edge's weight; nobody else gets anything from such an index. The plain version only
+            refuses indices that leave the whole batch (RuntimeError); others read another image.
     """
     candidates = x if y is None else y
     assert candidates is not None

@@ -4,6 +4,10 @@ The graph is made without a (B, N, M) tensor of distances, the aggregate without
 tensor of neighbours. B is the number of images, N of nodes, M of candidates, K of neighbours and C
 of channels. Kernels take flat contiguous tensors and use 64-bit row indices, because B * N * M can
 exceed 2^31.
+
+A kernel cannot raise without making the host wait for it. So an index that no candidate has, or a
+winner that no neighbour has, is never used for an access. It stands for NaN instead, in the forward
+and in the node's own gradient, and the step's check of its numbers ends the run.
 """
 
 from typing import Literal
@@ -21,6 +25,13 @@ def _places(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels:
     """Return the offsets of a tile in a table of num_channels columns, and which are inside it."""
     at = row[:, None] * num_channels + channel[None, :]
     return at, is_row[:, None] & (channel < num_channels)[None, :]
+
+
+@triton.jit
+def _neighbour(graph: tl.tensor, at: tl.tensor, mask: tl.tensor, num_candidates: int) -> tuple:
+    """Load indices of neighbours; return them, and which of those in the mask a candidate has."""
+    index = tl.load(graph + at, mask=mask, other=-1)
+    return index, (index >= 0) & (index < num_candidates)
 
 
 @triton.jit
@@ -115,9 +126,9 @@ def _aggregate_kernel(
     winner = tl.zeros([ROWS, BLOCK_C], tl.int32)
     total = tl.zeros([ROWS, BLOCK_C], NUMBER)
     for j in range(K):
-        other = base + tl.load(graph + row * K + j, mask=is_row, other=0)
-        value = tl.load(y + other[:, None] * num_channels + channel[None, :], mask=mask, other=0)
-        value = value.to(NUMBER)
+        index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
+        other_at, inside = _places(base + index, is_index, channel, num_channels)
+        value = tl.load(y + other_at, mask=inside, other=float("nan")).to(NUMBER)
         if MODE == "max" or MODE == "max_mean":
             is_better = (value > best) | ((value != value) & (best == best))  # NaN wins
             best = tl.where(is_better, value, best)
@@ -164,22 +175,25 @@ def _backward_kernel(
     if MODE == "max" or MODE == "max_mean":
         largest = tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
         winner = tl.load(winners + at, mask=mask, other=0).to(tl.int64)
-        chosen = base[:, None] + tl.load(graph + row[:, None] * K + winner, mask=mask, other=0)
-        target = grad_others + chosen * num_channels + channel[None, :]
-        tl.atomic_add(target, largest, mask=mask, sem="relaxed")
+        winner_at = row[:, None] * K + winner
+        chosen, is_chosen = _neighbour(graph, winner_at, mask & (winner < K), num_candidates)
+        target = grad_others + (base[:, None] + chosen) * num_channels + channel[None, :]
+        tl.atomic_add(target, largest, mask=is_chosen, sem="relaxed")
         if MODE == "max_mean":
             own -= largest
+        own = tl.where(is_chosen, own, float("nan"))
     if MODE != "max":
         for j in range(K):
-            other = base + tl.load(graph + row * K + j, mask=is_row, other=0)
-            other_at = other[:, None] * num_channels + channel[None, :]
+            index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
+            other_at, inside = _places(base + index, is_index, channel, num_channels)
             share = output if MODE == "sum" else output / K
             if weights is not None:
                 share *= tl.load(weights + row * K + j, mask=is_row, other=0).to(NUMBER)[:, None]
-                value = tl.load(y + other_at, mask=mask, other=0).to(NUMBER)
-                dot = tl.sum(output * value, 1)
+                value = tl.load(y + other_at, mask=inside, other=0).to(NUMBER)
+                dot = tl.where(is_index, tl.sum(output * value, 1), float("nan"))
                 tl.atomic_add(grad_weights + row * K + j, dot, mask=is_row, sem="relaxed")
-            tl.atomic_add(grad_others + other_at, share, mask=mask, sem="relaxed")
+            tl.atomic_add(grad_others + other_at, share, mask=inside, sem="relaxed")
+            own = tl.where(is_index[:, None], own, float("nan"))
     if WITH_SELF:
         own += tl.load(grad + at * OUTPUTS, mask=mask, other=0).to(NUMBER)
     if SHARED:
