@@ -180,7 +180,7 @@ def aggregate_error(gpu, arguments):
     x, y, graph, weights, mode, interleave = arguments
     wide = [None if t is None else t.double().requires_grad_() for t in (x, y, weights)]
     want, want_winners = reference(wide[0], wide[1], graph, wide[2], mode, interleave)
-    out, winners = gpu.aggregate(*arguments)
+    out, winners = gpu.aggregate(*arguments, True)
     assert out.dtype == (x if y is None else y).dtype
     has_winners = "max" in mode
     assert winners.dtype == torch.uint8
@@ -270,7 +270,7 @@ def compile_all():
         x, y = random(2, 50, 20, kind=kind), random(2, 37, 20, kind=kind)
         graph = torch.zeros(2, 50, 9, dtype=torch.int64)
         weights = torch.zeros(2, 50, 9) if mode == "sum" else None
-        out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave)
+        out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave, True)
         y = None if interleave else y
         gpu.aggregate_backward(out, x, y, graph, winners, weights, mode, interleave)
     print(json.dumps(results))

@@ -83,12 +83,12 @@ def check_aggregate(gpu, mode, is_shared, interleave, kind=torch.float32, is_wei
     y = None if is_shared else seeded(IMAGES, num_candidates, CHANNELS).to(kind)
     graph, is_hostile = hostile_graph(num_candidates)
     weights = seeded(IMAGES, NODES, K) if is_weighted else None
-    out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave)
+    out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave, True)
     grad = seeded(*out.shape).to(kind)
     got = gpu.aggregate_backward(grad, x, y, graph, winners, weights, mode, interleave)
 
     # One candidate more, the largest, stands for the hostile ones; its gradient is dropped.
-    wide = [None if t is None else t.float().requires_grad_() for t in (x, y, weights)]
+    wide = [None if t is None else t.detach().float().requires_grad_() for t in (x, y, weights)]
     others = wide[0] if is_shared else wide[1]
     assert others is not None
     others = torch.cat((others, torch.full((IMAGES, 1, CHANNELS), 1e30)), 1)
@@ -101,6 +101,9 @@ def check_aggregate(gpu, mode, is_shared, interleave, kind=torch.float32, is_wei
     tolerance = 1e-5 if kind == torch.float32 else 2**-7
     close = {"equal_nan": True, "rtol": tolerance, "atol": tolerance}
     torch.testing.assert_close(out.float(), want.flatten(-2), **close)
+    alone, no_winners = gpu.aggregate(x, y, graph, weights, mode, interleave, False)
+    torch.testing.assert_close(alone, out, equal_nan=True, rtol=0, atol=0)
+    assert no_winners.shape == (0,)  # as compiled graphs expect of a call without a backward
     for name, tensor, gradient in zip("xyw", wide, got, strict=True):
         assert (tensor is None) == (gradient is None)
         if tensor is None or gradient is None:
@@ -114,7 +117,7 @@ def check_without_nodes(gpu):
     """A sum has no gradient of the node itself; its hostile neighbours add to nobody's."""
     y = seeded(IMAGES, CANDIDATES, CHANNELS)
     graph, is_hostile = hostile_graph(CANDIDATES)
-    out, winners = gpu.aggregate(None, y, graph, None, "sum", False)
+    out, winners = gpu.aggregate(None, y, graph, None, "sum", False, True)
     assert torch.equal(out.isnan().any(-1), is_hostile.any(-1))
     _, got, _ = gpu.aggregate_backward(
         torch.ones_like(out), None, y, graph, winners, None, "sum", False
@@ -128,7 +131,7 @@ def check_winners(gpu, mode):
     """A winner from K on is the gradient of no candidate, and NaN in the node's own."""
     x, y = seeded(IMAGES, NODES, CHANNELS), seeded(IMAGES, CANDIDATES, CHANNELS)
     graph = hostile_graph(CANDIDATES)[0].remainder(CANDIDATES)
-    out, winners = gpu.aggregate(x, y, graph, None, mode, False)
+    out, winners = gpu.aggregate(x, y, graph, None, mode, False, True)
     bad = torch.zeros_like(winners, dtype=torch.bool)
     bad.flatten()[::7] = True
     grad = seeded(*out.shape).unflatten(-1, (CHANNELS, -1))

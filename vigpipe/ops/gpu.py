@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vigpipe.ops.native import empty_aggregate
+
 Mode = Literal["max", "mean", "max_mean", "sum"]
 
 
@@ -139,7 +141,7 @@ def _aggregate_kernel(
     own = tl.zeros([ROWS, BLOCK_C], NUMBER)
     if x is not None:
         own = tl.load(x + at, mask=mask, other=0).to(NUMBER)
-    if MODE == "max" or MODE == "max_mean":
+    if winners is not None:
         tl.store(winners + at, winner.to(tl.uint8), mask=mask)
     output = best - own if MODE == "max" else total if MODE == "sum" else total / K - own
     if MODE == "max_mean" and WITH_SELF:
@@ -243,7 +245,7 @@ def knn(
 
 def aggregate(
     x: Tensor | None, y: Tensor | None, graph: Tensor, weights: Tensor | None,
-    mode: Mode, interleave: bool,
+    mode: Mode, interleave: bool, has_backward: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Reduce every node's neighbours y_j; maxima and means are relative to the node, y_j - x_i.
 
@@ -254,19 +256,18 @@ def aggregate(
         weights: weights of the edges in a sum, (B, N, K); None for ones.
         mode: the outputs: a maximum, a mean, both in this order, or a sum.
         interleave: put x itself before the outputs, as one more output.
+        has_backward: a backward will need the winners of maxima.
 
     Returns:
         out: (B, N, C * P) of y's dtype: channel c of output p of P is out[..., c * P + p].
-        winners: for maxima the first k with the largest y_graph[k], (B, N, C) uint8; else (0,).
+        winners: for maxima the first k with the largest y_graph[k], (B, N, C) uint8; (0,) if they
+            are not needed.
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
-    table = (*graph.shape[:2], others.shape[2])
-    num_outputs = interleave + (2 if mode == "max_mean" else 1)
-    out = others.new_empty(*graph.shape[:2], others.shape[2] * num_outputs)
-    winners = others.new_empty(table if mode.startswith("max") else 0, dtype=torch.uint8)
+    out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     grid, sizes, tile = _tiling(graph, others)
-    tensors = (others, x, graph, weights, out, winners)
+    tensors = (others, x, graph, weights, out, winners if winners.numel() else None)
     _launch(_aggregate_kernel, grid, tensors, sizes, (graph.shape[2], mode, interleave, *tile))
     return out, winners
 

@@ -4,6 +4,7 @@ This uses `torch.library.Library` instead of `custom_op`, which checks every cal
 takes longer than a small operator.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,23 +30,20 @@ _SCHEMAS = {
 _library = Library("vigpipe", "DEF")  # lives as long as the module
 
 
-def _define() -> None:
-    for name, schema in _SCHEMAS.items():
-        _library.define(name + schema)
-        _library.impl(name, getattr(native, name), "CPU")
-    if not torch.cuda.is_available():  # importing Triton takes half a second
-        return
-    try:
-        from vigpipe.ops import gpu
-    except ImportError:
-        return
-    # Triton's kernel always writes the winners of a maximum, even if there is no backward.
-    _library.impl("aggregate", lambda *arguments: gpu.aggregate(*arguments[:-1]), "CUDA")
-    _library.impl("knn", gpu.knn, "CUDA")
-    _library.impl("aggregate_backward", gpu.aggregate_backward, "CUDA")
+def _on_gpu(name: str) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:  # noqa: ANN401
+        from vigpipe.ops import gpu  # imports Triton, which takes half a second
+
+        return getattr(gpu, name)(*arguments)
+
+    return run
 
 
-_define()
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema)
+    _library.impl(_name, getattr(native, _name), "CPU")
+for _name in ("knn", "aggregate", "aggregate_backward"):
+    _library.impl(_name, _on_gpu(_name), "CUDA")
 
 
 # ---- shapes -------------------------------------------------------------------------------------
