@@ -25,11 +25,12 @@ def doctor() -> str:
         return "\n".join([*lines, "GPU: torch sees none"])
     for index in range(torch.cuda.device_count()):
         lines.append(f"GPU {index}: {hardware(torch.device('cuda', index))}")
-    return "\n".join([*lines, *_operators("cuda")])
+        lines += _operators(f"cuda:{index}")
+    return "\n".join(lines)
 
 
-def _operators(device_type: str) -> list[str]:
-    return [f"{device_type} {name}: {served}" for name, served in ops.versions(device_type).items()]
+def _operators(device: str) -> list[str]:
+    return [f"{device} {name}: {served}" for name, served in ops.versions(device).items()]
 
 
 def _bfloat16() -> str:

@@ -7,17 +7,20 @@
 
 Every operator has a version in plain torch (`plain`), which runs everywhere, and one in C++ for the
 CPU (`native`), which is compiled at first use. The first two also have one in Triton for GPUs
-(`gpu`). All versions give the same numbers up to rounding. The fused versions are custom operators
-of torch (`torch.ops.vigpipe`), so compilers, exporters and FLOP counters see them.
+(`gpu`), which is compared with plain torch at first use (`self_check`). All versions give the same
+numbers up to rounding. The fused versions are custom operators of torch (`torch.ops.vigpipe`), so
+compilers, exporters and FLOP counters see them.
 """
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from vigpipe.ops import plain
+from vigpipe.ops.self_check import kind_of, problem
 
 _MOST_ON_GPU = 256  # neighbours whose keys fit registers, and whose rank fits a byte, in Triton
-_versions: dict[tuple[str, str], str] = {}  # results of _find_version by device and operator
+_versions: dict[tuple[str, int | None, str], str] = {}  # by type and index of device, and operator
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -196,27 +199,34 @@ def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
         return False
     if x.is_cuda and (num_neighbours > _MOST_ON_GPU or (name, x.dtype) == ("knn", torch.float64)):
         return False
-    return bool(_version(x.device.type, name))
+    return bool(_version(x.device.type, x.device.index, name, isinstance(x, FakeTensor)))
 
 
-def versions(device_type: str) -> dict[str, str]:
-    """Describe which version of every operator is used on a type of device, and why."""
+def versions(device: str) -> dict[str, str]:
+    """Describe which version of every operator is used on a device (`cpu`, `cuda:0`), and why."""
+    where = torch.device(device)
     described: dict[str, str] = {}
     for name in ("knn", "aggregate", "norm", "hidden"):
-        kind = _version(device_type, name)
-        described[name] = f"{kind or 'plain torch'} ({_reason(device_type, name)})"
+        kind = _version(where.type, where.index, name, is_fake=False)
+        described[name] = f"{kind or 'plain torch'} ({_reason(where, name)})"
     return described
 
 
-def _version(device_type: str, name: str) -> str:
+def _version(device_type: str, index: int | None, name: str, is_fake: bool) -> str:
     """Load the fused version of an operator for a device; return its kind, empty if none."""
-    key = device_type, name
+    key = device_type, index, name
     if key not in _versions:
-        _versions[key] = _find_version(device_type, name)
+        found = _find_version(device_type, name)
+        if found == "Triton":
+            if is_fake or not _can_compute():
+                return found  # without a comparison, which is left to a later call
+            found = "" if problem(name, torch.device(device_type, index or 0)) else found
+        _versions[key] = found
     return _versions[key]
 
 
 # As torch.compiler.assume_constant_result does; calling it would import dynamo, which takes 2 s.
+# So a traced call also compares, outside of the trace, and the graph has what was found.
 _version._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -233,16 +243,25 @@ def _find_version(device_type: str, name: str) -> str:
     return ""
 
 
-def _reason(device_type: str, name: str) -> str:
-    if device_type == "cpu":
+def _can_compute() -> bool:
+    """Tell whether a kernel that runs on the GPU now would run, and its result could be read."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return False  # torch.export traces with tensors that hide fake ones
+    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+
+
+def _reason(device: torch.device, name: str) -> str:
+    if device.type == "cpu":
         from vigpipe.ops.compiler import library
 
         return library().reason
-    if device_type != "cuda":
-        return f"nothing is fused on {device_type}"
+    if device.type != "cuda":
+        return f"nothing is fused on {device.type}"
     if name not in ("knn", "aggregate"):
         return "torch's own kernels, or torch.compile's"
-    return "compiled at first use" if _has_triton() else "no Triton is installed"
+    if not _has_triton():
+        return "no Triton is installed"
+    return problem(name, device) or f"equal to plain torch on {kind_of(device)}"
 
 
 def _has_triton() -> bool:

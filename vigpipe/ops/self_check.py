@@ -1,0 +1,144 @@
+"""Compare the Triton operators with plain torch, once on every kind of GPU, before they serve.
+
+A kernel that was never run on a GPU like this one may be compiled wrongly, or not at all. The
+comparison takes small inputs: sizes that fill no tile, many ties, all dtypes. Graphs must be equal,
+because the features have lengths that make all arithmetic exact; numbers must be within rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.messages import one_line, tell
+from vigpipe.ops import plain
+
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # of numbers near 1
+_problems: dict[tuple[str, str], str] = {}  # results of `problem` by operator and kind of device
+
+
+def kind_of(device: torch.device) -> str:
+    """Name the kind of a device, which decides what Triton compiles for it."""
+    if device.type != "cuda":
+        return device.type
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
+
+
+def problem(name: str, device: torch.device) -> str:
+    """Run an operator on a device, unless one of its kind was asked before, and compare.
+
+    It runs in a thread of its own, which no mode of the caller's reaches: autocast, inference, or
+    a compiler that traces. A problem is told on stderr.
+
+    Args:
+        name: `knn` or `aggregate`.
+        device: where to run it; the expected results are computed on the CPU.
+
+    Returns:
+        What is wrong, in a sentence; empty if all is equal.
+    """
+    key = name, kind_of(device)
+    if key not in _problems:
+        check = _check_knn if name == "knn" else _check_aggregate
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(_found, check, device).result()
+        if found:
+            found = one_line(f"the Triton operator {name} {found} on {device} ({key[1]})")
+            tell(f"{found}; the plain operators serve, which are slower")
+        _problems[key] = found
+    return _problems[key]
+
+
+def _found(check: Callable[[torch.device], str], device: torch.device) -> str:
+    try:
+        wrong = check(device)
+    except Exception as error:  # of any compiler, assembler or driver
+        return f"fails with {type(error).__name__}: {error}"
+    return f"differs from plain torch ({wrong})" if wrong else ""
+
+
+def _check_knn(device: torch.device) -> str:
+    """Compare graphs; return the case that differs, empty if none."""
+    from vigpipe.ops import gpu
+
+    draw = torch.Generator().manual_seed(0)
+    x, y = _exact(draw, 2, 37, 20), _exact(draw, 2, 49, 20)
+    bias = torch.randint(-8, 8, (1, 37, 49), generator=draw, device="cpu").float() / 8
+    cases: dict[str, tuple[Any, ...]] = {
+        "float32": (x, None, None, 9, 2, True),
+        "float32 with a bias": (x, y, bias, 9, 3, True),
+        "float16": (x.half(), y.half(), None, 9, 1, True),
+        "bfloat16": (x.bfloat16(), None, None, 7, 5, False),
+    }
+    for name, arguments in cases.items():
+        got = gpu.knn(*_on(device, arguments))
+        if not torch.equal(got.cpu(), plain.knn(*arguments)):
+            return name
+    return ""
+
+
+def _check_aggregate(device: torch.device) -> str:
+    """Compare aggregates and gradients; return what differs in which case, empty if nothing."""
+    from vigpipe.ops import gpu
+
+    for mode, interleave, x, y, graph, weights in _aggregate_cases():
+        kind = x.dtype
+        wide = [None if t is None else t.detach().float().requires_grad_() for t in (x, y, weights)]
+        want = plain.aggregate(wide[0], wide[1], graph, wide[2], mode, interleave)
+        # Whole numbers, whose sums are exact in any order.
+        grad = (torch.arange(want.numel(), device="cpu") % 5 - 2).view(want.shape).float()
+        want.backward(grad)
+        here = _on(device, (x, y, graph, weights, mode, interleave))
+        out, winners = gpu.aggregate(*here, has_backward=True)
+        here.insert(3, winners)
+        got = gpu.aggregate_backward(grad.to(device, kind), *here)
+        expected = [want.detach(), *(None if t is None else t.grad for t in wide)]
+        names = ("the outputs", "the nodes' gradient", "the candidates'", "the weights'")
+        for name, actual, value in zip(names, (out, *got), expected, strict=True):
+            if value is not None and not _is_close(actual, value, _ROUNDING[kind]):
+                return f"{name} of {mode} in {str(kind).removeprefix('torch.')}"
+    return ""
+
+
+def _aggregate_cases() -> Iterator[tuple[str, bool, Tensor, Tensor | None, Tensor, Tensor | None]]:
+    """Small whole numbers, in which ties abound: mode, interleave, x, y, graph and weights."""
+    draw = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=draw, device="cpu").float()
+
+    for mode, interleave, kind, num_candidates in (
+        ("max", True, torch.float32, None),
+        ("max", True, torch.bfloat16, 49),
+        ("max", False, torch.float16, 49),
+        ("max_mean", True, torch.float32, 49),
+        ("mean", False, torch.bfloat16, None),
+        ("sum", False, torch.float32, 49),
+    ):
+        x = numbers(2, 37, 20).to(kind)
+        y = None if num_candidates is None else numbers(2, num_candidates, 20).to(kind)
+        graph = torch.randint(num_candidates or 37, (2, 37, 9), generator=draw, device="cpu")
+        yield mode, interleave, x, y, graph, numbers(2, 37, 9) if mode == "sum" else None
+
+
+def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels: int) -> Tensor:
+    """Draw vectors of ones and minus ones, of length 0, 1, 2 or 4: (B, N, C)."""
+    shape = num_images, num_nodes, num_channels
+    sizes = torch.tensor([0, 1, 4, 16], device="cpu")
+    size = sizes[torch.randint(4, shape[:2], generator=draw, device="cpu")]
+    place = torch.rand(shape, generator=draw, device="cpu").argsort(-1)
+    sign = torch.randint(2, shape, generator=draw, device="cpu") * 2.0 - 1
+    return (sign * (place < size.unsqueeze(-1))).float()
+
+
+def _on(device: torch.device, arguments: tuple[Any, ...]) -> list[Any]:
+    return [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
+
+
+def _is_close(actual: Tensor | None, expected: Tensor, rounding: float) -> bool:
+    return actual is not None and torch.allclose(
+        actual.cpu().float(), expected, rtol=rounding, atol=rounding
+    )
