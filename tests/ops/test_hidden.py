@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
+from tests.ops.called import Called
 from vigpipe import ops
+from vigpipe.ops import plain
 
 # Rows around the sizes of tiles and chunks, features of both kinds.
 ROWS, FEATURES = [1, 31, 32, 33, 2047, 2049, 5000], [3, 7]
@@ -76,3 +79,11 @@ def test_nothing_wide_is_kept():
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         ops.hidden(*inputs)
     assert kept_bytes < 5000 * 512 * 4 / 50
+
+
+@pytest.mark.parametrize(("device", "num_chunks"), [("cpu", 98), ("cuda", 4)])
+def test_chunks_fit_the_cache_of_a_processor_and_the_memory_of_a_gpu(device, num_chunks):
+    sizes = (200_000, 3), (3, 512), (512,), (3, 512)
+    with FakeTensorMode(), Called() as called:
+        plain.hidden(*(torch.empty(size, device=device) for size in sizes))
+    assert called.names.count("aten::addmm") == num_chunks

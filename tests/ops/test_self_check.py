@@ -10,8 +10,8 @@ import json
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ops.called import Called
 from tests.ops.programs import run_program
 from vigpipe import ops
 from vigpipe.ops import self_check
@@ -166,24 +166,12 @@ def test_a_traced_call_takes_what_the_comparison_found(calls):
     assert served == [""]
 
 
-class Called(TorchDispatchMode):
-    """The names of the operators that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 def test_fake_cuda_tensors_run_the_fused_operators():
     with FakeTensorMode(), Called() as called:
         x = torch.empty(2, 12, 16, device="cuda", requires_grad=True)
         graph, found = ops.neighbours(x, None, None, 4, 2)
     assert graph.device.type == found.device.type == "cuda"
-    assert {"vigpipe::knn", "vigpipe::aggregate"} <= called.names
+    assert {"vigpipe::knn", "vigpipe::aggregate"} <= set(called.names)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 2048  # rows whose hidden layer is in memory at the same time
+CHUNK = 2048  # rows whose hidden layer stays in a processor's cache
+_GPU_NUMBERS = 1 << 25  # of a hidden layer in a GPU's memory at the same time: 128 MiB in float32
 
 
 @torch.no_grad()
@@ -225,16 +226,29 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
     return _Hidden.apply(x, first, bias, second)  # pyright: ignore[reportReturnType]
 
 
+def rows_at_once(device_type: str, width: int) -> int:
+    """Choose how many rows of a hidden layer to compute at a time.
+
+    A GPU has no cache for a hidden layer, and small products leave most of it idle: there only the
+    memory that they take together counts.
+
+    Args:
+        device_type: type of the device that computes them.
+        width: H, numbers in a row of the hidden layer.
+    """
+    return CHUNK if device_type == "cpu" else max(CHUNK, _GPU_NUMBERS // width)
+
+
 class _Hidden(torch.autograd.Function):
-    """Compute the hidden layer for CHUNK rows at a time, and again in the backward."""
+    """Compute the hidden layer for some rows at a time, and again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:  # noqa: ANN401
         ctx.save_for_backward(x, first, bias, second)
-        chunks = [
-            F.linear(F.gelu(torch.addmm(bias, rows, first)), second) for rows in x.split(CHUNK)
-        ]
-        return torch.cat(chunks)
+        chunks = x.split(rows_at_once(x.device.type, first.shape[1]))
+        return torch.cat(
+            [F.linear(F.gelu(torch.addmm(bias, rows, first)), second) for rows in chunks]
+        )
 
     @staticmethod
     @once_differentiable
@@ -245,7 +259,8 @@ class _Hidden(torch.autograd.Function):
         x, first, bias, second = ctx.saved_tensors
         d_x: list[Tensor] = []
         d_first, d_bias, d_second = (torch.zeros_like(t) for t in (first, bias, second))
-        for rows, dy in zip(x.split(CHUNK), grad.split(CHUNK), strict=True):
+        num_rows = rows_at_once(x.device.type, first.shape[1])
+        for rows, dy in zip(x.split(num_rows), grad.split(num_rows), strict=True):
             z = torch.addmm(bias, rows, first)
             d_second.addmm_(dy.T, F.gelu(z))
             dz = torch.ops.aten.gelu_backward(dy @ second, z)
