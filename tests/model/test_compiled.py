@@ -1,0 +1,82 @@
+"""Blocks through torch.compile: one whole graph each, with the fused operators in it."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+
+from vigpipe.model.blocks import VigShape
+from vigpipe.model.compiled import compile_blocks
+from vigpipe.model.vig import VisionGnn
+
+# Dynamo reads gradients of tensors that are no leaves, and hides its warnings of that from people.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+NUM_BLOCKS = 2
+SHAPE = VigShape(
+    (NUM_BLOCKS,), (16,), k=(2, 4), max_dilation=2, stem=(2, 1), stem_stride=1, img_size=(6, 6)
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_graphs():
+    """A limit of one graph for a function shows that `compile_blocks` raises it."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch({"recompile_limit": 1, "accumulated_recompile_limit": 1}):
+        yield
+    torch._dynamo.reset()
+
+
+def model_of_blocks():
+    torch.manual_seed(0)
+    return VisionGnn(SHAPE, num_classes=3)
+
+
+def compiled(model, backend):
+    """Compile the blocks; a break in a graph, or a graph too many, is an error."""
+    counter = CompileCounterWithBackend(backend)
+    compile_blocks(model, backend=counter, fullgraph=True)
+    return counter
+
+
+def assert_one_graph_each(counter):
+    assert counter.frame_count == NUM_BLOCKS
+    for graph in counter.graphs:
+        called = [str(node.target) for node in graph.graph.nodes]
+        assert called.count("vigpipe.knn") == called.count("vigpipe.aggregate") == 1
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_compiled_block_is_one_graph_with_the_same_results(is_training):
+    eager = model_of_blocks().train(is_training)
+    model = copy.deepcopy(eager)
+    counter = compiled(model, "aot_eager")
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(2):  # the second batch needs no other graphs
+        images = torch.randn(4, 3, 6, 6, generator=draw)
+        keys = torch.arange(4) if is_training else None
+        outputs = [m(images, keys) for m in (eager, model)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        for output in outputs:
+            output.square().sum().backward()
+    assert_one_graph_each(counter)
+    for got, want in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+    for got, want in zip(model.buffers(), eager.buffers(), strict=True):  # running statistics
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no CUDA")
+@pytest.mark.parametrize("is_training", [True, False])
+def test_on_a_gpu_it_is_one_graph_too(is_training):
+    model = model_of_blocks()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cuda").train(is_training)
+        counter = compiled(model, "eager")  # others would start the GPU for the backward
+        for _ in range(2):
+            images = torch.empty(4, 3, 6, 6, device="cuda")
+            keys = torch.empty(4, dtype=torch.int64, device="cuda") if is_training else None
+            assert model(images, keys).is_cuda
+    assert_one_graph_each(counter)
