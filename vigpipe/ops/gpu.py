@@ -317,7 +317,7 @@ def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
     unit = x.new_empty(x.shape, dtype=torch.float32)
     squares = x.new_empty(x.shape[:2], dtype=torch.float32)
     block = triton.next_power_of_2(x.shape[2])
-    rows = max(1, 2048 // block)
+    rows = max(1, 1024 // block)
     sizes = (squares.numel(), x.shape[2])
     _launch(_unit_kernel, (triton.cdiv(sizes[0], rows),), (x, unit, squares), sizes, (rows, block))
     return unit, squares
