@@ -5,7 +5,7 @@ read has no value then, so reading it raises `DataDependentOutputException`; wha
 wait for a GPU, or would end in an error there, `Watch` records.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,7 +27,7 @@ from vigpipe.data.batches import ReplicaBatch, replica_batches
 from vigpipe.parallel.agreement import Agreement, Status
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.batches import batches
-from vigpipe.run.facts import prepare
+from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 
 GPU = torch.device("cuda", 0)
@@ -122,7 +122,7 @@ class FakeGpu:
             dist.init_process_group(
                 "fake", rank=rank, world_size=run.layout.world_size, store=FakeStore()
             )
-        with self._pretending():
+        with self._pretending(), self.mode:
             self.rank_state: RankState = make_rank_state(run, rank, GPU)
 
     def batches(self, number: int) -> list[ReplicaBatch]:
@@ -193,6 +193,10 @@ class FakeGpu:
                 (Tensor, "pin_memory", pin),
                 (Tensor, "is_pinned", lambda tensor: id(tensor) in pinned),
                 (FakeTensor, "is_cuda", property(is_on_gpu)),
+                (FakeTensor, "is_meta", property(lambda _: False)),
+                # A model is built on the CPU, where numbers are read.
+                (Run, "build", _without_fakes(Run.build)),
+                (Run, "rates", _without_fakes(Run.rates)),
                 (StageModule, "to", lambda module, device: self._moved(module, device)),
             ):
                 stack.enter_context(patch.object(owner, name, new, create=True))
@@ -210,6 +214,14 @@ class FakeGpu:
                         values = torch.empty_like(parameter, device=device)
                         part._parameters[name] = nn.Parameter(values)
         return module
+
+
+def _without_fakes(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args)
+
+    return call
 
 
 class NoClock:

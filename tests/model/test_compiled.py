@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.compiled import compile_blocks
+from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.vig import VisionGnn
 
 # Dynamo reads gradients of tensors that are no leaves, and hides its warnings of that from people.
@@ -80,3 +81,22 @@ def test_on_a_gpu_it_is_one_graph_too(is_training):
             keys = torch.empty(4, dtype=torch.int64, device="cuda") if is_training else None
             assert model(images, keys).is_cuda
     assert_one_graph_each(counter)
+
+
+def test_micro_batches_share_the_graphs_and_their_statistics_are_kept():
+    """Moments were appended to a list, whose length made a graph anew for every micro-batch."""
+    eager = VisionGnn(SHAPE, num_classes=3, drop_path_rate=0.5)
+    model = copy.deepcopy(eager)
+    pools = [PooledStatistics([m], num_microbatches=3) for m in (eager, model)]
+    counter = compiled(model, "aot_eager")
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(2):  # steps
+        for images in torch.randn(12, 3, 6, 6, generator=draw).split(4):
+            for m in (eager, model):
+                m(images, torch.arange(4)).sum().backward()
+        for pool in pools:
+            pool.update(pool.take())
+    assert_one_graph_each(counter)
+    for got, want in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(got, want)
+    assert all(norm.running_mean.any() for norm in pools[1].norms)

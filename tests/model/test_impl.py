@@ -130,10 +130,10 @@ def test_pooled_statistics_see_the_folded_norms():
     plain, fused = make("vig_study", img_size=(4, 4))
     images = torch.rand(6, 3, 4, 4, dtype=torch.float64)
     for model in (plain, fused):
-        statistics = PooledStatistics([model])
+        statistics = PooledStatistics([model], 3)
         for piece in images.split(2):
             model.train()(piece, sample_keys(0, 0, torch.arange(2)))
-        statistics.update(statistics.take(3))
+        statistics.update(statistics.take())
     for name, theirs in plain.named_buffers():
         ours = fused.get_buffer(name)
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -92,7 +92,7 @@ def pooled(sizes_of_replicas, nodes=3, channels=4):
     layers, moments, poolers, seen = [], [], [], []
     for r, sizes in enumerate(sizes_of_replicas):
         nodes_norm, readout_norm = BatchNorm(channels).double(), BatchNorm(2).double()
-        pooler = PooledStatistics([nodes_norm, nn.Sequential(readout_norm)])
+        pooler = PooledStatistics([nodes_norm, nn.Sequential(readout_norm)], num_microbatches)
         # Micro-batches without samples never reach a norm, and are a replica's last ones.
         for m, size in enumerate(sorted(sizes, reverse=True)):
             if size:
@@ -100,7 +100,7 @@ def pooled(sizes_of_replicas, nodes=3, channels=4):
                 nodes_norm(x)
                 readout_norm(x.mean(1)[:, :2])
                 seen.append(x)
-        moments.append(pooler.take(num_microbatches))
+        moments.append(pooler.take())
         layers.append((nodes_norm, readout_norm))
         poolers.append(pooler)
     for pooler in poolers:
@@ -142,51 +142,51 @@ def test_means_far_from_zero_lose_no_digits():
     """The sum of squares minus the square of the sum would: 1e12 leaves no digit of a 1."""
     x = rows(40, 4) + 1e6
     norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm])
+    pooler = PooledStatistics([norm], 6)
     for part in x.split(7):
         norm(part)
-    pooler.update(pooler.take(6))
+    pooler.update(pooler.take())
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * x.var(0), rtol=1e-9, atol=0)
 
 
 def test_running_statistics_stand_still_between_steps():
     norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm])
+    pooler = PooledStatistics([norm], 1)
     before = {name: value.clone() for name, value in norm.named_buffers()}
     norm(rows(5, 4))
     for name, value in norm.named_buffers():
         assert torch.equal(value, before[name])
-    pooler.update(pooler.take(1))
+    pooler.update(pooler.take())
     assert not torch.equal(norm.running_mean, before["running_mean"])
 
 
 def test_evaluation_enters_no_statistic():
     norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm])
+    pooler = PooledStatistics([norm], 2)
     norm(rows(5, 4))
     norm.eval()(rows(5, 4, seed=1))
-    moments = pooler.take(2)
+    moments = pooler.take()
     assert moments[:, 0, 0].tolist() == [5, 0]
 
 
 def test_a_step_starts_with_nothing_pending():
     norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm])
+    pooler = PooledStatistics([norm], 1)
     norm(rows(5, 4))
-    pooler.take(1)
-    assert not pooler.take(1).any()
+    pooler.take()
+    assert not pooler.take().any()
 
 
 def test_a_replica_without_samples_contributes_nothing():
-    moments = PooledStatistics([BatchNorm(4).double()]).take(3)
+    moments = PooledStatistics([BatchNorm(4).double()], 3).take()
     assert moments.shape == (3, 3, 4)
     assert not moments.any()
 
 
 def test_a_part_without_batchnorm_has_nothing_to_pool():
-    pooler = PooledStatistics([nn.LayerNorm(4)])
-    assert pooler.take(2).shape == (2, 3, 0)
-    pooler.update(pooler.take(2))
+    pooler = PooledStatistics([nn.LayerNorm(4)], 2)
+    assert pooler.take().shape == (2, 3, 0)
+    pooler.update(pooler.take())
 
 
 @many

@@ -75,6 +75,8 @@ def test_a_step_sends_three_tensors_and_waits_for_nothing(config):
     assert seen.waited == []
     assert (seen.sent, seen.fetched) == (SENT, 1)
     assert len(seen.operators) > 100
+    if config.model == "vig_cifar_ti":
+        assert {"vigpipe.knn", "vigpipe.aggregate"} <= set(seen.operators)
 
 
 # The first stage has no labels, and the last no images. (DDP's C++ cannot be faked.)

@@ -47,7 +47,10 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
-        self.pending: list[Tensor] | None = None  # (3, C) moments of each micro-batch
+        # Moments of the micro-batches of a step, (M, 3, C), and how many there are so far. Tensors
+        # and not a list, whose length would make compiled code anew for every micro-batch.
+        self.pending: Tensor | None = None
+        self.num_pending: Tensor | None = None
 
     def forward(
         self,
@@ -93,10 +96,11 @@ class BatchNorm(nn.Module):
             return
         mean, variance = mean.double(), variance.double()
         moments = torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows))
-        if self.pending is None:
+        if self.pending is None or self.num_pending is None:
             self.update(*moments)
         else:
-            self.pending.append(moments)
+            self.pending.index_copy_(0, self.num_pending, moments[None])
+            self.num_pending += 1
 
     @torch.no_grad()
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
@@ -212,7 +216,7 @@ def merge_moments(moments: Tensor) -> Tensor:
 
 
 # One operator for many tensors each: a GPU is busier with the start of these than with their work.
-_lerp, _add = torch._foreach_lerp_, torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_lerp, _add, _zero = torch._foreach_lerp_, torch._foreach_add_, torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class PooledStatistics:
@@ -224,45 +228,34 @@ class PooledStatistics:
 
     Args:
         stages: the modules whose BatchNorms are pooled, in order; all have the same momentum.
+        num_microbatches: M, micro-batches of a step.
     """
 
-    def __init__(self, stages: Iterable[nn.Module]) -> None:
-        self.stages = list(stages)
-        self.norms = [
-            m for stage in self.stages for m in stage.modules() if isinstance(m, BatchNorm)
-        ]
+    def __init__(self, stages: Iterable[nn.Module], num_microbatches: int) -> None:
+        modules = [module for stage in stages for module in stage.modules()]
+        self.norms = [module for module in modules if isinstance(module, BatchNorm)]
         self.sizes = [norm.weight.numel() for norm in self.norms]
         self.num_channels = sum(self.sizes)
-        self.device = next((p.device for stage in self.stages for p in stage.parameters()), None)
-        for norm in self.norms:
-            norm.pending = []
+        device = next((p.device for module in modules for p in module.parameters()), None)
+        numbers = {"dtype": torch.float64, "device": device}
+        self._nothing = torch.zeros(num_microbatches, 3, 0, **numbers)
+        self._pending = [torch.zeros(num_microbatches, 3, size, **numbers) for size in self.sizes]
+        self._counts = [torch.zeros((), dtype=torch.int64, device=device) for _ in self.sizes]
+        for norm, pending, count in zip(self.norms, self._pending, self._counts, strict=True):
+            norm.pending, norm.num_pending = pending, count
 
-    def take(self, num_microbatches: int) -> Tensor:
+    def take(self) -> Tensor:
         """Return the moments of this step's micro-batches, and start collecting the next step's.
-
-        Args:
-            num_microbatches: M.
 
         Returns:
             (M, 3, channels) float64, with the channels of all norms side by side; zeros for
-            micro-batches without samples.
+            micro-batches without samples, which are a step's last ones and never reach a norm.
         """
-        if not self.norms:
-            return torch.zeros(num_microbatches, 3, 0, dtype=torch.float64, device=self.device)
-        moments: list[Tensor] = []
-        for i in range(num_microbatches):
-            # Only the last micro-batches of a step can be without samples; they never reach a norm.
-            if i < len(self.norms[0].pending or ()):
-                of_norms = [norm.pending[i] for norm in self.norms if norm.pending]
-                moments.append(torch.cat(of_norms, 1))
-            else:
-                moments.append(torch.zeros_like(moments[0]) if moments else self._zero_moments())
-        for norm in self.norms:
-            norm.pending = []
-        return torch.stack(moments)
-
-    def _zero_moments(self) -> Tensor:
-        return self.norms[0].weight.new_zeros(3, self.num_channels, dtype=torch.float64)
+        moments = torch.cat((self._nothing, *self._pending), 2)
+        if self.norms:
+            _zero(self._pending)
+            _zero(self._counts)
+        return moments
 
     def update(self, moments: Tensor) -> None:
         """Update the running statistics once with the moments of all micro-batches of a step.

@@ -55,7 +55,7 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     with listening(listen):
         logits = stage_module(images[first].to(rank_state.device))
         listen("loss", rank_state.pipeline.loss, (logits, labels[first].to(rank_state.device)))
-    rank_state.statistics.take(1)
+    rank_state.statistics.take()
     return kept
 
 

@@ -23,7 +23,7 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
     rank_state.replicas.gradients.clear()
     with collected_anomalies() as own_messages:
         rank_state.pipeline.train_step(batch)
-    rank_state.statistics.take(rank_state.run.layout.num_microbatches)
+    rank_state.statistics.take()
     for model in rank_state.models:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)
     first_messages = [

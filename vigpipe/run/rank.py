@@ -18,6 +18,7 @@ from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
 from vigpipe.launch.device import default_sync, runs_ahead, send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
+from vigpipe.model.compiled import compile_blocks
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
@@ -190,8 +191,8 @@ def make_rank_state(
         ModelEmaV3(holder, decay=config.ema) if config.ema else None
     )  # copied before hooks are registered
     if config.compile:
-        for block in (block for model in models for block in model.numbered_blocks.values()):
-            block.compile(dynamic=False)  # in place, so that names and shapes stay
+        for model in models:
+            compile_blocks(model)
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
     sync = config.sync or default_sync(device, layout.pipeline_size)
     replicas = Replicas(stage_modules, replica_group, sync, reducing)
@@ -223,7 +224,7 @@ def make_rank_state(
         models=models,
         pipeline=pipeline,
         replicas=replicas,
-        statistics=PooledStatistics(models),
+        statistics=PooledStatistics(models, layout.num_microbatches),
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
         reader=Reader((run.source.train, run.source.test), config.workers),

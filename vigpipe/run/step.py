@@ -203,7 +203,7 @@ def _gather_loss_and_moments(
         channels).
     """
     num_microbatches = rank_state.run.layout.num_microbatches
-    moments = rank_state.statistics.take(num_microbatches).flatten()
+    moments = rank_state.statistics.take().flatten()
     own = moments if losses is None else torch.cat((moments, losses))
     by_replica = rank_state.replicas.gather(own)  # (D, moments + M)
     moments_by_replica = by_replica[:, : len(moments)].unflatten(
