@@ -157,19 +157,20 @@ class FakeGpu:
         seen, pinned, make_generator = self.watch.seen, self.watch.pinned, torch.Generator
 
         class Outcome:
-            """The outcome of a step that is taken."""
+            """The outcome of a step that is taken, or of an evaluation."""
 
             def __init__(self, values: Tensor) -> None:
                 assert is_on_gpu(values)
                 seen.fetched += 1
+                self.num_values = len(values)
 
             def has_come(self) -> bool:
                 return True
 
             def read(self) -> list[float]:
-                return [1.0, 1.0, 1.0]
+                return [1.0] * self.num_values
 
-        def agree(status: Status, world_size: int, **_: Any) -> Agreement:
+        def agree(status: Status, world_size: int, *_: Any, **__: Any) -> Agreement:
             seen.on_host.append("agree")
             return Agreement([status] * world_size)
 
@@ -182,6 +183,8 @@ class FakeGpu:
             for name, new in {
                 "vigpipe.run.step.ToHost": Outcome,
                 "vigpipe.run.step.agree": agree,
+                "vigpipe.run.evaluation.ToHost": Outcome,
+                "vigpipe.run.evaluation.agree": agree,
                 "vigpipe.run.rank.make_clock": lambda device: NoClock(),
                 "vigpipe.run.batches.uses_pinned_memory": lambda device: False,
                 "torch.Generator": lambda device=None: make_generator(),  # of timm's average

@@ -90,39 +90,27 @@ def test_two_stages_of_two_replicas_exchange_on_the_gpu_and_agree_on_the_host(ra
     assert {"allreduce_", "_allgather_base_", "send", "recv_"} <= set(seen.on_gpu)
 
 
-def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> tuple[Seen, list[str]]:
-    """Evaluate three batches, the last of them smaller; return where the host read numbers."""
+def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
+    """Evaluate three batches, the last of them smaller."""
     dist.destroy_process_group()
     warnings.simplefilter("ignore")
-    gpu, read = FakeGpu(config), []
-
-    class Sums:
-        """What the host reads at the end."""
-
-        def __init__(self, sums: torch.Tensor) -> None:
-            read.append(sums.device.type)
-
-        def sum(self, _: int) -> "Sums":
-            return self
-
-        def tolist(self) -> list[float]:
-            return [1.0] * 4
-
+    gpu = FakeGpu(config)
     assert config.batch_size is not None
     num_images = 2 * config.batch_size + 3
     batches = gpu.test_batches(num_images)
     with gpu.running() as seen, pytest.MonkeyPatch.context() as patch:
         patch.setattr("vigpipe.run.evaluation.replica_batches", lambda *_, **__: batches)
-        patch.setattr(gpu.rank_state.replicas, "gather", Sums)
         evaluate(gpu.rank_state, num_images)
-    return seen, read
+    return seen
 
 
 def test_an_evaluation_reads_its_sums_once_and_waits_for_nothing_else():
     """It left out the padding by a mask, for whose numbers the host had to wait."""
-    ((seen, read),) = run_ranks(evaluate_on_gpu, 1, EVERYTHING)
+    (seen,) = run_ranks(evaluate_on_gpu, 1, EVERYTHING)
     # Of each batch the images, and the labels for the schedule (which wants some) and the score.
-    assert (seen.waited, seen.sent, read) == ([], 3 * 3, ["cuda"])
+    # How many images are done is asked for every batch, so that few are under way at a time.
+    assert (seen.waited, seen.sent, seen.fetched) == ([], 3 * 3, 3 + 1)
+    assert seen.on_host == ["agree"]
 
 
 # ---- the guard itself ---------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Score the model on the test images; every image counts exactly once."""
 
 import math
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -9,8 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from vigpipe.data.batches import replica_batches
-from vigpipe.launch.device import send, uses_pinned_memory
+from vigpipe.launch.device import ToHost, send, uses_pinned_memory
+from vigpipe.parallel.agreement import NOTHING_WANTED, agree
 from vigpipe.run.rank import RankState
+
+MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,11 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
         dtype=run.dtype,
         pin=uses_pinned_memory(rank_state.device),
     )
+    done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
+        done.append(ToHost(sums[3:]))
+        if len(done) > MOST_AHEAD:
+            done.popleft().read()
         with rank_state.timed("test", number):
             logits = pipeline.logits(batch)
         if logits is None:
@@ -118,9 +126,15 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
         sums[1] += is_right[:, 0].sum()
         sums[2] += is_right.any(1).sum()
         sums[3] += len(labels)
+    if pipeline.has_last:
+        sums = rank_state.replicas.gather(sums).sum(0)
+    outcome = ToHost(sums)
+    if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
+        config = run.config
+        agree(NOTHING_WANTED, run.layout.world_size, outcome.has_come, config.timeout)
     if not pipeline.has_last:
         return None
-    loss, top1, top5, images = rank_state.replicas.gather(sums).sum(0).tolist()
+    loss, top1, top5, images = outcome.read()
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"evaluation after step {rank_state.step}: logits are NaN or infinite; lower --lr, or "
