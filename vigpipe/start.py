@@ -147,7 +147,9 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None:
-        config = replace(config, sync=default_sync(device, run.layout.pipeline_size))
+        config = replace(
+            config, sync=default_sync(device, run.layout.pipeline_size, config.cuda_graph)
+        )
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
         folder = Path(broadcast_value(str(folder), world_size))

@@ -14,7 +14,7 @@ from vigpipe.config.options import TrainConfig, flag
 
 def options_in(text: str) -> list[str]:
     """The first name of every entry."""
-    return re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    return re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE)
 
 
 def help_of(words: str, width: int = 80) -> str:

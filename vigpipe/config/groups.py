@@ -3,17 +3,8 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "weights", "new_classifier", "graph", "aggregator", "stochastic_dilation"),
-        *(
-            "stem_stride",
-            "norm",
-            "drop_path",
-            "dropout",
-            "compat",
-            "impl",
-            "compile",
-            "dtype",
-            "tf32",
-        ),
+        *("stem_stride", "norm", "drop_path", "dropout", "compat", "impl", "compile", "cuda_graph"),
+        *("dtype", "tf32"),
     ),
     "Data": (
         *("data", "data_dir", "download", "image_size", "crop_pct", "augment", "random_crop"),

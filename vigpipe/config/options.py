@@ -59,6 +59,8 @@ class TrainConfig:
             rounding.
         compile: run every block through torch.compile; this pays off on GPUs, where it fuses what
             vigpipe has no operator for.
+        cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
+            their kernels at once; for one stage on a GPU.
         norm: normalisation layer; with layer and group, the result does not depend on how a batch
             is cut into micro-batches.
         drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
@@ -172,6 +174,7 @@ class TrainConfig:
     compat: Compat | None = None
     impl: Impl = "fused"
     compile: bool = False
+    cuda_graph: bool = False
     norm: Norm = "batch"
     drop_path: float | None = None
     dropout: float = 0.0

@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -62,17 +63,17 @@ def weight_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype == "float64" else torch.float32
 
 
-def default_sync(device: torch.device, pipeline_size: int) -> Sync:
+def default_sync(device: torch.device, pipeline_size: int, is_graph: bool = False) -> Sync:
     """Return how gradients are added up over replicas where the user leaves it open.
 
     The sums in float64 cost a GPU a kernel for each parameter and micro-batch and 16 bytes a
     parameter, and hide behind nothing. DDP's reductions hide behind the backward, but behind a
     pipeline they stand in series: a stage's come before its last gradient leaves for the stage
-    before it.
+    before it. A CUDA graph records neither.
     """
     if device.type == "cpu":
         return "double"
-    return "ddp" if pipeline_size == 1 else "drain"
+    return "ddp" if pipeline_size == 1 and not is_graph else "drain"
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -115,6 +116,22 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def runs_ahead(device: torch.device) -> bool:
     """Whether this device does its work after the call that asks for it."""
     return device.type == "cuda"
+
+
+def record_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Record what a function does on the GPU, as a CUDA graph; nothing is done yet.
+
+    Args:
+        function: reads and changes tensors that stay where they are.
+
+    Returns:
+        What replays it, and its result, which each replay writes anew.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Other threads read images and write checkpoints meanwhile, and may use the GPU.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = function()
+    return graph.replay, result
 
 
 class ToHost:

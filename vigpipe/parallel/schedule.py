@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.split import StageModule
+from vigpipe.parallel.step_graph import Record, Send, StepGraph
 from vigpipe.schedules import VIRTUAL
 from vigpipe.spans import Kind
 
@@ -127,6 +128,7 @@ class Pipeline:
             watcher,
         )
         stopwatch = stopwatch or nullcontext()
+        self._graph: StepGraph | None = None
         self.has_first = stage_modules[0].model.has_stem
         self.has_last = stage_modules[-1].model.has_readout
         if layout.pipeline_size == 1:
@@ -168,11 +170,12 @@ class Pipeline:
             scale_grads=False,  # `Loss` already weights the micro-batches
         )
 
-    def train_step(self, batch: "ReplicaBatch") -> Tensor | None:
+    def train_step(self, batch: "ReplicaBatch", *, eager: bool = False) -> Tensor | None:
         """Run the forward and backward of every micro-batch; gradients add up in `.grad`.
 
         Args:
             batch: this replica's share of the batch.
+            eager: do not replay a recorded step.
 
         Returns:
             The share of each micro-batch in the loss, (M,) float64 on the device, on the rank of
@@ -180,11 +183,42 @@ class Pipeline:
         """
         for stage_module in self.stage_modules:
             stage_module.train()
-            draws = stage_module.model.draw(batch.keys, stage_module.dtype).sent(self.send)
-            stage_module.begin(batch.sizes, draws)
+        if self._graph is not None and self._graph.fits(batch) and not eager:
+            return self._graph(batch)
+        return self._take_step(batch, self.send)
+
+    def record_steps(self, record: Record, num_samples: int) -> None:
+        """Record a step once it is warm, and replay it as one graph from then on.
+
+        Only for a pipeline of one rank, without a watcher.
+
+        Args:
+            record: makes a graph, see `launch.device.record_graph`.
+            num_samples: samples of a full step over all replicas; all micro-batches of one have the
+                same size.
+        """
+        schedule = self._schedule
+        assert isinstance(schedule, _OneRank)
+        # Times are those of whole replays: none can be taken inside.
+        stopwatch, schedule.stopwatch = schedule.stopwatch, nullcontext()
+        steps = self._send_batch, self._take_step
+        self._graph = StepGraph(num_samples, *steps, self.send, record, stopwatch)
+
+    def _take_step(self, batch: "ReplicaBatch", send: Send) -> Any:  # noqa: ANN401
+        images, options = self._send_batch(batch, send)
         losses: list[Tensor] = []
-        self._run(self._schedule.step, batch, losses, return_outputs=False)
+        if "target" in options:
+            options["losses"] = losses
+        self._schedule.step(*images, return_outputs=False, **options)
         return torch.stack(losses).detach().double() if self.has_last else None
+
+    def _send_batch(
+        self, batch: "ReplicaBatch", send: Send
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        for stage_module in self.stage_modules:
+            draws = stage_module.model.draw(batch.keys, stage_module.dtype).sent(send)
+            stage_module.begin(batch.sizes, draws)
+        return self._send_samples(batch, send)
 
     @torch.no_grad()
     def logits(self, batch: "ReplicaBatch") -> Tensor | None:
@@ -199,7 +233,10 @@ class Pipeline:
         for stage_module in self.stage_modules:
             stage_module.eval()
             stage_module.begin(batch.sizes)
-        return self._run(self._schedule.eval, batch, [])
+        images, options = self._send_samples(batch, self.send)
+        if "target" in options:
+            options["losses"] = []
+        return self._schedule.eval(*images, **options)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.watcher is None:
@@ -209,19 +246,13 @@ class Pipeline:
         self.watcher.leave()
         return share
 
-    def _run(
-        self,
-        run: Callable[..., Any],
-        batch: "ReplicaBatch",
-        losses: list[Tensor],
-        **options: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+    def _send_samples(
+        self, batch: "ReplicaBatch", send: Send
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """Send images and labels, as far as this rank needs them: arguments of a schedule."""
         self.loss.num_samples = batch.num_samples
-        images = () if batch.images is None else (self.send(batch.images),)
-        if batch.labels is not None:
-            options["target"] = self.send(batch.labels)
-            options["losses"] = losses
-        return run(*images, **options)
+        images = () if batch.images is None else (send(batch.images),)
+        return images, {} if batch.labels is None else {"target": send(batch.labels)}
 
 
 class _Stage(PipelineStage):

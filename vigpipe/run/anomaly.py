@@ -22,7 +22,7 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
         model.set_detect_anomaly(True)
     rank_state.replicas.gradients.clear()
     with collected_anomalies() as own_messages:
-        rank_state.pipeline.train_step(batch)
+        rank_state.pipeline.train_step(batch, eager=True)
     rank_state.statistics.take()
     for model in rank_state.models:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)

@@ -13,10 +13,12 @@ from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateI
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from vigpipe.config.choices import Sync
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.data.reader import Reader
-from vigpipe.launch.device import default_sync, runs_ahead, send
+from vigpipe.errors import InputError
+from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
 from vigpipe.model.compiled import compile_blocks
 from vigpipe.model.norm import PooledStatistics
@@ -173,6 +175,9 @@ def make_rank_state(
         recorder: records what the rank does in the steps it is asked to; None for no timing.
     """
     layout, config = run.layout, run.config
+    sync = config.sync or default_sync(device, layout.pipeline_size, config.cuda_graph)
+    if config.cuda_graph:
+        _check_graph(run, sync, device, is_timed=recorder is not None)
     pipeline_group = replica_group = None
     if layout.world_size > 1:
         pipeline_group, replica_group = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
@@ -194,7 +199,6 @@ def make_rank_state(
         for model in models:
             compile_blocks(model)
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
-    sync = config.sync or default_sync(device, layout.pipeline_size)
     replicas = Replicas(stage_modules, replica_group, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
@@ -210,6 +214,8 @@ def make_rank_state(
         recorder,
         stopwatch,
     )
+    if config.cuda_graph:
+        pipeline.record_steps(record_graph, run.batch_size)
     assert config.opt is not None
     fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
     optimizer = create_optimizer_v2(
@@ -235,6 +241,25 @@ def make_rank_state(
         stopwatch=stopwatch,
         runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
     )
+
+
+def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> None:
+    """Raise InputError if the steps of a run cannot be recorded as a CUDA graph."""
+    layout, config = run.layout, run.config
+    num_microbatches = layout.num_microbatches * layout.num_replicas
+    why_not = {
+        "a graph runs on a GPU, and this rank computes on the CPU": not runs_ahead(device),
+        f"stages that wait for one another cannot be recorded, and --stages is "
+        f"{layout.pipeline_size}": layout.pipeline_size > 1,
+        f"--sync {sync} does more in a backward than a graph may; choose drain": sync != "drain",
+        f"a graph has one size of micro-batches, and {run.batch_size} samples make "
+        f"{num_microbatches} of unequal size": bool(run.batch_size % num_microbatches),
+        "a recorded step has no parts that could be timed": is_timed,
+        "--detect-anomaly looks at numbers, which a graph does not show": config.detect_anomaly,
+    }
+    for reason, holds in why_not.items():
+        if holds:
+            raise InputError(f"--cuda-graph: {reason}; change that, or leave it out")
 
 
 def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any]]:

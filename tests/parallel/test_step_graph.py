@@ -1,0 +1,114 @@
+"""Replayed steps, without a GPU: a replay runs the function that was recorded.
+
+It finds the batch of the recording there, and of a later batch only what was copied into the
+tensors that the recording read: that is all that a CUDA graph would find.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.oracle import shortened
+from vigpipe.checkpoint.state import named_tensors
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.parallel.step_graph import NUM_WARMUP
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.step import complete_step, train_step
+from vigpipe.timing.clock import HostClock
+from vigpipe.timing.recorder import Recorder
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(
+    data="digits",
+    batch_size=8,  # an epoch of 20 images has two batches of this size, and a smaller one
+    microbatches=2,
+    epochs=4,
+    drop_path=0.3,
+    dropout=0.2,
+    mixup=0.8,
+    ema=0.9,
+    opt="adamw",
+    sync="drain",
+    cuda_graph=True,
+)
+
+
+class Recorded:
+    """Records functions for the CPU, and counts."""
+
+    def __init__(self):
+        self.num_recorded = self.num_replayed = 0
+
+    def __call__(self, function):
+        assert CONFIG.microbatches is not None
+        self.num_recorded += 1
+        losses = torch.empty(CONFIG.microbatches, dtype=torch.float64)
+
+        def replay():
+            self.num_replayed += 1
+            losses.copy_(function())
+
+        return replay, losses
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    recorded = Recorded()
+    monkeypatch.setattr("vigpipe.run.rank.runs_ahead", lambda device: True)
+    monkeypatch.setattr("vigpipe.run.rank.record_graph", recorded)
+    return recorded
+
+
+def state_after(config):
+    run = prepare(config, torch.float32)
+    run = replace(run, source=shortened(run.source, 20, 4))
+    rank_state, losses = make_rank_state(run, 0, CPU), []
+    for _, batch, _ in batches(rank_state):
+        step = train_step(rank_state, batch)
+        complete_step(rank_state)
+        losses.append(step.loss)
+    rank_state.reader.close()
+    return losses, {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
+
+
+def test_replayed_steps_are_those_that_were_not_recorded(recorded):
+    """Losses, weights, moments, statistics and moving average, with a smaller batch between."""
+    losses, state = state_after(CONFIG)
+    assert (recorded.num_recorded, recorded.num_replayed) == (1, 4 * 2 - NUM_WARMUP)
+    expected_losses, expected = state_after(replace(CONFIG, cuda_graph=False))
+    assert losses == expected_losses
+    assert state.keys() == expected.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, expected[name]), name
+    assert (recorded.num_recorded, recorded.num_replayed) == (1, 4 * 2 - NUM_WARMUP)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"stages": 2}, "--stages is 2"),
+        ({"sync": "double"}, "--sync double does more in a backward"),
+        ({"batch_size": 301}, "301 samples make 2 of unequal size"),
+        ({"detect_anomaly": True}, "--detect-anomaly"),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_is_refused(recorded, changes, why):
+    run = prepare(replace(CONFIG, **changes), torch.float32)
+    with pytest.raises(
+        InputError, match=rf"^--cuda-graph: .*{why}.*; change that, or leave it out"
+    ):
+        make_rank_state(run, 0, CPU)
+
+
+def test_a_cpu_and_a_timed_run_have_no_graph():
+    run = prepare(CONFIG, torch.float32)
+    with pytest.raises(InputError, match=r"^--cuda-graph: a graph runs on a GPU"):
+        make_rank_state(run, 0, CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vigpipe.run.rank.runs_ahead", lambda device: True)
+        with pytest.raises(InputError, match="a recorded step has no parts that could be timed"):
+            make_rank_state(run, 0, CPU, Recorder(HostClock(), 0, 0, 0, 1))
