@@ -99,17 +99,30 @@ def _measure_peaks(
     _load_everything(device)
     contender = make(*arguments, device=device)
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    else:
-        _forget_peak()
-        before = _resident_bytes()
+    before = begin_peak(device)
     contender()
     contender()
     synchronize(device)
-    peak = peak_bytes(device) if device.type == "cuda" else _resident_peak()
-    sender.send((float(peak), float(peak - before)))
+    peak = end_peak(device)
+    sender.send((peak, peak - before))
+
+
+def begin_peak(device: torch.device) -> float:
+    """Forget how much memory was used, and return the bytes that are in use now.
+
+    Those of the tensors on a GPU, or those of this process in RAM.
+    """
+    synchronize(device)  # before its first use a GPU has no statistics to reset
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.memory_allocated(device))
+    _forget_peak()
+    return float(_resident_bytes())
+
+
+def end_peak(device: torch.device) -> float:
+    """Return the most bytes that were in use since `begin_peak`."""
+    return float(peak_bytes(device) if device.type == "cuda" else _resident_peak())
 
 
 def _load_everything(device: torch.device) -> None:
