@@ -58,8 +58,9 @@ def make(
     generator = torch.Generator().manual_seed(0)
     size = VIG_SHAPES[model_name].img_size
     images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
-    if name.startswith("reference") and device.type == "cuda":
+    if name.startswith("reference") and device.type == "cuda":  # as torch advises with AMP
         images = images.contiguous(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
     labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
     torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     autocast = torch.autocast(device.type, torch_dtype) if dtype == "bfloat16" else nullcontext()
