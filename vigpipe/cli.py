@@ -29,7 +29,7 @@ from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.choices import Shell
 from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig
-from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, TimeConfig
+from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, SelftestConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.second_signal import SecondSignal
@@ -51,6 +51,7 @@ VigOptions = Annotated[VigBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
 StudyOptions = Annotated[StudyConfig, Parameter(name="*")]
+SelftestOptions = Annotated[SelftestConfig, Parameter(name="*")]
 TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
 PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
 
@@ -177,6 +178,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.doctor import doctor
 
         print(doctor())
+
+    @app.command
+    def selftest(*, config: SelftestOptions = SelftestConfig()) -> int:  # noqa: B008
+        """Test and measure all that this machine can do, and write one page about it."""
+        from vigpipe.selftest.run import run_selftest
+
+        return run_selftest(config)
 
     @app.command
     def graph(*, config: GraphOptions) -> None:

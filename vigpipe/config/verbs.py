@@ -131,3 +131,20 @@ class TimeConfig(TrainConfig):
     test_batches: int = 8
     timing: bool = True
     trace: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelftestConfig:
+    """Options of `vigpipe selftest`.
+
+    Attributes:
+        out: folder to write page.html and result.json to; by default runs/<time>.
+        budget: time that all of it may take (s, m, h); what no longer fits is skipped.
+        parts: parts to run, in a comma list.
+        device: what to test; auto takes the GPUs if there are any.
+    """
+
+    out: Path | None = None
+    budget: str = "10m"
+    parts: str = "operators,check,links,faults,profile,speed"
+    device: Device = "auto"

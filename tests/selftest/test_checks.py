@@ -1,0 +1,70 @@
+"""Which layouts are checked, and what is read from the output of `vigpipe check`."""
+
+import pytest
+
+from tests.selftest.made_up import CHECKED, CPU, machine
+from vigpipe.cli import make_app
+from vigpipe.selftest import checks
+from vigpipe.selftest.checks import Layout, layouts
+from vigpipe.selftest.rows import Budget
+
+
+def test_layouts_are_all_ways_to_arrange_the_ranks():
+    assert layouts(8, 8) == [Layout(8, 1), Layout(4, 2), Layout(2, 4), Layout(1, 8)]
+    assert layouts(8, 4) == [Layout(4, 2), Layout(2, 4), Layout(1, 8)]
+    assert layouts(6, 8) == [Layout(6, 1), Layout(3, 2), Layout(2, 3), Layout(1, 6)]
+
+
+def worlds(machine):
+    """How many ranks the checks have."""
+    found = set()
+    for _, words in checks.commands(machine):
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        found.add(int(options.get("--stages", 1)) * int(options.get("--dp", 1)))
+    return found
+
+
+def test_every_number_of_ranks_that_this_machine_has_is_checked():
+    assert worlds(CPU) == {1, 2, 4}
+    assert worlds(machine(1)) == {1}
+    assert worlds(machine(3)) == {1, 2, 3}
+    assert worlds(machine(8)) == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("which", [CPU, machine(8)])
+def test_every_check_is_a_command_that_there_is(which):
+    for _, words in checks.commands(which):
+        make_app([]).parse_args(["check", *words], exit_on_error=False, print_error=False)
+
+
+def test_differences_are_read():
+    row = checks.read("what", ["--dp", "2"], 0, CHECKED.format(gradients="2e-16"), "", 14.0)
+    assert row.outcome == "passed"
+    assert row.values == {
+        "command": "vigpipe check --dp 2",
+        "seconds": 14.0,
+        "loss": 0.0,
+        "gradients": 2e-16,
+        "weights": 4e-16,
+        "running statistics": 0.0,
+        "identical": False,
+    }
+
+
+def test_a_difference_and_a_crash_fail():
+    row = checks.read("what", [], 1, CHECKED.format(gradients="inf"), "", 14.0)
+    assert (row.outcome, row.values["gradients"]) == ("failed", float("inf"))
+    assert "by more than is allowed" in row.note
+    told = "Traceback\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+    row = checks.read("what", [], 1, "", told, 14.0)
+    assert row.note == (
+        "exit code 1: RuntimeError: CUDA error: an illegal memory access was encountered"
+    )
+    assert row.outcome == "failed"
+
+
+def test_one_gpu_says_what_it_leaves_out():
+    rows = list(checks.measure(machine(1), Budget(0)))
+    assert {row.outcome for row in rows} == {"skipped"}
+    assert rows[-1].note == "they need a second GPU"
+    assert "they need a second GPU" not in {r.note for r in checks.measure(machine(2), Budget(0))}

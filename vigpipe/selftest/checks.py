@@ -1,0 +1,134 @@
+"""Does `vigpipe check` hold on this machine, on one device and in every layout that fits?"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vigpipe.errors import DIFFERS, DONE
+from vigpipe.report.markup import paragraph
+from vigpipe.selftest.command import run_command
+from vigpipe.selftest.machine import Machine
+from vigpipe.selftest.rows import Budget, Row, attempt
+from vigpipe.selftest.tables import Column, rows_table
+
+MOST_SECONDS = 150.0
+_LINE = re.compile(
+    r"^(loss|gradients|weights|running statistics) +(\S+) +(\S+) +(yes|no)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout to check: S stages, D replicas, and further options of `vigpipe check`."""
+
+    stages: int
+    replicas: int
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.options:
+            return " ".join(["one rank", *self.options])
+        return f"{_count(self.stages, 'stage')} × {_count(self.replicas, 'replica')}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def layouts(num_ranks: int, num_blocks: int) -> list[Layout]:
+    """Return every layout of so many ranks whose stages have at least one block each."""
+    sizes = [s for s in range(1, min(num_ranks, num_blocks) + 1) if num_ranks % s == 0]
+    return [Layout(s, num_ranks // s) for s in reversed(sizes)]
+
+
+def commands(machine: Machine) -> list[tuple[str, list[str]]]:
+    """Return the checks of this machine: what each is of, and the words after `vigpipe check`."""
+    if machine.device == "cpu":
+        small, num_blocks = ["--model", "vig_digits", "--threads", "1"], 4
+        batch, worlds, pyramid = "48", [2, 4], []
+    else:
+        small, num_blocks = ["--model", "vig_cifar_ti", "--data", "fake", "--image-size", "32"], 8
+        batch, num_gpus = "64", len(machine.gpus)
+        worlds = sorted({n for n in (2, 4, 8) if n <= num_gpus} | ({num_gpus} - {1}))
+        pyramid = ["--model", "pvig_cifar_ti", "--data", "fake", "--image-size", "32"]
+    # Sums on a GPU have no fixed order. In float32 that shows in the last bits of the gradients: a
+    # second step could decide near-ties of neighbours differently, and Adam would scale gradients
+    # that are nothing but rounding up to the size of the others.
+    single = ["--compare-steps", "1", "--batch-size", batch, "--opt", "sgd"]
+    double = ["--compare-steps", "2", "--batch-size", batch, "--dtype", "float64"]
+    parts = ("--virtual-stages", "2", "--schedule", "loopedbfs", "--microbatches", "4")
+    alone = [
+        Layout(1, 1, ("--microbatches", "4")),
+        Layout(1, 1, parts),
+        Layout(1, 1, (*parts, "--recompute", "always")),
+    ]
+    found = [(f"{layout}, float32", [*small, *layout.options, *single]) for layout in alone]
+    found += [(f"{alone[1]}, float64", [*small, *parts, *double])]
+    if pyramid:
+        found += [(f"{alone[1]}, pyramid, float32", [*pyramid, *parts, *single])]
+    for layout in (layout for n in worlds for layout in layouts(n, num_blocks)):
+        words = ["--stages", str(layout.stages), "--dp", str(layout.replicas)]
+        found += [(f"{layout}, float64", [*small, *words, "--microbatches", "2", *double])]
+    return [(what, [*words, "--device", machine.device]) for what, words in found]
+
+
+def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
+    """Run `vigpipe check` in every layout, each as a command of its own."""
+    about = 12.0 if machine.device == "cpu" else 20.0
+    for what, words in commands(machine):
+
+        def work(seconds: float, what: str = what, words: list[str] = words) -> Row:
+            done = run_command(["check", *words], seconds)
+            return read(what, words, done.code, done.stdout, done.stderr, done.seconds)
+
+        yield attempt(what, budget, about, MOST_SECONDS, work)
+    if machine.device != "cpu" and len(machine.gpus) < 2:
+        yield Row("layouts of several ranks", "skipped", note="they need a second GPU")
+
+
+def read(
+    what: str, words: Sequence[str], code: int, stdout: str, stderr: str, seconds: float
+) -> Row:
+    """Make a row from what `vigpipe check` has printed.
+
+    Args:
+        what: what was checked.
+        words: the words after `vigpipe check`.
+        code: its exit code.
+        stdout: its output.
+        stderr: what it told.
+        seconds: how long it took.
+    """
+    found = {kind: (relative, same) for kind, _, relative, same in _LINE.findall(stdout)}
+    values = {
+        "command": " ".join(["vigpipe check", *words]),
+        "seconds": seconds,
+        **{kind: float(relative) for kind, (relative, _) in found.items()},
+    }
+    if found:
+        values["identical"] = all(same == "yes" for _, same in found.values())
+    if code == DONE:
+        return Row(what, "passed", values)
+    if code == DIFFERS and found:
+        return Row(what, "failed", values, "differs from the unsplit model by more than is allowed")
+    told = stderr.strip().splitlines()
+    last = told[-1] if told else "it said nothing"
+    return Row(what, "failed", values, f"exit code {code}: {last}")
+
+
+def section(rows: Sequence[Row]) -> Iterator[str]:
+    """Show the largest relative differences from the unsplit model, layout by layout."""
+    yield paragraph(
+        "Against the unsplit model on one rank, on the same micro-batches: the largest relative "
+        "difference. On a GPU some sums have no fixed order, so that their last bits may differ.",
+        "note",
+    )
+    columns = (
+        Column("loss", "loss", "{:.1e}"),
+        Column("gradients", "gradients", "{:.1e}"),
+        Column("weights", "weights", "{:.1e}"),
+        Column("statistics", "running statistics", "{:.1e}"),
+        Column("bit for bit", "identical", lambda same: "yes" if same else "no"),
+        Column("seconds", "seconds", "{:.1f}"),
+    )
+    yield rows_table("layout", rows, columns)

@@ -1,0 +1,205 @@
+"""Does a run end when a rank is killed or frozen, does it say so, and can it go on afterwards?"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vigpipe.bench.soak import last_step
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.config.choices import Device
+from vigpipe.errors import DONE, PEER_LOST
+from vigpipe.launch.child import child_process
+from vigpipe.report.markup import paragraph
+from vigpipe.selftest.command import run_command
+from vigpipe.selftest.machine import Machine
+from vigpipe.selftest.rows import Budget, Row, attempt
+from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import OutOfTime
+
+MOST_SECONDS = 180.0
+POLL_SECONDS = 0.02
+ENDLESS = 1_000_000  # steps
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and how a run must end after it.
+
+    Attributes:
+        what: the fault and the ranks, in words.
+        signal: what the last rank is sent.
+        num_ranks: stages of the run; a single rank is the process of the command itself.
+        device: cpu or cuda.
+        code: the exit code that must follow.
+        timeout: the option --timeout in seconds, at which a frozen rank is noticed.
+    """
+
+    what: str
+    signal: signal.Signals
+    num_ranks: int
+    device: Device
+    code: int
+    timeout: int
+
+
+def faults(machine: Machine) -> list[Fault]:
+    """Return the faults to try: of two GPUs if there are two, else of two ranks on the CPU."""
+    killed, frozen = 128 + signal.SIGKILL, PEER_LOST
+    on_gpus = len(machine.gpus) >= 2
+    device: Device = "cuda" if on_gpus else "cpu"
+    timeout = 30 if on_gpus else 8
+    where = "of 2 GPUs (NCCL)" if on_gpus else "of 2 ranks on the CPU (gloo)"
+    found = [
+        Fault(f"one {where} is killed", signal.SIGKILL, 2, device, killed, timeout),
+        Fault(f"one {where} is frozen", signal.SIGSTOP, 2, device, frozen, timeout),
+    ]
+    if len(machine.gpus) == 1:
+        found.insert(0, Fault("the only GPU's rank", signal.SIGKILL, 1, "cuda", killed, timeout))
+    return found
+
+
+def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
+    """Let the faults happen, each in a run of its own."""
+    for fault in faults(machine):
+        about = fault.timeout * (fault.code == PEER_LOST) + 25.0
+        yield attempt(fault.what, budget, about, MOST_SECONDS, lambda s, f=fault: suffer(f, s))
+
+
+def suffer(fault: Fault, seconds: float) -> Row:
+    """Train, let the fault happen after a checkpoint, and go on from the checkpoint.
+
+    Args:
+        fault: the fault.
+        seconds: the time that all of it may take.
+
+    Raises:
+        OutOfTime: it took longer.
+        RuntimeError: the run ended before the fault.
+    """
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
+        place = Path(name)
+        folder = place / "run"
+        command = [*_words(fault, folder), "--steps", str(ENDLESS)]
+        with (
+            (place / "stderr").open("wb") as errors,
+            child_process(
+                [sys.executable, "-m", "vigpipe", *command],
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=_environment(place),
+            ) as child,
+        ):
+            _wait(lambda: bool(list_checkpoints(folder)), child, deadline, place)
+            os.kill(_pid(place, fault, child.pid), fault.signal)
+            began = time.monotonic()
+            try:
+                code = child.wait(deadline - began)
+            except subprocess.TimeoutExpired:
+                raise OutOfTime("the run has not ended") from None
+            ended_after = time.monotonic() - began
+        told = (place / "stderr").read_text("utf-8", errors="replace").strip().splitlines()
+        before = last_step(folder)
+        saved = list_checkpoints(folder)
+        goal = before + 2
+        words = [*_words(fault, folder), "--steps", str(goal), "--resume", "auto"]
+        resumed = run_command(words, max(1.0, deadline - time.monotonic()), _environment(place))
+        code = 128 - code if code < 0 else code
+        values = {
+            "code": code,
+            "expected": fault.code,
+            "told": told[-1] if told else "",
+            "seconds": ended_after,
+            "step": before,
+            "checkpoint": saved[0].name if saved else "",
+            "resumed": resumed.code == DONE and last_step(folder) == goal,
+        }
+    return judge(fault, values)
+
+
+def judge(fault: Fault, values: Mapping[str, object]) -> Row:
+    """Say what is wrong with how a run has ended after a fault, if anything is.
+
+    Args:
+        fault: the fault.
+        values: what was seen, as in `suffer`.
+    """
+    wrong = []
+    if values["code"] != fault.code:
+        wrong.append(f"it ended with {values['code']} instead of {fault.code}")
+    if fault.num_ranks > 1 and f"rank {fault.num_ranks - 1} " not in str(values["told"]):
+        wrong.append("its last line does not name the rank")
+    if not values["resumed"]:
+        wrong.append("it did not go on from its checkpoint")
+    return Row(fault.what, "failed" if wrong else "passed", values, "; ".join(wrong))
+
+
+def _words(fault: Fault, folder: Path) -> list[str]:
+    options: dict[str, object] = {
+        "--model": "vig_digits",
+        "--stages": fault.num_ranks,
+        "--microbatches": 2,
+        "--batch-size": 24,
+        "--epochs": ENDLESS,
+        "--evaluate-every": ENDLESS,
+        "--checkpoint-every": 5,
+        "--threads": 1,
+        "--timeout": fault.timeout,
+        "--device": fault.device,
+        "--out": folder,
+    }
+    return ["train", *(str(word) for pair in options.items() for word in pair)]
+
+
+def _environment(place: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(place)}  # where ranks leave their process ids
+
+
+def _pid(place: Path, fault: Fault, child: int) -> int:
+    """Return the process id of the last rank."""
+    if fault.num_ranks == 1:
+        return child
+    (path,) = place.glob(f"vigpipe-*/rank{fault.num_ranks - 1}.pid")
+    return int(path.read_text())
+
+
+def _wait(
+    condition: Callable[[], bool],
+    child: "subprocess.Popen[bytes]",
+    deadline: float,
+    place: Path,
+) -> None:
+    while not condition():
+        if child.poll() is not None:
+            told = (place / "stderr").read_text("utf-8", errors="replace").strip()
+            last = told.splitlines()[-1] if told else "it said nothing"
+            raise RuntimeError(f"the run ended with {child.returncode} before the fault: {last}")
+        if time.monotonic() > deadline:
+            raise OutOfTime("the run has saved no checkpoint")
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+
+
+def section(rows: Sequence[Row]) -> Iterator[str]:
+    """Show how the runs have ended, and how soon."""
+    yield paragraph(
+        "Seconds: from the signal until the last process has ended. A frozen rank is noticed at "
+        "--timeout. Then the same command goes on with --resume auto.",
+        "note",
+    )
+    columns = (
+        Column("exit code", "code", "{}"),
+        Column("expected", "expected", "{}"),
+        Column("seconds", "seconds", "{:.1f}"),
+        Column("goes on from", "checkpoint", "{}"),
+        Column("goes on", "resumed", lambda did: "yes" if did else "no"),
+        Column("its last line", "told", "{}"),
+    )
+    yield rows_table("fault", rows, columns, style="runs")

@@ -1,0 +1,97 @@
+"""What there is to test: the processor, the GPUs, and the libraries that drive them."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from vigpipe.config.choices import Device
+from vigpipe.launch.device import choose_device, hardware
+from vigpipe.launch.environment import threads_per_rank
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        name: its name.
+        memory_bytes: its memory.
+        capability: its compute capability, such as 9.0.
+        num_processors: its streaming multiprocessors.
+    """
+
+    name: str
+    memory_bytes: int
+    capability: str
+    num_processors: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine, and what of it is tested.
+
+    Attributes:
+        device: what is tested: cpu, or cuda where there are GPUs.
+        processor: the name of the processor, with its number of cores.
+        num_threads: threads that a lone rank takes here.
+        gpus: the GPUs, none where the CPU is tested.
+        libraries: versions of CUDA, cuDNN, NCCL and Triton, those that there are.
+    """
+
+    device: Device
+    processor: str
+    num_threads: int
+    gpus: tuple[Gpu, ...]
+    libraries: dict[str, str]
+
+    @property
+    def hardware(self) -> str:
+        """What the measurements ran on, in words."""
+        names = [gpu.name for gpu in self.gpus]
+        kinds = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
+        return "; ".join([*kinds, self.processor])
+
+
+def look_at_machine(requested: Device) -> Machine:
+    """Describe this machine; call this in a process of its own, for it opens a context on a GPU.
+
+    Args:
+        requested: the option --device.
+
+    Raises:
+        InputError: a GPU is requested, and torch sees none.
+    """
+    device = choose_device(requested, 0, 1)
+    has_gpu = device.type == "cuda"
+    gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if has_gpu else []
+    return Machine(
+        device="cuda" if has_gpu else "cpu",
+        processor=hardware(torch.device("cpu")),
+        num_threads=threads_per_rank(None, 1, os.environ),
+        gpus=tuple(gpus),
+        libraries=_libraries() if gpus else {},
+    )
+
+
+def _gpu(index: int) -> Gpu:
+    facts = torch.cuda.get_device_properties(index)
+    capability = f"{facts.major}.{facts.minor}"
+    return Gpu(facts.name, facts.total_memory, capability, facts.multi_processor_count)
+
+
+def _libraries() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from torch.cuda import nccl
+
+    libraries = {
+        "CUDA": str(torch.version.cuda),
+        "cuDNN": str(torch.backends.cudnn.version()),
+        "NCCL": ".".join(map(str, nccl.version())),
+    }
+    try:
+        libraries["Triton"] = version("triton")
+    except PackageNotFoundError:
+        libraries["Triton"] = "absent"
+    return libraries

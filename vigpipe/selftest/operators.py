@@ -1,0 +1,291 @@
+"""Which operators serve on this device, and do they equal plain torch on the CPU?
+
+Plain torch on the device is compared as well: it is what serves where no fused operator does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vigpipe import ops
+from vigpipe.bench.alone import relative_difference
+from vigpipe.config.choices import Device
+from vigpipe.launch.device import choose_device
+from vigpipe.report.markup import paragraph
+from vigpipe.selftest.machine import Machine
+from vigpipe.selftest.rows import Budget, Row, attempt
+from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import call
+
+OPERATORS = ("knn", "aggregate", "norm", "hidden")
+ABOUT_SECONDS, MOST_SECONDS = 8.0, 120.0
+# Largest allowed difference, divided by the largest number; the result of an operator is rounded
+# to its dtype, and sums have another order.
+BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an operator.
+
+    Attributes:
+        sizes: in words.
+        tensors: the inputs on the CPU; those that need a gradient have `requires_grad`.
+        run: calls the operator on the inputs, plain or fused; its result has the gradient.
+        is_exact: all arithmetic is in small whole numbers: the results must be equal, ties too.
+    """
+
+    sizes: str
+    tensors: tuple[Tensor | None, ...]
+    run: Callable[..., Tensor]
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A call of an operator on the device, compared with plain torch on the CPU.
+
+    Attributes:
+        case: the sizes, in words.
+        version: what served.
+        forward: the largest difference of the result; of a graph whose arithmetic is exact, the
+            number of other indices; of another graph, the largest difference in nearness between
+            the neighbours of the same place.
+        backward: the largest difference of a gradient; None if there is none.
+        bound: the largest difference allowed.
+    """
+
+    case: str
+    version: str
+    forward: float
+    backward: float | None
+    bound: float
+
+
+# ---- cases --------------------------------------------------------------------------------------
+
+
+def cases(name: str) -> Iterator[Case]:
+    """Yield the cases of an operator: usual sizes, odd ones, ties, and lower precision."""
+    yield from {"knn": _knn, "aggregate": _aggregate, "norm": _norm, "hidden": _hidden}[name]()
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
+
+
+def _with_ties(*shape: int, seed: int = 0) -> Tensor:
+    """Vectors of 0 or 4 ones and minus ones: a length of 0 or 2, and many equal distances."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, shape, generator=generator) * 2.0 - 1
+    places = torch.rand(shape, generator=generator).argsort(-1) < 4
+    is_zero = torch.rand(*shape[:-1], 1, generator=generator) < 0.1
+    return (signs * places).masked_fill(is_zero, 0)
+
+
+def _knn() -> Iterator[Case]:
+    # images, nodes, candidates (0: the nodes), channels, k, dilation, loop, biased
+    sizes = [
+        (4, 196, 0, 192, 9, 1, True, False),
+        (4, 196, 0, 320, 9, 3, True, False),
+        (2, 784, 196, 80, 9, 1, True, True),
+        (2, 37, 0, 20, 9, 3, False, False),
+        (1, 1, 0, 3, 1, 1, True, False),
+        (3, 50, 37, 7, 7, 5, True, True),
+        (1, 9, 300, 5, 32, 8, True, False),
+    ]
+    for images, nodes, candidates, channels, k, dilation, loop, biased in sizes:
+        words = f"{images} × {nodes} nodes"
+        words += f", {candidates} candidates" if candidates else ""
+        words += f", {channels} channels, k = {k}"
+        words += f", dilation {dilation}" if dilation > 1 else ""
+        words += ("" if loop else ", no loops") + (", biased" if biased else "")
+
+        def run(x, y, bias, *, fused, k=k, dilation=dilation, loop=loop):  # noqa: ANN001, ANN202
+            return ops.knn(x, y, bias, k, dilation, loop, fused=fused)
+
+        shape, other = (images, nodes, channels), (images, candidates, channels)
+        bias = _random(1, nodes, candidates or nodes) if biased else None
+        y = _random(*other) if candidates else None
+        yield Case(words, (_random(*shape), y, bias), run)
+        if channels >= 5:
+            ties = bias if bias is None else (8 * bias).round() / 8
+            y = _with_ties(*other, seed=1) if candidates else None
+            yield Case(f"ties, {words}", (_with_ties(*shape), y, ties), run, is_exact=True)
+        if nodes == 37:
+            yield Case(f"bfloat16, {words}", (_random(*shape, dtype=torch.bfloat16), y, bias), run)
+
+
+def _aggregate() -> Iterator[Case]:
+    for mode in ("max", "mean", "max_mean", "sum"):
+        for images, nodes, candidates, channels, k in ((4, 196, 0, 192, 9), (2, 37, 20, 7, 5)):
+            count = candidates or nodes
+            generator = torch.Generator().manual_seed(nodes)
+            graph = torch.randint(0, count, (images, nodes, k), generator=generator)
+            words = f"{mode}, {images} × {nodes} nodes, {channels} channels, k = {k}"
+
+            def run(x, y, graph, *, fused, mode=mode):  # noqa: ANN001, ANN202
+                return ops.aggregate(x, y, graph, None, mode, True, fused=fused)
+
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                x = _random(images, nodes, channels, dtype=dtype, grad=True)
+                y = None
+                if candidates:
+                    y = _random(images, candidates, channels, dtype=dtype, grad=True)
+                prefix = "" if dtype == torch.float32 else f"{str(dtype)[6:]}, "
+                yield Case(prefix + words, (x, y, graph), run)
+            if mode == "max":  # the gradient of equal numbers goes to the first of them
+                x = _with_ties(images, nodes, channels).requires_grad_()
+                y = _with_ties(images, count, channels, seed=1).requires_grad_()
+                yield Case(f"ties, {words}", (x, y, graph), run, is_exact=True)
+
+
+def _norm() -> Iterator[Case]:
+    for images, nodes, channels in ((8, 196, 192), (3, 37, 7)):
+        weight, bias = _random(channels, grad=True), _random(channels, grad=True)
+        x, residual = (_random(images, nodes + i, channels)[:, :nodes] for i in range(2))
+
+        def run(x, weight, bias, residual, *, fused):  # noqa: ANN001, ANN202
+            return ops.norm(x, weight, bias, residual, gelu=True, fused=fused)[0]
+
+        tensors = (x.requires_grad_(), weight, bias, residual.requires_grad_())
+        yield Case(f"{images} × {nodes} nodes, {channels} channels", tensors, run)
+
+
+def _hidden() -> Iterator[Case]:
+    for rows, inputs in ((1000, 3), (1237, 7)):
+        sizes = ((rows, inputs), (inputs, 64), (64,), (3, 64))
+
+        def run(x, first, bias, second, *, fused):  # noqa: ANN001, ANN202
+            return ops.hidden(x, first, bias, second, fused=fused)
+
+        yield Case(f"{rows} rows of {inputs}", tuple(_random(*s, grad=True) for s in sizes), run)
+
+
+# ---- comparing ----------------------------------------------------------------------------------
+
+
+def compare(name: str, device_name: Device) -> list[Compared]:
+    """Run every case of an operator on a device, fused and plain; runs in a process of its own.
+
+    Args:
+        name: one of OPERATORS.
+        device_name: cpu or cuda.
+    """
+    device = choose_device(device_name, 0, 1)
+    served = ops.versions(device.type)[name]
+    versions = {"fused": served}
+    if device != torch.device("cpu") and not served.startswith("plain"):
+        versions["plain"] = "plain torch"
+    return [
+        _compare(name, case, version, kind == "fused", device)
+        for case in cases(name)
+        for kind, version in versions.items()
+    ]
+
+
+def _compare(name: str, case: Case, version: str, fused: bool, device: torch.device) -> Compared:
+    expected, expected_grads = _run(case, torch.device("cpu"), fused=False)
+    actual, grads = _run(case, device, fused=fused)
+    dtype = next(t.dtype for t in case.tensors if t is not None)
+    if name == "knn":
+        bound = 0.0 if case.is_exact else BOUNDS[torch.float32]
+        off = float((actual != expected).sum())
+        if not case.is_exact:
+            off = _off_in_nearness(case, actual, expected)
+        return Compared(case.sizes, version, off, None, bound)
+    pairs = zip(grads, expected_grads, strict=True)
+    backward = torch.tensor([relative_difference(*pair) for pair in pairs], dtype=torch.float64)
+    bound = 0.0 if case.is_exact else BOUNDS[dtype]
+    off = relative_difference(actual, expected)
+    return Compared(case.sizes, version, off, float(backward.max()), bound)  # NaN stays NaN
+
+
+def _run(case: Case, device: torch.device, *, fused: bool) -> tuple[Tensor, list[Tensor]]:
+    """Return the result and the gradients of the inputs that need one, on the CPU."""
+    tensors = [
+        t if t is None else t.detach().to(device).requires_grad_(t.requires_grad)
+        for t in case.tensors
+    ]
+    result = case.run(*tensors, fused=fused)
+    inputs = [t for t in tensors if t is not None and t.requires_grad]
+    if not inputs:
+        return result.cpu(), []
+    generator = torch.Generator().manual_seed(0)
+    # Whole numbers, so that sums of them are exact where the inputs are.
+    grad = torch.randint(-4, 5, result.shape, generator=generator).to(result)
+    return result.detach().cpu(), [g.cpu() for g in torch.autograd.grad(result, inputs, grad)]
+
+
+def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
+    """Compare how near the chosen neighbours are, in float64: near-ties may be chosen either way.
+
+    Returns:
+        The largest difference at the same place; infinite if a node has a neighbour twice.
+    """
+    x, y, bias = case.tensors
+    assert x is not None
+    x, y = (t.double() / t.double().norm(dim=-1, keepdim=True) for t in (x, x if y is None else y))
+    nearness = 2 * x @ y.mT - (0 if bias is None else bias.double())
+    ordered = actual.sort(-1).values
+    if (ordered[..., 1:] == ordered[..., :-1]).any():
+        return float("inf")
+    return float((nearness.gather(2, actual) - nearness.gather(2, expected)).abs().max())
+
+
+# ---- the part -----------------------------------------------------------------------------------
+
+
+def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
+    """Compare every operator with plain torch on the CPU, each in a process of its own."""
+    for name in OPERATORS:
+        results: list[Compared] = []
+
+        def work(seconds: float, name: str = name, results: list[Compared] = results) -> Row:
+            results += call(compare, name, machine.device, seconds=seconds)
+            return Row(name, "measured")
+
+        row = attempt(name, budget, ABOUT_SECONDS, MOST_SECONDS, work)
+        yield from [row_of(name, result) for result in results] or [row]
+
+
+def row_of(name: str, result: Compared) -> Row:
+    """Make the row of a compared call of an operator."""
+    wrong = [  # NaN is not below the bound
+        f"{direction} differs by {off:.1e}, and {result.bound:.0e} is allowed"
+        for direction, off in (("forward", result.forward), ("backward", result.backward))
+        if off is not None and not off <= result.bound
+    ]
+    values = {
+        "operator": name,
+        "version": result.version,
+        "forward": result.forward,
+        "backward": result.backward,
+        "bound": result.bound,
+    }
+    what = f"{name}: {result.case} ({result.version.split(' (')[0]})"
+    return Row(what, "failed" if wrong else "passed", values, "; ".join(wrong))
+
+
+def section(rows: Sequence[Row]) -> Iterator[str]:
+    """Tell what serves, and show the differences."""
+    served = dict[str, str]()
+    for row in rows:
+        if "operator" in row.values:
+            served.setdefault(row.values["operator"], row.values["version"])
+    yield paragraph("; ".join(f"{name}: {version}" for name, version in served.items()))
+    yield paragraph(
+        "Against plain torch on the CPU: the largest difference, divided by the largest number. Of "
+        "a kNN graph, which has no gradient: how much nearer a neighbour is than the expected one "
+        "of its place; where ties are exact, how many indices differ.",
+        "note",
+    )
+    columns = (
+        Column("forward", "forward", "{:.1e}"),
+        Column("backward", "backward", "{:.1e}"),
+        Column("allowed", "bound", "{:.0e}"),
+    )
+    yield rows_table("operator", rows, columns)

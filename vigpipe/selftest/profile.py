@@ -1,0 +1,156 @@
+"""Where does the time of one training step go, kernel by kernel?"""
+
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.autograd.profiler_util import EventList
+from torch.profiler import ProfilerActivity, profile
+
+from vigpipe.bench.alone import begin_peak, end_peak
+from vigpipe.config.choices import Device, Dtype, Model
+from vigpipe.launch.device import choose_device, keep_freed_memory, synchronize
+from vigpipe.report.markup import Shortened, folded, paragraph, share, size, table
+from vigpipe.selftest.machine import Machine
+from vigpipe.selftest.rows import Budget, Row, attempt
+from vigpipe.selftest.speed import batch_size_of
+from vigpipe.selftest.tables import rows_table
+from vigpipe.selftest.way import allow_tf32, training_step
+from vigpipe.selftest.worker import call
+
+ABOUT_SECONDS, MOST_SECONDS = 15.0, 90.0
+NUM_WARMUP, NUM_TIMED, NUM_PROFILED = 3, 5, 3  # steps
+NUM_SHOWN, LONGEST_NAME = 20, 70
+
+
+def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
+    """Profile a training step of the first model that speed is measured of."""
+    model: Model = "vig_ti_224" if machine.gpus else "vig_cifar_ti"
+    dtype: Dtype = "bfloat16" if machine.gpus else "float32"
+    batch_size = batch_size_of(machine)
+    kernels: list[Row] = []
+
+    def work(seconds: float) -> Row:
+        shape = (model, batch_size, dtype, machine.device, machine.num_threads)
+        found = call(profile_step, *shape, seconds=seconds)
+        whole = found["step_seconds"]
+        kernels.extend(
+            Row(kernel.pop("name"), "measured", {**kernel, "share": kernel["seconds"] / whole})
+            for kernel in found.pop("kernels")
+        )
+        values = {"model": model, "dtype": dtype, "batch_size": batch_size, **found}
+        return Row("step", "measured", values)
+
+    yield attempt("step", budget, ABOUT_SECONDS, MOST_SECONDS, work)
+    yield from kernels
+
+
+def profile_step(
+    model: Model, batch_size: int, dtype: Dtype, device_name: Device, num_threads: int
+) -> dict[str, Any]:
+    """Profile a step of `vigpipe train`; runs in a process of its own.
+
+    Args:
+        model: name of the model.
+        batch_size: images of a step.
+        dtype: the option --dtype.
+        device_name: cpu or cuda.
+        num_threads: threads of the process.
+
+    Returns:
+        step_seconds: of a step; on a CPU, whose operators the profiler slows down, of a profiled
+            step.
+        peak_bytes: what weights, optimizer and the work take at most.
+        kernels: name, calls and seconds a step of every kernel of a GPU, or operator of a CPU, the
+            longest first.
+    """
+    torch.set_num_threads(num_threads)
+    keep_freed_memory()
+    device = choose_device(device_name, 0, 1)
+    before = begin_peak(device)
+    step = training_step(model, batch_size, dtype, False, device)
+    allow_tf32(False)
+    for _ in range(NUM_WARMUP):
+        step()
+    synchronize(device)
+    peak = end_peak(device) - before
+    seconds: list[float] = []
+    for _ in range(NUM_TIMED):
+        start = time.perf_counter()
+        step()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    start = time.perf_counter()
+    with profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(NUM_PROFILED):
+            step()
+        synchronize(device)
+        profiled_seconds = (time.perf_counter() - start) / NUM_PROFILED
+    return {
+        "step_seconds": median(seconds) if on_gpu else profiled_seconds,
+        "peak_bytes": peak,
+        "kernels": kernels_of(profiler.key_averages(), NUM_PROFILED, on_gpu),
+    }
+
+
+def kernels_of(events: EventList, num_steps: int, on_gpu: bool) -> list[dict[str, Any]]:
+    """Return what ran on the device, without what calls it, the longest first.
+
+    Args:
+        events: the averages of a profile.
+        num_steps: number of steps in it.
+        on_gpu: take the kernels of a GPU, not the operators of the CPU.
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        # The range of an annotation, such as the optimizer's, lasts as long as its kernels.
+        if on_gpu != (event.device_type == DeviceType.CUDA) or event.is_user_annotation:
+            continue
+        microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if microseconds > 0:
+            calls, seconds = event.count / num_steps, microseconds / 1e6 / num_steps
+            found.append({"name": event.key, "calls": calls, "seconds": seconds})
+    return sorted(found, key=lambda kernel: -kernel["seconds"])
+
+
+def section(rows: Sequence[Row]) -> Iterator[str]:
+    """Show the share of every kernel in a step."""
+    step, kernels = rows[0], rows[1:]
+    if not kernels:
+        yield rows_table("step", rows, ())
+        return
+    values = step.values
+    covered = sum(row.values["share"] for row in kernels)
+    yield paragraph(
+        f"A step of vigpipe train of {values['model']} in {values['dtype']}, "
+        f"{values['batch_size']} images: {1e3 * values['step_seconds']:.2f} ms, at most "
+        f"{size(values['peak_bytes'])} of memory. {len(kernels)} kinds of kernels take "
+        f"{share(covered)} of it; in the rest nothing ran on the device, or it was not seen."
+    )
+    shown = [_line(row) for row in kernels[:NUM_SHOWN]]
+    rest = kernels[NUM_SHOWN:]
+    if rest:
+        total = sum(row.values["share"] for row in rest)
+        shown.append([f"{len(rest)} others", "", "", share(total)])
+    heads = ["kernel", "calls a step", "ms a step", "share of the step"]
+    yield table(heads, shown)
+    if rest:
+        yield folded("The others", table(heads, [_line(row) for row in rest]))
+
+
+def _line(row: Row) -> list[str | Shortened]:
+    name = row.what
+    if len(name) > LONGEST_NAME:
+        name = Shortened(f"{name[:LONGEST_NAME]}…", row.what)
+    values = row.values
+    return [
+        name,
+        f"{values['calls']:.0f}",
+        f"{1e3 * values['seconds']:.3f}",
+        share(values["share"]),
+    ]

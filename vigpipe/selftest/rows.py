@@ -1,0 +1,101 @@
+"""The rows that the parts of a self-test make, and how much of the time they may take."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from vigpipe.messages import one_line
+from vigpipe.selftest.worker import OutOfTime
+
+if TYPE_CHECKING:
+    from vigpipe.selftest.machine import Machine
+
+# passed and failed are answers to a question, measured is a number without a right answer, and
+# skipped means that this machine or the budget has no room for it.
+Outcome = Literal["passed", "failed", "measured", "skipped"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a part.
+
+    Attributes:
+        what: what was tried.
+        outcome: how it ended.
+        values: numbers and words by name; times are in seconds and sizes in bytes.
+        note: why it failed or was skipped, in one sentence.
+    """
+
+    what: str
+    outcome: Outcome
+    values: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+class Budget:
+    """An amount of time that is being used up.
+
+    Args:
+        seconds: the amount.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self._end - self._clock())
+
+    def part(self, share: float) -> "Budget":
+        """Return a budget of this share of what is left."""
+        return Budget(share * self.left, self._clock)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the self-test.
+
+    Attributes:
+        name: its word in --parts and in the JSON.
+        title: its heading.
+        weight: how much of what is left it may take, beside the weights of the later parts.
+        measure: yields its rows within a budget.
+        section: makes the HTML below its heading.
+    """
+
+    name: str
+    title: str
+    weight: float
+    measure: Callable[["Machine", Budget], Iterator[Row]]
+    section: Callable[[Sequence[Row]], Iterator[str]]
+
+
+def attempt(
+    what: str, budget: Budget, about: float, most: float, work: Callable[[float], Row]
+) -> Row:
+    """Make one row; time that runs out skips it, and any other error makes it one that failed.
+
+    Args:
+        what: what is tried.
+        budget: the time of the part.
+        about: seconds that it is expected to take; with less left, it is not begun.
+        most: seconds after which it hangs.
+        work: is given the seconds it may take, and returns the row.
+    """
+    left = budget.left
+    if left < about:
+        note = f"not begun: of its share of the budget {left:.0f} s were left, and it may take "
+        return Row(what, "skipped", note=f"{note}{about:.0f} s")
+    try:
+        return work(min(left, most))
+    except OutOfTime:
+        if left > most:
+            return Row(what, "failed", note=f"did not end within {most:.0f} s")
+        return Row(what, "skipped", note=f"cut off after {left:.0f} s: its budget was used up")
+    except Exception as error:
+        return Row(what, "failed", note=one_line(f"{type(error).__name__}: {error}"))

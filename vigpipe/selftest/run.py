@@ -1,0 +1,109 @@
+"""The command `vigpipe selftest`: run the parts within the budget, and write the page and the JSON.
+
+Parts do their work in processes of their own, and this one never touches a GPU, so no part can
+spoil another. Results are written after every part: a self-test that is interrupted leaves some.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vigpipe.config.interval import parse_duration
+from vigpipe.config.verbs import SelftestConfig
+from vigpipe.errors import DIFFERS, DONE, INTERRUPTED, InputError
+from vigpipe.files.atomic import write_atomically
+from vigpipe.launch.child import stoppable
+from vigpipe.launch.signals import Stopped
+from vigpipe.messages import one_line
+from vigpipe.model.blocks import parse_names
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import provenance, this_command
+from vigpipe.selftest import checks, faults, links, operators, profile, speed, way
+from vigpipe.selftest.machine import look_at_machine
+from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
+from vigpipe.selftest.rows import Budget, Part, Row
+from vigpipe.selftest.worker import call
+
+PAGE, JSON = "page.html", "result.json"
+LOOK_SECONDS = 120.0
+LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
+FOR_PARTS = 0.95  # of the budget; the rest is for imports, and for writing the page
+WARM_UP = (
+    f"{way.NUM_WARMUP} steps of every way, and one at the beginning of every turn; "
+    f"{links.NUM_WARMUP} messages of every size"
+)
+# In the order of the run. What a part leaves goes to the later ones; speed can use any amount.
+PARTS = (
+    Part("operators", "Operators", 2, operators.measure, operators.section),
+    Part("check", "Layouts against the unsplit model", 8, checks.measure, checks.section),
+    Part("links", "Messages between GPUs", 2, links.measure, links.section),
+    Part("faults", "Killed and frozen ranks", 4, faults.measure, faults.section),
+    Part("profile", "Kernels of a training step", 2, profile.measure, profile.section),
+    Part("speed", "Images a second", 8, speed.measure, speed.section),
+)
+
+
+def run_selftest(config: SelftestConfig) -> int:
+    """Run the self-test.
+
+    Args:
+        config: the options.
+
+    Returns:
+        The exit code: 1 if a row failed.
+
+    Raises:
+        InputError: an option is wrong, or there is no such device.
+    """
+    parts = choose_parts(config.parts)
+    seconds = budget_seconds(config.budget)
+    folder = make_output_folder(config.out, (PAGE, JSON))
+    try:
+        with stoppable():
+            result = _run(parts, config, seconds, folder)
+    except Stopped:
+        sys.exit(INTERRUPTED)
+    print(f"\n{one_line(summary(result))}\n{one_line(f'{folder}/{PAGE}, {JSON}')}")
+    return DIFFERS if result.failures else DONE
+
+
+def choose_parts(names: str) -> list[Part]:
+    """Return the parts of --parts, in the order of the run; raises InputError for other names."""
+    chosen = parse_names(names, [part.name for part in PARTS], "--parts")
+    return [part for part in PARTS if part.name in chosen]
+
+
+def budget_seconds(text: str) -> float:
+    """Return the seconds of --budget; raises InputError for what is no such time."""
+    seconds = parse_duration(text)
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise InputError(f"--budget {text}: must be a time from 1s to 1d, such as 10m (s, m, h, d)")
+    return seconds
+
+
+def _run(parts: Sequence[Part], config: SelftestConfig, seconds: float, folder: Path) -> Result:
+    begin, budget = time.monotonic(), Budget(FOR_PARTS * seconds)
+    machine = call(look_at_machine, config.device, seconds=LOOK_SECONDS)
+    facts = {"command": this_command(), "date": today(), "warm_up": WARM_UP, **provenance()}
+    print(one_line(f"{machine.hardware}; at most {seconds:.0f} s"))
+    results: list[PartResult] = []
+    result = Result(machine, facts, results, seconds, 0.0)
+    for index, part in enumerate(parts):
+        start = time.monotonic()
+        share = part.weight / sum(later.weight for later in parts[index:])
+        rows = list(guarded(part, part.measure(machine, budget.part(share))))
+        results.append(PartResult(part, rows, time.monotonic() - start))
+        print(one_line(f"{part.name}: {counts(rows)} ({results[-1].seconds:.0f} s)"), flush=True)
+        result = Result(machine, facts, results, seconds, time.monotonic() - begin)
+        write_atomically(folder / JSON, as_json(result))
+        write_atomically(folder / PAGE, page(result))
+    return result
+
+
+def guarded(part: Part, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows of a part; an error that ends it becomes its last row."""
+    try:
+        yield from rows
+    except Exception as error:
+        yield Row(part.name, "failed", note=one_line(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,297 @@
+"""How many images a second, in every way that a user could choose, and with how much memory?
+
+Every way has a process of its own, and all of a model take turns, so that a machine that gets
+slower slows down all of them. A process gives its unused memory back after its turn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import torch
+
+from vigpipe.bench.alone import relative_difference
+from vigpipe.bench.side_by_side import Timings
+from vigpipe.config.choices import Model
+from vigpipe.messages import one_line
+from vigpipe.report.charts import as_html, styled
+from vigpipe.report.markup import paragraph, size
+from vigpipe.selftest.machine import Machine
+from vigpipe.selftest.rows import Budget, Outcome, Row
+from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.way import Contender, Mode, Prepared, Way
+from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError, WorkerMemoryError
+
+MODES: tuple[Mode, ...] = ("training", "inference")
+EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
+MOST_REPEATS = 5
+ABOUT_EAGER_SECONDS, ABOUT_COMPILE_SECONDS, MOST_PREPARE_SECONDS = 10.0, 60.0, 240.0
+ABOUT_TURNS_SECONDS = 20.0  # of a model, kept for what is prepared already
+MOST_TURN_SECONDS = 60.0
+BATCH_SIZES = ((70e9, 128), (30e9, 64), (14e9, 32), (0.0, 16))  # by bytes of the GPU
+CPU_BATCH_SIZE = 16
+
+
+@dataclass
+class Entry:
+    """A way of a model in the course of the measurement.
+
+    Attributes:
+        way: the way.
+        mode: what it does.
+        worker: its process; None before it is started.
+        prepared: what is known after its first steps; None before.
+        seconds: of a step in every turn.
+        outcome: failed or skipped if it has been given up.
+        note: why.
+    """
+
+    way: Way
+    mode: Mode
+    worker: Worker | None = None
+    prepared: Prepared | None = None
+    seconds: list[float] = field(default_factory=list)
+    outcome: Outcome = "measured"
+    note: str = ""
+
+    def give_up(self, outcome: Outcome, why: str) -> None:
+        """End its process, and keep why."""
+        self.outcome, self.note = outcome, one_line(why)
+        self.end()
+
+    def end(self) -> None:
+        """End its process."""
+        if self.worker is not None:
+            self.worker.end()
+
+
+def models(machine: Machine) -> dict[Model, list[Way]]:
+    """Return the models to time, the most wanted first, and the ways of each, eager ones first."""
+    if machine.device == "cpu":
+        eager = [Way(f, False, p) for p in ("float32", "bfloat16") for f in ("reference", "ours")]
+        return {"vig_cifar_ti": [*eager, *(Way(f, True, "float32") for f in ("reference", "ours"))]}
+    ways = [
+        Way(formulation, compiled, precision)
+        for compiled in (False, True)
+        for precision in ("bfloat16", "tf32", "float32")
+        for formulation in ("reference", "ours")
+        if not compiled or precision != "float32"  # nobody compiles and leaves TF32 out
+    ]
+    amp = [way for way in ways if way.precision == "bfloat16"]
+    return {"vig_ti_224": ways, "vig_s_224": amp, "pvig_s_224": amp}
+
+
+def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
+    """Time the models in turn, as far as the budget goes."""
+    for model, ways in models(machine).items():
+        yield from _measure_model(model, ways, batch_size_of(machine), machine, budget)
+
+
+def batch_size_of(machine: Machine) -> int:
+    """Return the images of a step that fit into the memory of this machine's first GPU."""
+    if not machine.gpus:
+        return CPU_BATCH_SIZE
+    memory = machine.gpus[0].memory_bytes
+    return next(batch_size for least, batch_size in BATCH_SIZES if memory >= least)
+
+
+def _measure_model(
+    model: Model, ways: Sequence[Way], batch_size: int, machine: Machine, budget: Budget
+) -> Iterator[Row]:
+    at_once = max(1, machine.num_threads // 2)  # while nothing is timed
+    compilers = max(1, machine.num_threads // at_once)
+    entries = [Entry(way, mode) for mode in MODES for way in ways]
+    entries.sort(key=lambda entry: entry.way.compiled)
+    try:
+        for start in range(0, len(entries), at_once):
+            chosen = [e for e in entries[start : start + at_once] if _has_time(e, budget)]
+            for entry in chosen:
+                shape = (model, entry.way, entry.mode, batch_size, machine.device)
+                entry.worker = Worker(Contender, *shape, machine.num_threads, compilers)
+            _prepare(chosen, budget)
+        for mode in MODES:
+            take_turns([entry for entry in entries if entry.mode == mode], budget)
+    finally:
+        for entry in entries:
+            entry.end()
+    for mode in MODES:
+        yield from rows_of(model, batch_size, [e for e in entries if e.mode == mode])
+
+
+def _has_time(entry: Entry, budget: Budget) -> bool:
+    about = ABOUT_COMPILE_SECONDS if entry.way.compiled else ABOUT_EAGER_SECONDS
+    if budget.left < about + ABOUT_TURNS_SECONDS:
+        entry.give_up("skipped", f"not begun: {budget.left:.0f} s were left")
+    return entry.outcome == "measured"
+
+
+def _prepare(entries: Sequence[Entry], budget: Budget) -> None:
+    """Prepare some ways at once, and those that had too little memory again, one by one."""
+    for entry in entries:
+        assert entry.worker is not None
+        entry.worker.send("prepare")
+    room = max(1.0, budget.left - ABOUT_TURNS_SECONDS)
+    late: Outcome = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
+    deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
+    crowded = [entry for entry in entries if not _receive(entry, deadline, late)]
+    for entry in crowded:
+        assert entry.worker is not None
+        entry.worker.send("prepare")
+        if not _receive(entry, deadline, late):
+            entry.give_up("failed", "there is too little memory for it alone")
+
+
+def _receive(entry: Entry, deadline: float, late: Outcome) -> bool:
+    """Take the result of `prepare`; False if there was too little memory."""
+    assert entry.worker is not None
+    try:
+        entry.prepared = entry.worker.receive(max(0.1, deadline - monotonic()))
+    except OutOfTime:
+        entry.give_up(late, "its first steps took too long")
+    except WorkerMemoryError:
+        return False
+    except WorkerError as error:
+        entry.give_up("failed", str(error))
+    return True
+
+
+def take_turns(entries: Sequence[Entry], budget: Budget) -> None:
+    """Let the prepared ways run in turn, for as many rounds as there is time for."""
+    for _ in range(MOST_REPEATS):
+        before = budget.left
+        for entry in [entry for entry in entries if entry.outcome == "measured"]:
+            assert entry.worker is not None
+            try:
+                entry.seconds.append(entry.worker.ask("turn", seconds=MOST_TURN_SECONDS))
+            except (OutOfTime, WorkerError) as error:
+                entry.give_up("failed", str(error))
+        if budget.left < 1.5 * (before - budget.left):
+            break
+    for entry in entries:
+        entry.end()
+
+
+def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[Row]:
+    """Make the rows of one model in training or in inference.
+
+    Args:
+        model: its name.
+        batch_size: images of a step.
+        entries: its ways; those that were not given up have the same number of turns.
+    """
+    timed = [entry for entry in entries if entry.outcome == "measured" and entry.seconds]
+    seconds = {entry.way: entry.seconds for entry in timed}
+    references = [way for way in seconds if way.formulation == "reference"]
+    best = min(references, key=lambda way: median(seconds[way]), default=None)
+    exact_ways = (Way("reference", False, "float32"), EAGER_AMP)
+    exact = next((e.prepared for way in exact_ways for e in timed if e.way == way), None)
+    for entry in entries:
+        what = f"{model}, {entry.mode}: {entry.way}"
+        values: dict[str, Any] = {
+            "model": model,
+            "mode": entry.mode,
+            "formulation": entry.way.formulation,
+            "compiled": entry.way.compiled,
+            "precision": entry.way.precision,
+            "batch_size": batch_size,
+        }
+        if entry not in timed or entry.prepared is None:
+            yield Row(what, entry.outcome, values, entry.note)
+            continue
+        values |= {
+            "seconds": entry.seconds,
+            "images_per_second": batch_size / median(entry.seconds),
+            "first_seconds": entry.prepared.first_seconds,
+            "peak_bytes": entry.prepared.peak_bytes,
+            "to_eager_amp": _ratio(seconds, EAGER_AMP, entry.way),
+            "to_best_reference": _ratio(seconds, best, entry.way),
+            "is_best_reference": entry.way == best,
+        }
+        if exact is not None and exact.logits and entry.prepared.logits:
+            logits, expected = torch.tensor(entry.prepared.logits), torch.tensor(exact.logits)
+            values["logits_off_by"] = relative_difference(logits, expected)
+        yield Row(what, "measured", values)
+
+
+def _ratio(
+    seconds: Mapping[Way, list[float]], reference: Way | None, way: Way
+) -> dict[str, float] | None:
+    """Return how many times faster a way is than another one: median, least and most."""
+    if reference is None or reference not in seconds:
+        return None
+    by_name = {str(name): values for name, values in seconds.items()}
+    ratios = Timings(by_name, str(reference)).ratios(str(way))
+    return {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+
+
+def section(rows: Sequence[Row]) -> Iterator[str]:
+    """Draw and show the images a second of every model."""
+    yield paragraph(
+        "The reference is the formulation that everyone uses (vigpipe/bench/reference.py); eager "
+        "AMP is how it is usually trained. Training: a step of vigpipe train, or forward, backward "
+        "and AdamW of the reference, on one batch that stays in memory. Inference: evaluation "
+        "mode, norms folded into the weights where they are ours. Ratios are taken turn by turn. "
+        "Logits are compared with those of the reference in float32, or with eager AMP where it "
+        "does not run; near-ties of neighbours that fall the other way show there."
+    )
+    groups: dict[tuple[str, str], list[Row]] = {}
+    others = [row for row in rows if "model" not in row.values]
+    for row in rows:
+        if "model" in row.values:
+            groups.setdefault((row.values["model"], row.values["mode"]), []).append(row)
+    columns = (
+        Column("images/s", "images_per_second", "{:,.1f}"),
+        Column("× eager AMP", "to_eager_amp", _spread),
+        Column("× best reference", "to_best_reference", _spread),
+        Column("memory", "peak_bytes", size),
+        Column("first step, s", "first_seconds", "{:.1f}"),
+        Column("logits off by", "logits_off_by", "{:.0e}"),
+        Column("turns", "seconds", lambda seconds: str(len(seconds))),
+    )
+    for number, ((model, mode), group) in enumerate(groups.items()):
+        batch_size = group[0].values["batch_size"]
+        yield f"<h3>{model}, {mode}, batches of {batch_size}</h3>"
+        if any(row.outcome == "measured" for row in group):
+            yield as_html(_chart(group), f"speed-{number}")
+        yield rows_table("way", [_short(row) for row in group], columns)
+    if others:
+        yield rows_table("model", others, ())
+
+
+def _short(row: Row) -> Row:
+    """Leave out what the heading says."""
+    best = " (the best reference)" if row.values.get("is_best_reference") else ""
+    return Row(row.what.split(": ")[1] + best, row.outcome, row.values, row.note)
+
+
+def _spread(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['least']:.2f} – {ratio['most']:.2f})"
+
+
+def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported late
+    from plotly.graph_objects import Bar, Figure
+
+    figure = Figure()
+    chosen = [row for row in rows if row.outcome == "measured"]
+    for formulation, colour in (("reference", "#9aa4af"), ("ours", "#0072b2")):
+        bars = [row for row in chosen if row.values["formulation"] == formulation]
+        rates = [row.values["images_per_second"] for row in bars]
+        names = [row.what.split(": ")[1] for row in bars]
+        bar = Bar(
+            name=formulation,
+            orientation="h",
+            y=names,
+            x=rates,
+            text=[f"{rate:,.0f}" for rate in rates],
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": colour},
+            hovertemplate="%{y}: %{x:,.1f} images/s<extra></extra>",
+        )
+        figure.add_trace(bar)
+    order = [row.what.split(": ")[1] for row in chosen]
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order)
+    figure.update_xaxes(title_text="images a second", rangemode="tozero")
+    return styled(figure, height=130 + 26 * len(chosen))

@@ -1,0 +1,173 @@
+"""Do work in a process of its own, so that a crash or a broken CUDA context ends only that work."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vigpipe.errors import InputError
+from vigpipe.launch.failures import die_with, is_out_of_memory
+
+GRACE_SECONDS = 10.0  # for the end of a process that has nothing to do
+_LONGEST_TAIL = 500  # characters of what a process said last
+
+
+class OutOfTime(RuntimeError):
+    """Work has not ended in time, and was killed."""
+
+
+class WorkerError(RuntimeError):
+    """Work raised an exception, or its process ended."""
+
+
+class WorkerMemoryError(WorkerError):
+    """Work ran out of memory."""
+
+
+class Worker:
+    """A fresh process with one object, whose methods are called from here.
+
+    Leaving the context ends the process.
+
+    Args:
+        make: makes the object in the process; must be importable by its name.
+        arguments: arguments of `make`.
+    """
+
+    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="vigpipe-selftest-")
+        self._output = Path(self._folder.name) / "output"
+        self._connection, theirs = context.Pipe()
+        place = (theirs, str(self._output), os.getpid())
+        self._process = context.Process(target=_serve, args=(*place, make, arguments))
+        self._process.start()
+        self._is_busy = False
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
+        """Call a method of the object and wait for its result.
+
+        Args:
+            method: name of the method.
+            arguments: its arguments, which are pickled, like its result.
+            seconds: after this time the process is killed.
+
+        Raises:
+            OutOfTime: there was no result in time.
+            InputError: the method raised one.
+            WorkerMemoryError: there was not enough memory.
+            WorkerError: the method raised another exception, or the process ended.
+        """
+        self.send(method, *arguments)
+        return self.receive(seconds)
+
+    def send(self, method: str, *arguments: object) -> None:
+        """Begin a call, of which `receive` returns the result."""
+        self._is_busy = True
+        with contextlib.suppress(BrokenPipeError):  # receive tells why
+            self._connection.send((method, arguments))
+
+    def receive(self, seconds: float) -> Any:  # noqa: ANN401
+        """Wait for the result of a call; raises what `ask` raises."""
+        if not self._connection.poll(seconds):
+            self.end()
+            raise OutOfTime(f"no result within {seconds:.0f} s")
+        try:
+            error, result = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            wait([self._process.sentinel], GRACE_SECONDS)
+            said = tail(self._output)
+            self.end()
+            how = describe(self._process.exitcode)
+            raise WorkerError(f"its process ended with {how}: {said}") from None
+        self._is_busy = False
+        if error is not None:
+            raise error(result)
+        return result
+
+    def end(self) -> None:
+        """End the process and what it has started; in the middle of a call it is killed."""
+        if self._connection.closed:
+            return
+        self._connection.close()  # a process that waits for a call ends by itself
+        if not self._is_busy:
+            wait([self._process.sentinel], GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)  # before its number is given away
+        self._process.kill()  # it may not have a group of its own yet
+        self._process.join()
+        self._folder.cleanup()
+
+
+def call(function: Callable[..., Any], *arguments: object, seconds: float) -> Any:  # noqa: ANN401
+    """Call a function in a fresh process; raises what `Worker.ask` raises."""
+    with Worker(_Caller) as worker:
+        return worker.ask("call", function, arguments, seconds=seconds)
+
+
+class _Caller:
+    def call(self, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:  # noqa: ANN401
+        return function(*arguments)
+
+
+def _serve(
+    connection: Connection,
+    output: str,
+    parent: int,
+    make: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which then ends this process
+    die_with(parent)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    made: list[object] = []
+    while True:
+        try:
+            method, given = connection.recv()
+        except EOFError:
+            return
+        try:
+            if not made:
+                made.append(make(*arguments))
+            reply = None, getattr(made[0], method)(*given)
+        except Exception as error:
+            traceback.print_exc()
+            kind = WorkerMemoryError if is_out_of_memory(error) else WorkerError
+            text = f"{type(error).__name__}: {error}"
+            reply = (InputError, str(error)) if isinstance(error, InputError) else (kind, text)
+        connection.send(reply)
+
+
+def describe(code: int | None) -> str:
+    """Describe an exit code, which is -n for a process that signal n has ended."""
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def tail(path: Path) -> str:
+    """Return the last line of what a process has written to a file, shortened from the left."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1][-_LONGEST_TAIL:] if lines else "it said nothing"
