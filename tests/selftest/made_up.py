@@ -92,7 +92,7 @@ def speed_rows():
                 logits = [[0.1 + 1e-4 * i, 0.2]] if mode == "inference" else []
                 entry.prepared = Prepared(40.0 * entry.way.compiled + 1, base, 2e10 * base, logits)
             if model == "pvig_s_224":
-                entries[2].give_up("failed", "there is too little memory for it alone")
+                entries[2].give_up("failed", "OutOfMemoryError: CUDA out of memory")
             yield from speed.rows_of(model, 128, entries)
 
 

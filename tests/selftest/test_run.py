@@ -10,6 +10,7 @@ from tests.world import run_command
 from vigpipe.cli import main
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
+from vigpipe.selftest.worker import WorkerError
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,17 @@ def test_all_passed_is_exit_code_0_and_skipped_is_no_failure(parts, tmp_path):
     assert main(["selftest", "--parts", "only", "--out", str(tmp_path / "out")]) == 0
     # Results of an earlier self-test are not overwritten.
     assert main(["selftest", "--parts", "only", "--out", str(tmp_path / "out")]) == 2
+
+
+def test_a_machine_that_cannot_be_looked_at_is_told(monkeypatch, tmp_path, capsys):
+    def call(function, device, seconds):
+        raise WorkerError("RuntimeError: CUDA unknown error")
+
+    monkeypatch.setattr(run, "call", call)
+    assert main(["selftest", "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "(RuntimeError: CUDA unknown error); see whether nvidia-smi can talk" in told
+    assert told.count("\n") == 1
 
 
 def test_parts_share_the_budget_by_their_weights(parts, tmp_path):

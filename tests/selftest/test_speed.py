@@ -12,7 +12,7 @@ from vigpipe.selftest.machine import Gpu, Machine
 from vigpipe.selftest.rows import Budget
 from vigpipe.selftest.speed import EAGER_AMP, Entry
 from vigpipe.selftest.way import Contender, Prepared, Way
-from vigpipe.selftest.worker import OutOfTime, WorkerError, WorkerMemoryError
+from vigpipe.selftest.worker import OutOfTime, WorkerError
 
 OURS = Way("ours", False, "bfloat16")
 EXACT = Way("reference", False, "float32")
@@ -90,15 +90,18 @@ def test_a_way_that_fails_does_not_end_the_others():
     assert rows["m, training: ours, bfloat16"].note == "CUDA error"
 
 
-def test_what_had_too_little_memory_beside_others_is_tried_alone():
+def test_what_failed_beside_others_is_tried_alone():
     prepared = Prepared(1.0, 1.0, 1e9, [])
-    crowded = entry(OURS, FakeWorker(replies=[WorkerMemoryError("out of memory"), prepared]))
-    too_large = entry(EXACT, FakeWorker(replies=[WorkerMemoryError("out of memory")] * 2))
+    crowded = entry(OURS, FakeWorker(replies=[WorkerError("out of memory"), prepared]))
+    too_large = entry(EXACT, FakeWorker(replies=[WorkerError("out of memory")] * 2))
     fine = entry(EAGER_AMP, FakeWorker(replies=[prepared]))
-    speed._prepare([crowded, too_large, fine], Budget(1000))
+    gone = entry(EXACT, FakeWorker(replies=[WorkerError("its process ended with SIGSEGV")]))
+    gone.worker.has_ended = True
+    speed._prepare([crowded, too_large, gone, fine], Budget(1000))
+    assert (gone.outcome, gone.note) == ("failed", "its process ended with SIGSEGV")
     assert (crowded.prepared, fine.prepared) == (prepared, prepared)
     assert (too_large.outcome, too_large.prepared) == ("failed", None)
-    assert "too little memory" in too_large.note
+    assert too_large.note == "out of memory"
     assert too_large.worker.has_ended
 
 
@@ -152,7 +155,7 @@ def test_the_page_shows_every_model():
         assert f"<h3>{model}, training, batches of 128</h3>" in text
         assert f"<h3>{model}, inference, batches of 128</h3>" in text
     assert "2.90 (2.90 – 2.90)" in text
-    assert "there is too little memory for it alone" in text
+    assert "OutOfMemoryError: CUDA out of memory" in text
 
 
 @pytest.fixture

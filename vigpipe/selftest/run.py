@@ -23,7 +23,7 @@ from vigpipe.selftest import checks, faults, links, operators, profile, speed, w
 from vigpipe.selftest.machine import look_at_machine
 from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
 from vigpipe.selftest.rows import Budget, Part, Row
-from vigpipe.selftest.worker import call
+from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 
 PAGE, JSON = "page.html", "result.json"
 LOOK_SECONDS = 120.0
@@ -84,7 +84,13 @@ def budget_seconds(text: str) -> float:
 
 def _run(parts: Sequence[Part], config: SelftestConfig, seconds: float, folder: Path) -> Result:
     begin, budget = time.monotonic(), Budget(FOR_PARTS * seconds)
-    machine = call(look_at_machine, config.device, seconds=LOOK_SECONDS)
+    try:
+        machine = call(look_at_machine, config.device, seconds=LOOK_SECONDS)
+    except (OutOfTime, WorkerError) as error:
+        raise InputError(
+            f"--device {config.device}: a process that only looked for it failed ({error}); see "
+            "whether nvidia-smi can talk to the GPUs, or choose --device cpu"
+        ) from error
     facts = {"command": this_command(), "date": today(), "warm_up": WARM_UP, **provenance()}
     print(one_line(f"{machine.hardware}; at most {seconds:.0f} s"))
     results: list[PartResult] = []

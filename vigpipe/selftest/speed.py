@@ -22,11 +22,12 @@ from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Outcome, Row
 from vigpipe.selftest.tables import Column, rows_table
 from vigpipe.selftest.way import Contender, Mode, Prepared, Way
-from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError, WorkerMemoryError
+from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
 MODES: tuple[Mode, ...] = ("training", "inference")
 EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
 MOST_REPEATS = 5
+MOST_AT_ONCE = 8  # processes that are prepared, and share the memory of a GPU
 ABOUT_EAGER_SECONDS, ABOUT_COMPILE_SECONDS, MOST_PREPARE_SECONDS = 10.0, 60.0, 240.0
 ABOUT_TURNS_SECONDS = 20.0  # of a model, kept for what is prepared already
 MOST_TURN_SECONDS = 60.0
@@ -100,7 +101,7 @@ def batch_size_of(machine: Machine) -> int:
 def _measure_model(
     model: Model, ways: Sequence[Way], batch_size: int, machine: Machine, budget: Budget
 ) -> Iterator[Row]:
-    at_once = max(1, machine.num_threads // 2)  # while nothing is timed
+    at_once = min(MOST_AT_ONCE, max(1, machine.num_threads // 2))  # while nothing is timed
     compilers = max(1, machine.num_threads // at_once)
     entries = [Entry(way, mode) for mode in MODES for way in ways]
     entries.sort(key=lambda entry: entry.way.compiled)
@@ -128,31 +129,31 @@ def _has_time(entry: Entry, budget: Budget) -> bool:
 
 
 def _prepare(entries: Sequence[Entry], budget: Budget) -> None:
-    """Prepare some ways at once, and those that had too little memory again, one by one."""
+    """Prepare some ways at once, and those that failed, maybe for want of memory, one by one."""
     for entry in entries:
         assert entry.worker is not None
         entry.worker.send("prepare")
     room = max(1.0, budget.left - ABOUT_TURNS_SECONDS)
     late: Outcome = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
     deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
-    crowded = [entry for entry in entries if not _receive(entry, deadline, late)]
-    for entry in crowded:
+    was_alone = len(entries) == 1
+    again = [e for e in entries if not _receive(e, deadline, late, is_last_try=was_alone)]
+    for entry in again:
         assert entry.worker is not None
         entry.worker.send("prepare")
-        if not _receive(entry, deadline, late):
-            entry.give_up("failed", "there is too little memory for it alone")
+        _receive(entry, deadline, late, is_last_try=True)
 
 
-def _receive(entry: Entry, deadline: float, late: Outcome) -> bool:
-    """Take the result of `prepare`; False if there was too little memory."""
+def _receive(entry: Entry, deadline: float, late: Outcome, *, is_last_try: bool) -> bool:
+    """Take the result of `prepare`; False if it failed and can be tried again."""
     assert entry.worker is not None
     try:
         entry.prepared = entry.worker.receive(max(0.1, deadline - monotonic()))
     except OutOfTime:
         entry.give_up(late, "its first steps took too long")
-    except WorkerMemoryError:
-        return False
     except WorkerError as error:
+        if not is_last_try and not entry.worker.has_ended:
+            return False
         entry.give_up("failed", str(error))
     return True
 

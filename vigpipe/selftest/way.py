@@ -1,5 +1,6 @@
 """One way to run a model, in a process of its own: steps of training and of inference."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -138,6 +139,7 @@ class Contender:
         try:
             return self._prepare()
         finally:
+            gc.collect()  # the frames of an error hold tensors
             release()
 
     def _prepare(self) -> Prepared:

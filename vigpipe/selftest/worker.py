@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vigpipe.errors import InputError
-from vigpipe.launch.failures import die_with, is_out_of_memory
+from vigpipe.launch.failures import die_with
 
 GRACE_SECONDS = 10.0  # for the end of a process that has nothing to do
 _LONGEST_TAIL = 500  # characters of what a process said last
@@ -25,10 +25,6 @@ class OutOfTime(RuntimeError):
 
 class WorkerError(RuntimeError):
     """Work raised an exception, or its process ended."""
-
-
-class WorkerMemoryError(WorkerError):
-    """Work ran out of memory."""
 
 
 class Worker:
@@ -63,6 +59,11 @@ class Worker:
     ) -> None:
         self.end()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can be asked no more."""
+        return self._connection.closed
+
     def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
         """Call a method of the object and wait for its result.
 
@@ -74,7 +75,6 @@ class Worker:
         Raises:
             OutOfTime: there was no result in time.
             InputError: the method raised one.
-            WorkerMemoryError: there was not enough memory.
             WorkerError: the method raised another exception, or the process ended.
         """
         self.send(method, *arguments)
@@ -153,9 +153,9 @@ def _serve(
             reply = None, getattr(made[0], method)(*given)
         except Exception as error:
             traceback.print_exc()
-            kind = WorkerMemoryError if is_out_of_memory(error) else WorkerError
             text = f"{type(error).__name__}: {error}"
-            reply = (InputError, str(error)) if isinstance(error, InputError) else (kind, text)
+            is_input = isinstance(error, InputError)
+            reply = (InputError, str(error)) if is_input else (WorkerError, text)
         connection.send(reply)
 
 
