@@ -18,7 +18,9 @@ from vigpipe.run.facts import prepare
 
 
 def run(**options):
-    return prepare(TrainConfig(**{"stages": 2, "microbatches": 2, **options}), torch.float32)
+    return prepare(
+        TrainConfig(**{"stages": 2, "microbatches": 2, "sync": "double", **options}), torch.float32
+    )
 
 
 def test_at_least_six_layouts_of_at_most_two_ranks_are_compared():

@@ -163,7 +163,7 @@ def _unchanged(monkeypatch):
     monkeypatch.setattr(way, "keep_freed_memory", lambda: None)  # of the whole pytest process
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     yield
-    way.allow_tf32(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = True  # torch's default
 
 

@@ -18,14 +18,12 @@ from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
 from vigpipe.launch.device import (
     allow_tf32,
-    count_gpus,
     keep_freed_memory,
     peak_bytes,
     synchronize,
-    take_device,
 )
-from vigpipe.launch.environment import from_environment, threads_per_rank
-from vigpipe.launch.join import choose_gpu
+from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.join import device_alone
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
 
@@ -43,8 +41,7 @@ def set_up(config: OpsBench) -> torch.device:
     threads_per_rank(config.threads, 1, os.environ)
     if config.out is not None:
         make_output_folder(config.out, FILES)
-    num_gpus = count_gpus(config.device, can_compute=True)
-    device = take_device(choose_gpu(config.device, from_environment({}), num_gpus))
+    device = device_alone(config.device)
     allow_tf32(False)
     _set_threads_and_allocator(config.threads)
     return device

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vigpipe.config.choices import Device
 from vigpipe.errors import InputError
-from vigpipe.launch.environment import Launch
+from vigpipe.launch.environment import Launch, from_environment
 from vigpipe.messages import tell
 
 if TYPE_CHECKING:
@@ -82,6 +82,21 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     raise InputError(
         f"{launch.local_world_size} ranks on this host, but {_counted(num_gpus)}; {ADVICE}"
     )
+
+
+def device_alone(requested: Device) -> "torch.device":
+    """Take the device of a process that computes alone, whatever started it.
+
+    Args:
+        requested: the option --device.
+
+    Raises:
+        InputError: CUDA is requested, and there is no GPU.
+    """
+    from vigpipe.launch.device import count_gpus, take_device
+
+    num_gpus = count_gpus(requested, can_compute=True)
+    return take_device(choose_gpu(requested, from_environment({}), num_gpus))
 
 
 def deal(offers: Sequence[Offer]) -> Deal:

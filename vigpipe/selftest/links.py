@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE
-from vigpipe.launch.device import backend, choose_device, synchronize
+from vigpipe.launch.device import count_gpus, synchronize
 from vigpipe.launch.environment import from_environment
 from vigpipe.launch.failures import run_rank
+from vigpipe.launch.join import choose_gpu, join
 from vigpipe.launch.local import start_local
-from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.report.charts import as_html, styled
 from vigpipe.report.markup import paragraph
 from vigpipe.selftest.machine import Machine
@@ -104,8 +104,8 @@ def rank_main(arguments: Sequence[str]) -> int:
 
     def work() -> int:
         requested: Device = "cuda" if device_name == "cuda" else "cpu"
-        device = choose_device(requested, launch.local_rank, launch.local_world_size)
-        init_process_group(launch, backend(device), TIMEOUT_SECONDS)
+        gpu = choose_gpu(requested, launch, count_gpus(requested, can_compute=True))
+        device = join(requested, gpu, launch, TIMEOUT_SECONDS, on_one_gpu="")
         figures = [
             figure
             for num_bytes in map(int, sizes)

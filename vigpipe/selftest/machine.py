@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from vigpipe.config.choices import Device
-from vigpipe.launch.device import choose_device, hardware
+from vigpipe.launch.device import hardware
 from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.join import device_alone
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def look_at_machine(requested: Device) -> Machine:
     Raises:
         InputError: a GPU is requested, and torch sees none.
     """
-    device = choose_device(requested, 0, 1)
+    device = device_alone(requested)
     has_gpu = device.type == "cuda"
     gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if has_gpu else []
     return Machine(

@@ -12,7 +12,7 @@ from torch import Tensor
 from vigpipe import ops
 from vigpipe.bench.alone import relative_difference
 from vigpipe.config.choices import Device
-from vigpipe.launch.device import choose_device
+from vigpipe.launch.join import device_alone
 from vigpipe.report.markup import paragraph
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
@@ -175,7 +175,7 @@ def compare(name: str, device_name: Device) -> list[Compared]:
         name: one of OPERATORS.
         device_name: cpu or cuda.
     """
-    device = choose_device(device_name, 0, 1)
+    device = device_alone(device_name)
     served = ops.versions(device.type)[name]
     versions = {"fused": served}
     if device != torch.device("cpu") and not served.startswith("plain"):

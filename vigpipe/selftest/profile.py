@@ -12,13 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from vigpipe.bench.alone import begin_peak, end_peak
 from vigpipe.config.choices import Device, Dtype, Model
-from vigpipe.launch.device import choose_device, keep_freed_memory, synchronize
+from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize
+from vigpipe.launch.join import device_alone
 from vigpipe.report.markup import Shortened, folded, paragraph, share, size, table
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.speed import batch_size_of
 from vigpipe.selftest.tables import rows_table
-from vigpipe.selftest.way import allow_tf32, training_step
+from vigpipe.selftest.way import training_step
 from vigpipe.selftest.worker import call
 
 ABOUT_SECONDS, MOST_SECONDS = 15.0, 90.0
@@ -69,7 +70,7 @@ def profile_step(
     """
     torch.set_num_threads(num_threads)
     keep_freed_memory()
-    device = choose_device(device_name, 0, 1)
+    device = device_alone(device_name)
     before = begin_peak(device)
     step = training_step(model, batch_size, dtype, False, device)
     allow_tf32(False)

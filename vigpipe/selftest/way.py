@@ -15,7 +15,8 @@ from vigpipe.bench.alone import begin_peak, end_peak
 from vigpipe.bench.pipeline import step_of
 from vigpipe.config.choices import Device, Dtype, Model
 from vigpipe.config.options import TrainConfig
-from vigpipe.launch.device import choose_device, keep_freed_memory, synchronize, weight_dtype
+from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize, weight_dtype
+from vigpipe.launch.join import device_alone
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -64,15 +65,6 @@ class Prepared:
     step_seconds: float
     peak_bytes: float
     logits: list[list[float]]
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Let matrix products and convolutions of float32 be computed in TF32, or not.
-
-    Torch's own defaults differ: convolutions may, matrix products may not.
-    """
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def training_step(
@@ -125,7 +117,7 @@ class Contender:
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(num_compilers)
         torch.set_num_threads(num_threads)
         keep_freed_memory()
-        self._device = choose_device(device_name, 0, 1)
+        self._device = device_alone(device_name)
         self._precision, self._mode = way.precision, mode
         self._make = partial(_make_step, model, way, mode, batch_size, self._device)
         self._step: Callable[[], object] | None = None
