@@ -150,8 +150,8 @@ def test_the_operators_of_this_machine(tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.heavy
-def test_a_machine_without_a_gpu(tmp_path):
-    done = selftest(tmp_path / "out", "--budget", "20m")
+def test_layouts_and_lost_ranks_of_a_machine_without_a_gpu(tmp_path):
+    done = selftest(tmp_path / "out", "--parts", "check,links,faults", "--budget", "20m")
     assert done.returncode == 0, done.stdout + done.stderr
     read = json.loads((tmp_path / "out" / "result.json").read_text())
     rows = {part["name"]: part["rows"] for part in read["parts"]}
@@ -164,6 +164,3 @@ def test_a_machine_without_a_gpu(tmp_path):
     assert killed["resumed"]
     assert frozen["resumed"]
     assert frozen["seconds"] > 7  # of --timeout 8
-    assert sum(row["values"]["share"] for row in rows["profile"][1:]) > 0.5
-    assert len(rows["speed"]) == 12
-    assert all(row["values"]["images_per_second"] > 0 for row in rows["speed"])
