@@ -115,7 +115,7 @@ def train_step(
         status, world_size, until=rank_state.has_open_step_come, timeout_seconds=config.timeout
     )
     rank_state.enter("other")
-    complete_step(rank_state)  # the one before
+    _complete_step(rank_state)  # the one before, which has come
     if not rank_state.runs_ahead:
         is_taken = torch.full_like(is_finite, agreement.finite)
     rank_state.enter("optimizer")
@@ -138,18 +138,27 @@ def train_step(
     step = Step(rank_state.step, agreement, moments, outcome, rank_state.stopwatch.lap())
     rank_state.open_step = step
     if not rank_state.runs_ahead:
-        complete_step(rank_state)
+        _complete_step(rank_state)
     return step
 
 
 def complete_step(rank_state: RankState) -> None:
     """Wait for the step that the device may still be busy with, and do what its outcome asks for.
 
-    Call it before anything reads the state of the rank: an evaluation, a checkpoint.
+    Every rank calls this before anything reads its state: an evaluation, a checkpoint. While they
+    wait, they notice a lost peer.
 
     Args:
         rank_state: this rank's state; unless it runs ahead of its device, nothing is left to do.
     """
+    if rank_state.open_step is not None:
+        config, layout = rank_state.run.config, rank_state.run.layout
+        has_come = rank_state.has_open_step_come
+        agree(NOTHING_WANTED, layout.world_size, has_come, config.timeout)
+        _complete_step(rank_state)
+
+
+def _complete_step(rank_state: RankState) -> None:
     step = rank_state.open_step
     if step is None:
         return
@@ -181,7 +190,7 @@ def settle_after_loss(rank_state: RankState) -> bool:
     if not becomes_true(rank_state.has_open_step_come, SETTLE_SECONDS):
         return False
     step = rank_state.open_step
-    complete_step(rank_state)
+    _complete_step(rank_state)
     if step is not None and not step.is_taken:
         rank_state.step -= 1  # cut short; or not finite, which it will be once more
     return True
