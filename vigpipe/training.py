@@ -163,6 +163,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         save_and_stop.saved()
 
     def save_for_lost_peer() -> None:
+        for trained in untold:  # the row of the state that is saved
+            if trained.step.is_complete and trained.step.is_taken:
+                tell_step(trained)
         with save_and_stop.patient():
             checkpoints.rescue(loss, is_evaluated)
 

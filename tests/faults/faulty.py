@@ -107,8 +107,26 @@ def put(place: str, step: int, what: str) -> None:
         saver.Saver._write_file = written
 
 
+def run_ahead() -> None:
+    """Let a rank hand out steps before it knows the outcome of the last, as on a GPU."""
+    from vigpipe.launch.device import ToHost
+    from vigpipe.run import rank, step
+
+    class Late(ToHost):
+        num_looks = 0
+
+        def has_come(self) -> bool:
+            self.num_looks += 1
+            return self.num_looks > 3
+
+    rank.runs_ahead = lambda device: True
+    step.ToHost = Late
+
+
 def rank(arguments: list[str]) -> int:
     fault, *command = arguments
+    if "FAULT_AHEAD" in os.environ:
+        run_ahead()
     place, step, which, what = fault.split(":")
     if str(from_environment(os.environ).rank) == which:
         if place == "options":

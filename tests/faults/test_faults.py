@@ -123,6 +123,27 @@ def test_a_rank_killed_in(place, layout, unbroken, tmp_path):
     goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_killed_beside_one_that_runs_ahead(killed, unbroken, tmp_path):
+    """The other replica knows the outcome of the step before only then, and saves its state.
+
+    Rank 0 keeps the record: if it is the one that is killed, the row of that step is lost.
+    """
+    folder = tmp_path / "run"
+    checkpoint = folder / "checkpoints" / "step-00000004"
+    env = {"FAULT_DONE": str(tmp_path / "done"), "FAULT_AFTER": str(checkpoint)}
+    fault = faulty(f"all-reduce:6:{killed}:kill", REPLICAS, folder)
+    done = run_command(fault, {**ENV, **env, "FAULT_AHEAD": "1"})
+    assert done.returncode == 128 + signal.SIGKILL
+    assert len(list(folder.glob("checkpoints/.rescue-00000005-*/*.json"))) == 1
+    run_here(folder, "--resume", "auto")
+    lost = {5} if killed == 0 else set()
+    assert losses(folder).keys() == losses(unbroken).keys() - lost
+    assert losses(folder).items() <= losses(unbroken).items()
+    weights = [(run / "model.safetensors").read_bytes() for run in (folder, unbroken)]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize("layout", [STAGES, BOTH])
 def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
     folder = tmp_path / "run"
