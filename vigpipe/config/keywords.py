@@ -21,6 +21,7 @@ class TrainKeywords(TypedDict, total=False):
     compat: choices.Compat | None
     impl: choices.Impl
     compile: bool
+    cuda_graph: bool
     norm: choices.Norm
     drop_path: float | None
     dropout: float
