@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.fake_gpu import FakeGpu, Seen
-from tests.world import RankFailed, run_ranks
+from tests.world import GUARD, RankFailed, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.evaluation import evaluate
@@ -57,7 +57,7 @@ def step_on_gpu(_rank: int, _world: int, config: TrainConfig, rank: int) -> Seen
 
 
 def of_step(config: TrainConfig, rank: int = 0) -> Seen:
-    (seen,) = run_ranks(step_on_gpu, 1, config, rank)
+    (seen,) = run_ranks(step_on_gpu, 1, config, rank, timeout=GUARD)
     return seen
 
 
@@ -106,7 +106,7 @@ def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
 
 def test_an_evaluation_reads_its_sums_once_and_waits_for_nothing_else():
     """It left out the padding by a mask, for whose numbers the host had to wait."""
-    (seen,) = run_ranks(evaluate_on_gpu, 1, EVERYTHING)
+    (seen,) = run_ranks(evaluate_on_gpu, 1, EVERYTHING, timeout=GUARD)
     # Of each batch the images, and the labels for the schedule (which wants some) and the score.
     # How many images are done is asked for every batch, so that few are under way at a time.
     assert (seen.waited, seen.sent, seen.fetched) == ([], 3 * 3, 3 + 1)
@@ -141,12 +141,14 @@ def spoilt_step(rank: int, world_size: int, config: TrainConfig, fault: str) -> 
 @pytest.mark.parametrize("fault", ["number", "mask"])
 def test_the_guard_sees_what_needs_numbers_on_the_host(fault):
     with pytest.raises(RankFailed, match=r"DataDependentOutput|DynamicOutputShape"):
-        run_ranks(spoilt_step, 1, PLAIN, fault)
+        run_ranks(spoilt_step, 1, PLAIN, fault, timeout=GUARD)
 
 
 def test_the_guard_sees_copies_that_wait_and_collectives_on_the_host():
     two = replace(PLAIN, stages=2)
     faults = ("copy", "pageable", "collective")
-    copied, pageable, collective = (run_ranks(spoilt_step, 1, two, fault)[0] for fault in faults)
+    copied, pageable, collective = (
+        run_ranks(spoilt_step, 1, two, fault, timeout=GUARD)[0] for fault in faults
+    )
     assert len(copied.waited) == len(pageable.waited) == PLAIN.microbatches
     assert collective.on_host == ["allreduce_"] * PLAIN.microbatches + ["agree"]

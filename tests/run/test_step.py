@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.state import named_tensors
 from vigpipe.config.options import TrainConfig
@@ -163,7 +163,7 @@ def test_a_rank_that_runs_ahead_gets_the_same_run_bit_for_bit(tmp_path, opt):
     folders = [tmp_path / name for name in ("at-once", "ahead")]
     for folder, ahead in zip(folders, (False, True), strict=True):
         folder.mkdir()
-        for complete in run_ranks(train_in, 4, folder, config, ahead):
+        for complete in run_ranks(train_in, 4, folder, config, ahead, timeout=GUARD):
             late = ahead and opt == "adamw"  # SGD's fused form cannot skip a step by itself
             assert complete == [step - late for step in range(1, NUM_STEPS + 1)]
     expected, rows = map(rows_of, folders)
