@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.launch.driver import pretend_four_gpus
 from vigpipe.launch.device import (
     backend,
     count_gpus,
@@ -19,14 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def four_gpus(monkeypatch):
     """The driver's library tells of four GPUs; CUDA itself must be left alone."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
-    for owner, name in (
-        (torch._C, "_cuda_getDeviceCount"),
-        (torch.cuda, "_lazy_init"),
-        (torch.cuda, "set_device"),
-    ):
-        monkeypatch.setattr(owner, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+    pretend_four_gpus(monkeypatch)
 
 
 def test_gpus_are_counted_without_cuda(four_gpus):

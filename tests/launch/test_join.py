@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.launch.driver import pretend_four_gpus
 from vigpipe.config.choices import Device
 from vigpipe.errors import InputError
 from vigpipe.launch import device, rendezvous
@@ -158,20 +159,12 @@ def started(monkeypatch):
 
     Returns the numbers of ranks that were started.
     """
-    import torch._dynamo  # keeps a table of torch's functions, which should be the true ones
     from torch.distributed.launcher import api
 
     from vigpipe.launch import fork_server
 
     counts = []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
-    for owner, name in (
-        (torch._C, "_cuda_getDeviceCount"),
-        (torch.cuda, "_lazy_init"),
-        (torch.cuda, "set_device"),
-    ):
-        monkeypatch.setattr(owner, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+    pretend_four_gpus(monkeypatch)
     monkeypatch.setattr(fork_server, "start_fork_server", lambda *_: None)
     monkeypatch.setattr(
         api, "elastic_launch", lambda config, _: lambda *_: counts.append(config.nproc_per_node)

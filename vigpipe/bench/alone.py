@@ -16,12 +16,7 @@ from vigpipe import ops
 from vigpipe.bench.options import FILES, OpsBench
 from vigpipe.bench.side_by_side import NUM_WARMUP
 from vigpipe.errors import InputError
-from vigpipe.launch.device import (
-    allow_tf32,
-    keep_freed_memory,
-    peak_bytes,
-    synchronize,
-)
+from vigpipe.launch.device import allow_tf32, keep_freed_memory, peak_bytes, synchronize
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.join import device_alone
 from vigpipe.run.folder import make_output_folder

@@ -60,6 +60,11 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
                 pass
 
 
+def shell_code(code: int) -> int:
+    """Return the exit code as a shell tells it: 128 + n for a process that signal n ended (-n)."""
+    return 128 - code if code < 0 else code
+
+
 def run_child(command: Sequence[str]) -> int:
     """Run a command to its end; its stdout is dropped, its stderr is that of this process.
 
@@ -70,5 +75,4 @@ def run_child(command: Sequence[str]) -> int:
         The exit code of the command, or 128 + n if signal n ended it.
     """
     with left_to_handlers(), child_process(command, stdout=subprocess.DEVNULL) as child:
-        code = child.wait()
-    return 128 - code if code < 0 else code
+        return shell_code(child.wait())

@@ -37,7 +37,7 @@ LOST_PEER = re.compile(
     r"|Timed out waiting \d+ms|Application timeout caused pair closure|monitoredBarrier"
     r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients"
     r"|Connection was likely closed|failed to recv, got 0 bytes|socket has timed out"
-    r"|NCCL (communicator|operations?).*(abort|timed? ?out)|ncclRemoteError"
+    r"|NCCL (communicator|operation).*(abort|timed? ?out)|ncclRemoteError"
     r"|Operation timed out after|Work timed out|collective operation timed out"
     r"|nccl hit async error"
     r"|[Ww]atchdog caught collective|remote process (exited|has terminated)",

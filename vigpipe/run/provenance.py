@@ -47,12 +47,16 @@ def format_versions(versions: Mapping[str, str]) -> str:
 def provenance() -> dict[str, Any]:
     """Return the versions, the commit and the host, which every result is published with."""
     versions = {"vigpipe": vigpipe.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "absent"
+    versions |= {package: version_of(package) for package in _PACKAGES}
     return {"versions": versions, "commit": commit(), "host": platform.node()}
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or "absent"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from vigpipe.selftest.command import run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import last_line
 
 MOST_SECONDS = 150.0
 _LINE = re.compile(
@@ -111,9 +112,7 @@ def read(
         return Row(what, "passed", values)
     if code == DIFFERS and found:
         return Row(what, "failed", values, "differs from the unsplit model by more than is allowed")
-    told = stderr.strip().splitlines()
-    last = told[-1] if told else "it said nothing"
-    return Row(what, "failed", values, f"exit code {code}: {last}")
+    return Row(what, "failed", values, f"exit code {code}: {last_line(stderr)}")
 
 
 def section(rows: Sequence[Row]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vigpipe.launch.child import child_process
+from vigpipe.launch.child import child_process, shell_code
 from vigpipe.selftest.worker import OutOfTime
 
 
@@ -60,4 +60,4 @@ def run_command(
             except subprocess.TimeoutExpired:
                 raise OutOfTime(f"vigpipe {words[0]} had not ended after {seconds:.0f} s") from None
         said, told = (path.read_text("utf-8", errors="replace") for path in (stdout, stderr))
-    return Finished(128 - code if code < 0 else code, said, told, time.perf_counter() - start)
+    return Finished(shell_code(code), said, told, time.perf_counter() - start)

@@ -15,13 +15,13 @@ from vigpipe.bench.soak import last_step
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE, PEER_LOST
-from vigpipe.launch.child import child_process
+from vigpipe.launch.child import child_process, shell_code
 from vigpipe.report.markup import paragraph
 from vigpipe.selftest.command import run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
-from vigpipe.selftest.worker import OutOfTime
+from vigpipe.selftest.worker import OutOfTime, last_line
 
 MOST_SECONDS = 180.0
 POLL_SECONDS = 0.02
@@ -111,9 +111,8 @@ def suffer(fault: Fault, seconds: float) -> Row:
         goal = before + 2
         words = [*_words(fault, folder), "--steps", str(goal), "--resume", "auto"]
         resumed = run_command(words, max(1.0, deadline - time.monotonic()), _environment(place))
-        code = 128 - code if code < 0 else code
         values = {
-            "code": code,
+            "code": shell_code(code),
             "expected": fault.code,
             "told": told[-1] if told else "",
             "seconds": ended_after,
@@ -178,8 +177,7 @@ def _wait(
 ) -> None:
     while not condition():
         if child.poll() is not None:
-            told = (place / "stderr").read_text("utf-8", errors="replace").strip()
-            last = told.splitlines()[-1] if told else "it said nothing"
+            last = last_line((place / "stderr").read_text("utf-8", errors="replace"))
             raise RuntimeError(f"the run ended with {child.returncode} before the fault: {last}")
         if time.monotonic() > deadline:
             raise OutOfTime("the run has saved no checkpoint")

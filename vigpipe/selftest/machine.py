@@ -9,6 +9,7 @@ from vigpipe.config.choices import Device
 from vigpipe.launch.device import hardware
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.join import device_alone
+from vigpipe.run.provenance import version_of
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,11 @@ def _gpu(index: int) -> Gpu:
 
 
 def _libraries() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
     from torch.cuda import nccl
 
-    libraries = {
+    return {
         "CUDA": str(torch.version.cuda),
         "cuDNN": str(torch.backends.cudnn.version()),
         "NCCL": ".".join(map(str, nccl.version())),
+        "Triton": version_of("triton"),
     }
-    try:
-        libraries["Triton"] = version("triton")
-    except PackageNotFoundError:
-        libraries["Triton"] = "absent"
-    return libraries

@@ -167,7 +167,12 @@ def describe(code: int | None) -> str:
 def tail(path: Path) -> str:
     """Return the last line of what a process has written to a file, shortened from the left."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return last_line(path.read_text(encoding="utf-8", errors="replace"))[-_LONGEST_TAIL:]
     except OSError:
-        lines = []
-    return lines[-1][-_LONGEST_TAIL:] if lines else "it said nothing"
+        return last_line("")
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a process has said, which is mostly why it ended."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
