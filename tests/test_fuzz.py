@@ -213,12 +213,12 @@ PICTURES = pictures()
 def test_image_files(content, tmp_path):
     def read(path):
         pixels = images.read_image(path)
-        assert pixels.shape == (*images.image_size(path), 3)
+        assert pixels.shape[2:] == (3,)
         assert pixels.dtype == np.uint8
 
     path = tmp_path / "x.png"
     said = refusal(read, content, path)
-    assert list(images.find_bad_images([path])) == ([path] if said else [])
+    assert list(images.find_bad_images(images.read_image, [path])) == ([path] if said else [])
 
 
 def test_pictures_themselves_are_read(tmp_path):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from vigpipe.config.choices import Device
     from vigpipe.config.verbs import PredictConfig
+    from vigpipe.data.stored import ImageId
     from vigpipe.launch.environment import Launch
     from vigpipe.parallel.layout import Layout
     from vigpipe.run.facts import Run
@@ -325,17 +326,13 @@ def on_one_gpu(layout: "Layout") -> str:
     return f"--device cuda --stages 1 --dp 1 --microbatches {num_microbatches}"
 
 
-def _bad_images(run: "Run", rank: int) -> frozenset[Path]:
-    """Find unreadable images in the data folder; the ranks that read images share the search."""
-    from vigpipe.data.images import list_images
+def _bad_images(run: "Run", rank: int) -> "frozenset[ImageId]":
+    """Find the unreadable images; the ranks that read images share the search."""
     from vigpipe.run.bad_images import find_bad_images_together
 
-    layout = run.layout
-
-    def list_share() -> list[Path]:
-        folder = Path(os.path.expanduser(run.config.data))
-        if layout.pipeline_rank(rank) > 0 or not os.path.isdir(folder):
-            return []
-        return list_images(folder)[layout.replica_index(rank) :: layout.num_replicas]
-
-    return find_bad_images_together(list_share, layout.world_size)
+    layout, stored = run.layout, run.source.stored
+    assert stored is not None
+    reads = layout.pipeline_rank(rank) == 0
+    start = layout.replica_index(rank)
+    share = stored.image_ids()[start :: layout.num_replicas] if reads else []
+    return find_bad_images_together(stored.load, share, layout.world_size)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from vigpipe.data import images, open_source
+from vigpipe.data.formats import folders
 from vigpipe.errors import InputError
 
 # Pillow warns of what it can do without, as of a cut EXIF; outside of tests that is no error.
@@ -91,7 +92,7 @@ def test_what_is_odd_but_whole_is_read_by_its_content(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(content)
     np.testing.assert_allclose(images.read_image(path)[0], expected, atol=2)  # jpeg rounds
-    assert images.find_bad_images([path]) == {}
+    assert images.find_bad_images(images.read_image, [path]) == {}
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def assert_is_bad(path, reason):
     assert reason in message
     assert message.endswith("leave unreadable images out with `--skip-bad-images`")
     assert message.isprintable()
-    found = images.find_bad_images([path])
+    found = images.find_bad_images(images.read_image, [path])
     assert list(found) == [path]
     assert reason in found[path]
 
@@ -174,7 +175,7 @@ def test_a_truncated_image_is_never_half_an_image(tmp_path, kind):
         try:
             assert np.array_equal(images.read_image(path), whole)  # only padding was cut off
         except InputError:
-            assert list(images.find_bad_images([path])) == [path]
+            assert list(images.find_bad_images(images.read_image, [path])) == [path]
 
 
 # --- folders ---------------------------------------------------------------------------------
@@ -230,15 +231,15 @@ def test_a_class_whose_link_leads_nowhere_is_not_left_out_in_silence(folder):
 
 def test_folders_deeper_than_python_recurses_are_listed(tmp_path):
     """Symptom: RecursionError."""
-    folders = [tmp_path]
+    deeper = [tmp_path]
     for _ in range(1200):
-        folders.append(folders[-1] / "a")
-        folders[-1].mkdir()
-    image = folders[-1] / "1.png"
+        deeper.append(deeper[-1] / "a")
+        deeper[-1].mkdir()
+    image = deeper[-1] / "1.png"
     image.touch()
-    assert images.list_classes(tmp_path) == {"a": [image]}
+    assert folders.list_classes(tmp_path) == {"a": [image]}
     image.unlink()
-    for folder in reversed(folders[1:]):  # pytest's own tidying recurses
+    for folder in reversed(deeper[1:]):  # pytest's own tidying recurses
         folder.rmdir()
 
 
@@ -272,7 +273,7 @@ def test_an_image_without_permission_is_bad(as_nobody):
         path.chmod(mode)
     become_nobody()
     assert_is_bad(bad, "Permission denied")
-    assert images.find_bad_images([good, bad]) == {bad: "Permission denied"}
+    assert images.find_bad_images(images.read_image, [good, bad]) == {bad: "Permission denied"}
 
 
 @pytest.mark.parametrize("mode", [0, 0o444])  # names may be listed, but nothing be opened

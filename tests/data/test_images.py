@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vigpipe.data import images
+from vigpipe.data.formats import folders
 from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
 
@@ -83,7 +84,6 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
     pixels = images.read_image(path)
     assert pixels.shape == (1, 2, 3)
     assert pixels.dtype == np.uint8
-    assert images.image_size(path) == (1, 2)
     if expected is None:
         assert [tuple(p) for p in pixels[0]].count(WHITE) == 1
     else:
@@ -149,7 +149,7 @@ def test_a_bad_file_is_named_with_its_reason_and_the_way_on(tmp_path, name):
     with pytest.raises(InputError) as caught:
         images.read_image(path)
     check_message(caught.value, path, reason)
-    assert list(images.find_bad_images([path])) == [path]
+    assert list(images.find_bad_images(images.read_image, [path])) == [path]
 
 
 def test_a_float_tiff_is_refused_as_its_range_is_unknown(tmp_path):
@@ -162,7 +162,7 @@ def test_links_to_nowhere_and_to_themselves_are_bad(tmp_path):
     nowhere, loop = tmp_path / "nowhere.png", tmp_path / "loop.png"
     nowhere.symlink_to(tmp_path / "missing.png")
     loop.symlink_to(loop)
-    found = images.find_bad_images([nowhere, loop])
+    found = images.find_bad_images(images.read_image, [nowhere, loop])
     assert found == {
         nowhere: os.strerror(errno.ENOENT),
         loop: os.strerror(errno.ELOOP),
@@ -173,13 +173,13 @@ def test_links_to_nowhere_and_to_themselves_are_bad(tmp_path):
 def test_a_file_without_permission_is_bad(tmp_path):
     path = png(tmp_path / "x.png")
     path.chmod(0)
-    assert images.find_bad_images([path]) == {path: os.strerror(errno.EACCES)}
+    assert images.find_bad_images(images.read_image, [path]) == {path: os.strerror(errno.EACCES)}
 
 
 def test_a_fifo_is_bad_and_does_not_wait_for_a_writer(tmp_path):
     path = tmp_path / "x.png"
     os.mkfifo(path)
-    assert images.find_bad_images([path]) == {path: "not a regular file"}
+    assert images.find_bad_images(images.read_image, [path]) == {path: "not a regular file"}
 
 
 def test_too_many_open_files_is_not_the_fault_of_the_image(tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_too_many_open_files_is_not_the_fault_of_the_image(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(OSError, match="Too many") as caught:
-        images.find_bad_images([path])
+        images.find_bad_images(images.read_image, [path])
     assert not isinstance(caught.value, InputError)
 
 
@@ -198,9 +198,9 @@ def test_find_bad_images_keeps_the_order_however_the_work_is_shared(tmp_path):
     paths = [tmp_path / f"{i}.png" for i in range(30)]
     for i, path in enumerate(paths):
         path.write_bytes(b"") if i % 7 == 3 else png(path)
-    found = images.find_bad_images(paths)
+    found = images.find_bad_images(images.read_image, paths)
     assert list(found) == paths[3::7]
-    shares = [images.find_bad_images(paths[rank::4]) for rank in range(4)]
+    shares = [images.find_bad_images(images.read_image, paths[rank::4]) for rank in range(4)]
     assert {path: reason for share in shares for path, reason in share.items()} == found
 
 
@@ -214,7 +214,7 @@ def test_any_damage_to_a_file_is_an_input_error_or_none(tmp_path_factory, junk, 
     try:
         assert images.read_image(path).ndim == 3
     except InputError:
-        assert list(images.find_bad_images([path])) == [path]
+        assert list(images.find_bad_images(images.read_image, [path])) == [path]
 
 
 # --- which files belong to a folder ----------------------------------------------------------
@@ -229,7 +229,7 @@ def test_images_are_listed_by_class_and_name_and_nothing_else(tmp_path):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "dog" / "x.png").mkdir()  # a folder, whatever it is called
     png(tmp_path / "dog" / "x.png" / "1.png")
-    listed = images.list_classes(tmp_path)
+    listed = folders.list_classes(tmp_path)
     assert list(listed) == ["cat", "dog"]
     assert listed["cat"] == [tmp_path / "cat/b.png", tmp_path / "cat/more/a.webp"]
     assert listed["dog"] == [tmp_path / "dog" / n for n in ("10.JPG", "2.png", "x.png/1.png")]
@@ -243,7 +243,7 @@ def test_linked_class_folders_are_followed_and_loops_are_not(tmp_path):
     (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "up").symlink_to(tmp_path)
     # `up` leads to elsewhere/ and train/cat/ too, both already seen.
-    assert images.list_classes(classes) == {"cat": [classes / "cat" / "1.png"]}
+    assert folders.list_classes(classes) == {"cat": [classes / "cat" / "1.png"]}
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"a\nb", b"\x1b[2J", "\u202egnp".encode()])
@@ -252,18 +252,18 @@ def test_a_class_whose_name_cannot_be_kept_or_printed_is_refused(name, tmp_path)
     png(tmp_path / "cat" / "a.png")
     png(tmp_path / os.fsdecode(name) / "b.png")
     with pytest.raises(InputError, match=r"the class folder .* has control characters") as caught:
-        images.list_classes(tmp_path)
+        folders.list_classes(tmp_path)
     assert is_plain(str(caught.value))
 
 
 def test_an_empty_class_and_a_folder_without_classes_are_errors(tmp_path):
     with pytest.raises(InputError, match="no class folders") as caught:
-        images.list_classes(tmp_path)
+        folders.list_classes(tmp_path)
     assert str(tmp_path) in str(caught.value)
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "notes.txt").write_text("soon")
     with pytest.raises(InputError, match="class 'cat' has no images") as caught:
-        images.list_classes(tmp_path)
+        folders.list_classes(tmp_path)
     assert str(tmp_path / "cat") in str(caught.value)
 
 
@@ -273,13 +273,13 @@ def test_a_missing_split_folder_is_named(tmp_path, present):
         (tmp_path / name).mkdir()
     missing = "test/ or val/" if present == ("train",) else "train/"
     with pytest.raises(InputError) as caught:
-        images.split_folders(tmp_path)
+        folders.split_folders(tmp_path)
     assert f"{tmp_path}: has no folder {missing};" in str(caught.value)
 
 
 def test_val_stands_in_for_test(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "val").mkdir()
-    assert images.split_folders(tmp_path) == (tmp_path / "train", tmp_path / "val")
+    assert folders.split_folders(tmp_path) == (tmp_path / "train", tmp_path / "val")
     (tmp_path / "test").mkdir()
-    assert images.split_folders(tmp_path)[1] == tmp_path / "test"
+    assert folders.split_folders(tmp_path)[1] == tmp_path / "test"

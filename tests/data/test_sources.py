@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vigpipe.data import images, open_source, sources, split, transforms
+from vigpipe.data.formats import folders
 from vigpipe.data.split import ImageSplit, Preparation
+from vigpipe.data.stored import InMemory, Look, StoredImages
 from vigpipe.errors import InputError
 
 CIFAR10_SUBSET = Path(__file__).parents[3] / "shared" / "data" / "cifar10-subset"
@@ -206,27 +208,31 @@ def test_a_folder_is_read_by_class_and_name(folder):
     torch.testing.assert_close(normalised[0], (x[0] - 0.5) / 0.25)
 
 
-def test_opening_decodes_nothing(folder, monkeypatch):
-    monkeypatch.setattr(images, "read_image", lambda path: pytest.fail(f"decoded {path}"))
-    opened = []
-    monkeypatch.setattr(images, "image_size", lambda path: opened.append(path) or (8, 8))
+@pytest.fixture
+def decoded(monkeypatch):
+    """The paths that are decoded, in order."""
+    paths, read_image = [], images.read_image
+    monkeypatch.setattr(folders, "read_image", lambda path: paths.append(path) or read_image(path))
+    return paths
+
+
+def test_opening_decodes_the_first_image_for_its_size(folder, decoded):
     source = open_source(str(folder))
     assert source.train.labels.sum() == 3
-    assert opened == [folder / "train/cat/0.png"]
+    assert decoded == [folder / "train/cat/0.png"]
     open_source(str(folder), image_size=8)
-    assert len(opened) == 1  # with a size given, not even a header is read
+    assert len(decoded) == 1  # with a size given, none
 
 
-def test_images_are_decoded_once_where_they_fit_and_each_time_where_not(folder, monkeypatch):
-    decoded = []
-    read_image = images.read_image
-    monkeypatch.setattr(images, "read_image", lambda path: decoded.append(path) or read_image(path))
-    train = open_source(str(folder)).train
+def test_images_are_decoded_once_where_they_fit_and_each_time_where_not(
+    folder, decoded, monkeypatch
+):
+    train = open_source(str(folder), image_size=8).train
     first = train.read([0, 1])
     assert torch.equal(train.read([1, 0]).flip(0), first)
     assert len(decoded) == 2
     monkeypatch.setattr(split, "CACHE_BYTES", 6 * 8 * 8 * 3 - 1)
-    train = open_source(str(folder)).train
+    train = open_source(str(folder), image_size=8).train
     assert torch.equal(train.read([0, 1]), first)
     assert torch.equal(train.read([0, 1]), first)
     assert len(decoded) == 2 + 4
@@ -264,7 +270,7 @@ def test_another_size_is_an_error_that_names_both_sizes_and_the_flag(folder):
 
 
 def test_images_need_not_be_square(folder):
-    for path in images.list_images(folder):
+    for path in folder.rglob("*.png"):
         write_png(path, size=(6, 10))
     source = open_source(str(folder))
     assert source.image_size == (6, 10)
@@ -282,8 +288,11 @@ def test_bad_images_are_errors_or_left_out_and_counted(folder):
     assert kept.num_bad_images == 3
     assert kept.train.labels.tolist() == [0, 0, 1, 1]
     assert kept.test.labels.tolist() == [0, 0, 1]
-    found = images.find_bad_images(images.list_images(folder))
-    assert sorted(found) == bad
+    stored = open_source(str(folder), image_size=8).stored
+    assert stored is not None
+    found = images.find_bad_images(stored.load, stored.image_ids())
+    assert list(found) == [("train", 0), ("train", 5), ("test", 2)]
+    assert sorted(stored.splits[name].load.name_of(i) for name, i in found) == list(map(str, bad))
     shared = open_source(str(folder), bad_images=found)
     assert shared.num_bad_images == 3
     assert torch.equal(shared.train.read(range(4)), kept.train.read(range(4)))
@@ -292,7 +301,7 @@ def test_bad_images_are_errors_or_left_out_and_counted(folder):
 def test_a_class_of_nothing_but_bad_images_is_an_error(folder):
     for path in (folder / "test/dog").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(InputError, match=r"test/dog: all 2 images of class 'dog' are unreadable"):
+    with pytest.raises(InputError, match=r"test/dog/0.png: .* all 2 test images of class 'dog'"):
         open_source(str(folder), skip_bad_images=True)
 
 
@@ -323,10 +332,11 @@ def test_wrong_use_is_told_with_its_numbers(name, options, parts):
 
 
 def test_labels_out_of_range_are_refused_at_opening():
-    preparation = Preparation(None, 0.0, 1.0)
+    pixels = InMemory(np.zeros((1, 1, 1, 1), np.uint8), "x")
 
     def make(labels):
-        return ImageSplit(labels, lambda _: np.zeros((1, 1, 1), np.uint8), 1, (1, 1), preparation)
+        images = StoredImages(np.asarray(labels), pixels)
+        return ImageSplit(images, Look(channels=1), Preparation((1, 1), 0.0, 1.0))
 
     from vigpipe.data import Source
 

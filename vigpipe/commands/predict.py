@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
+from vigpipe.data.images import read_image
 from vigpipe.errors import DONE
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
@@ -48,7 +49,7 @@ def _predict(
     device = join(config.device, gpu, launch, config.timeout, on_one_gpu=on_one_gpu(run.layout))
     if config.skip_bad_images:
         share = paths[launch.rank :: world_size]
-        bad = find_bad_images_together(lambda: share, world_size)
+        bad = find_bad_images_together(read_image, share, world_size)
         paths = [path for path in paths if path not in bad]
         run = prepare_prediction(config, paths)
         if bad and launch.rank == 0:

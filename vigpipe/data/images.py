@@ -1,19 +1,19 @@
-"""Find the image files of a folder, decode them, and report those that cannot be read."""
+"""Decode images, and find those that cannot be decoded."""
 
 import errno
 import io
 import os
 import stat
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped, is_plain
 
 EXTENSIONS = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -31,84 +31,20 @@ _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
 NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def split_folders(root: Path) -> tuple[Path, Path]:
-    """Find the folders of the train and the test images: train/ and test/ (or val/).
-
-    Raises:
-        InputError: one of them is missing.
-    """
-    train = root / "train"
-    test = root / "test" if os.path.isdir(root / "test") else root / "val"
-    for folder, names in ((train, "train/"), (test, "test/ or val/")):
-        if not os.path.isdir(folder):
-            _entries(root)  # raises if root cannot be listed
-            raise InputError(
-                f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
-                f"and test/<class>/<image>"
-            )
-    return train, test
-
-
-def list_classes(folder: Path) -> dict[str, list[Path]]:
-    """List the image files of every class folder, sorted by name, without opening any.
-
-    Class folders may contain folders and may be links. A folder that is reached twice is listed
-    once. A folder that contains the class folder is not listed, even if a link leads back to it,
-    because it contains other classes. Hidden files and names without an image's extension are left
-    out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
-    that reading it reports the error.
-
-    Returns:
-        The paths of the images by the name of their class.
-
-    Raises:
-        InputError: there are no class folders, one holds no image, one cannot be listed, or its
-            name is not text on one line.
-    """
-    entries = _entries(folder)
-    for entry in entries:
-        if entry.is_symlink() and not os.path.exists(entry):
-            raise InputError(
-                f"{entry.path}: is a link that leads nowhere, where a class folder is expected; "
-                "mend or remove it"
-            )
-    names = [entry.name for entry in entries if _is_folder(entry)]
-    if not names:
-        raise InputError(
-            f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
-        )
-    for name in names:
-        if not is_plain(name):  # it could not be kept with the weights, or not be printed
-            raise InputError(
-                f"{folder}: the class folder {escaped(name)} has control characters in its name, "
-                "or bytes that are not UTF-8; rename it"
-            )
-    classes = {name: images_below(folder / name, _above(folder / name)) for name in names}
-    for name, paths in classes.items():
-        if not paths:
-            raise InputError(
-                f"{folder / name}: class {name!r} has no images; add some "
-                f"({', '.join(EXTENSIONS)}) or remove the folder"
-            )
-    return classes
-
-
-def list_images(root: Path) -> list[Path]:
-    """List all images of the folder: those of train, then those of test, each in label order.
-
-    Raises:
-        InputError: in the cases of `split_folders` and `list_classes`.
-    """
-    return [
-        path
-        for folder in split_folders(root)
-        for paths in list_classes(folder).values()
-        for path in paths
-    ]
-
-
 def read_image(path: Path) -> np.ndarray:
-    """Decode one image file, the first frame of an animation, to (H, W, 3) uint8 RGB.
+    """Decode one image file, as `decode` does.
+
+    Raises:
+        InputError: the file cannot be read or decoded; the message gives path, reason and advice.
+    """
+    try:
+        return rgb_pixels(_opened(_content(path)))
+    except Exception as error:
+        raise _bad_image(str(path), error) from error
+
+
+def decode(content: bytes, name: str) -> np.ndarray:
+    """Decode one image, the first frame of an animation, to (H, W, 3) uint8 RGB.
 
     Transparent pixels are put on white. CMYK is converted to RGB without a colour profile. Of 16
     bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
@@ -116,111 +52,65 @@ def read_image(path: Path) -> np.ndarray:
     white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
     in torchvision and timm.
 
+    Args:
+        content: the bytes of an image file.
+        name: what the message of an error begins with.
+
     Raises:
-        InputError: the file cannot be read or decoded; the message gives path, reason and advice.
+        InputError: the bytes cannot be decoded.
     """
     try:
-        return rgb_pixels(_open(path))
+        return rgb_pixels(_opened(content))
     except Exception as error:
-        raise _bad_image(path, error) from error
+        raise _bad_image(name, error) from error
 
 
 def rgb_pixels(image: Image.Image) -> np.ndarray:
-    """Return the pixels of an opened image, as `read_image` does: (H, W, 3) uint8 RGB."""
+    """Return the pixels of an opened image, as `decode` does: (H, W, 3) uint8 RGB."""
     return np.asarray(_to_rgb(image))
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Read (H, W) in pixels from the file's header.
-
-    Raises:
-        InputError: the file or its header cannot be read.
-    """
-    try:
-        image = _open(path)
-        return image.height, image.width
-    except Exception as error:
-        raise _bad_image(path, error) from error
+Item = TypeVar("Item")
 
 
-def find_bad_images(paths: Iterable[Path]) -> dict[Path, str]:
-    """Decode every image once, in threads, and return the paths of those that fail, with reasons.
+def find_bad_images(load: Callable[[Item], np.ndarray], items: Sequence[Item]) -> dict[Item, str]:
+    """Decode images once, in threads, and return those that fail, with reasons.
 
-    The result is in the order of the paths, so ranks may share the work (`paths[rank::world_size]`)
+    The result is in the order of the items, so ranks may share the work (`items[rank::world_size]`)
     and merge their results.
-    """
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        paths = list(paths)
-        reasons = threads.map(_reason_if_bad, paths)
-        return {path: reason for path, reason in zip(paths, reasons, strict=True) if reason}
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
-    return sorted(visible, key=lambda entry: entry.name)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a folder; only links need a system call, since files may be many."""
-    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    try:
-        status = folder.stat()
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
-    return status.st_dev, status.st_ino
-
-
-def _above(folder: Path) -> set[tuple[int, int]]:
-    """Return the identities of the folders that contain this folder and, if a link, its target."""
-    target, here = os.path.realpath(folder), os.path.realpath(folder.parent)
-    return {_identity(path) for path in (*Path(target).parents, *Path(here, folder.name).parents)}
-
-
-def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
-    """List the images in a folder and in all folders below it.
 
     Args:
-        folder: where to start.
-        above: identities of folders not to enter, from `_identity`.
-
-    Returns:
-        Paths sorted by name, with each folder entered once.
+        load: decodes an image, such as `read_image`.
+        items: what to call it with.
     """
-    paths: list[Path] = []
-    seen = set(above)
-    pending = [(folder, True)]  # recursion would fail at a depth of 1000
-    while pending:
-        path, is_folder = pending.pop()
-        if not is_folder:
-            paths.append(path)
-        elif (identity := _identity(path)) not in seen:
-            seen.add(identity)
-            for entry in reversed(_entries(path)):
-                if _is_folder(entry):
-                    pending.append((path / entry.name, True))
-                elif entry.name.lower().endswith(EXTENSIONS):
-                    pending.append((path / entry.name, False))
-    return paths
+
+    def reason_if_bad(item: Item) -> str | None:
+        try:
+            load(item)
+        except InputError as error:
+            return _reason(error.__cause__ or error)
+        return None
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        reasons = threads.map(reason_if_bad, items)
+        return {item: reason for item, reason in zip(items, reasons, strict=True) if reason}
 
 
-def _open(path: Path) -> Image.Image:
-    """Open without decoding. The whole file is read, so that no file stays open."""
+def _content(path: Path) -> bytes:
+    """Read the whole file, so that no file stays open."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for ever
         raise OSError("not a regular file")
     if status.st_size > LARGEST_BYTES:
         raise OSError(f"its {status.st_size} bytes are more than {LARGEST_BYTES}")
-    data = path.read_bytes()
-    if not data:
+    return path.read_bytes()
+
+
+def _opened(content: bytes) -> Image.Image:
+    """Open without decoding."""
+    if not content:
         raise OSError("the file is empty")
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
     if not 0 < max(image.size) <= LARGEST_RATIO * min(image.size):
         raise ValueError(
             f"{image.width}×{image.height} pixels, where one side is at most {LARGEST_RATIO} times "
@@ -248,14 +138,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _reason_if_bad(path: Path) -> str | None:
-    try:
-        read_image(path)
-    except InputError as error:
-        return _reason(error.__cause__ or error)
-    return None
-
-
 def _reason(error: BaseException) -> str:
     if isinstance(error, Image.UnidentifiedImageError):  # its message would mention a BytesIO
         return "not an image, or of an unknown format"
@@ -264,11 +146,11 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _bad_image(path: Path, error: Exception) -> Exception:
-    """Turn an exception of Pillow, of whatever type, into an InputError that names the file."""
+def _bad_image(name: str, error: Exception) -> Exception:
+    """Turn an exception of Pillow, of whatever type, into an InputError that names the image."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
         return error
     return InputError(
-        f"{path}: cannot be read as an image ({_reason(error)}); repair or remove it, or leave "
+        f"{name}: cannot be read as an image ({_reason(error)}); repair or remove it, or leave "
         f"unreadable images out with `--skip-bad-images`"
     )

@@ -5,16 +5,18 @@ import gzip
 import hashlib
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from vigpipe.data import images
+from vigpipe.data import formats
 from vigpipe.data.augment import Augmentation
+from vigpipe.data.images import find_bad_images
 from vigpipe.data.split import ImageSplit, Preparation, Split
+from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
 from vigpipe.errors import InputError
 
 CIFAR10_FOLDER = Path("data")
@@ -33,6 +35,8 @@ class Source:
         train: the train images.
         test: the test images.
         num_bad_images: number of unreadable images that were left out of both splits together.
+        stored: the images that were not left out, as they are stored; None for images that do not
+            come from `open_source`.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Source:
     train: Split
     test: Split
     num_bad_images: int = 0
+    stored: Stored | None = None
 
     def __post_init__(self) -> None:
         for split_name, split in (("train", self.train), ("test", self.test)):
@@ -72,7 +77,7 @@ def open_source(
     augment: bool | Augmentation = False,
     seed: int = 0,
     skip_bad_images: bool = False,
-    bad_images: Collection[Path] | None = None,
+    bad_images: Collection[ImageId] | None = None,
     num_fake_images: int = 1280,
     num_fake_classes: int = 10,
 ) -> Source:
@@ -80,7 +85,7 @@ def open_source(
 
     Args:
         name: `digits` (scikit-learn: 1,797 real 8×8 greys), `cifar10`, `fake` (noise), or a folder
-            with train/<class>/<image> and test/<class>/<image>.
+            or file in one of the formats of `data/formats`.
         data_dir: folder of the CIFAR-10 files; by default `data`.
         download: fetch CIFAR-10 if it is not there. In a run, one rank downloads before the others
             open the source.
@@ -93,9 +98,8 @@ def open_source(
         augment: True crops and mirrors train images at random (digits are not mirrored, as a
             mirrored 2 is not a 2); an Augmentation applies timm's. Test images are never augmented.
         seed: seed of the augmentation and of the fake images; no split depends on it.
-        skip_bad_images: decode every image of a folder once, and leave out those that fail.
-        bad_images: images to leave out, if known already: those that `images.find_bad_images` found
-            in `images.list_images` when the ranks share that work.
+        skip_bad_images: decode every image once, and leave out those that fail.
+        bad_images: images to leave out, if known already, as when the ranks share the search.
         num_fake_images: number of train images of `fake`; it has a fifth of that, but at least one,
             as test images.
         num_fake_classes: number of classes of `fake`.
@@ -107,23 +111,55 @@ def open_source(
         InputError: there is no such source, or its content is not as expected.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    preparation = Preparation(size, mean, std, crop_pct, augment, seed)
+    if size is not None and min(size) < 1:
+        raise InputError(f"`--image-size` is at least 1 (got {size[0]}×{size[1]})")
     if name == "digits":
-        return _digits(preparation)
-    if name == "cifar10":
-        return _cifar10(data_dir or CIFAR10_FOLDER, download, preparation)
-    if name == "fake":
-        return _fake(num_fake_images, num_fake_classes, preparation)
-    # Path's own expanduser raises RuntimeError for an unknown ~user.
-    root = Path(os.path.expanduser(name))
-    if not os.path.isdir(root):  # Path.is_dir raises OSError for a name of 300 letters
-        raise InputError(
-            f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder here"
-        )
-    return _folder(root, preparation, skip_bad_images, bad_images)
+        stored = _digits()
+    elif name == "cifar10":
+        stored = _cifar10(data_dir or CIFAR10_FOLDER, download)
+    elif name == "fake":
+        size = size or (FAKE_SIZE, FAKE_SIZE)
+        stored = _fake(num_fake_images, num_fake_classes, size, seed)
+    else:
+        # Path's own expanduser raises RuntimeError for an unknown ~user.
+        path = Path(os.path.expanduser(name))
+        if not os.path.exists(path):  # Path.exists raises OSError for a name of 300 letters
+            raise InputError(
+                f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder "
+                "or file here"
+            )
+        stored, name = formats.read(path), str(path)
+    if bad_images is None:
+        found = skip_bad_images and find_bad_images(stored.load, stored.image_ids())
+        bad_images = list(found or ())
+    stored = stored.without(bad_images)
+    if size is None:
+        size, size_of = _first_size(stored.train, skip_bad_images)
+        stored = stored.of_one_size(size, size_of)
+    preparation = Preparation(size, mean, std, crop_pct, augment, seed)
+    return Source(
+        name,
+        stored.class_names,
+        stored.look.channels,
+        size,
+        ImageSplit(stored.train, stored.look, preparation),
+        ImageSplit(stored.test, stored.look, replace(preparation, augment=False)),
+        len(bad_images),
+        stored,
+    )
 
 
-def _digits(preparation: Preparation) -> Source:
+def _first_size(images: StoredImages, skip_bad_images: bool) -> tuple[tuple[int, int], str]:
+    """Return (H, W) of the first image, or of the first that can be read, and its name."""
+    for index in range(len(images.labels)) if skip_bad_images else ():
+        with contextlib.suppress(InputError):
+            height, width, _ = images.load(index).shape
+            return (height, width), images.load.name_of(index)
+    height, width, _ = images.load(0).shape
+    return (height, width), images.load.name_of(0)
+
+
+def _digits() -> Stored:
     values = _read_digits()  # (1797, 65): the 64 greys of an image, 0 … 16, and its label
     labels = values[:, -1]
     # With white at 240, resizing does not round to sixteenths, and 15 v / 240 is exactly v / 16.
@@ -132,14 +168,11 @@ def _digits(preparation: Preparation) -> Source:
     order = sorted(range(len(labels)), key=lambda i: (labels[i], _hash(f"digits {i}")))
     test = sorted(order[::5])
     train = sorted(set(order) - set(test))
-    return _in_memory(
-        "digits",
+    return Stored(
         tuple(str(digit) for digit in range(10)),
-        (pixels[train], labels[train].tolist()),
-        (pixels[test], labels[test].tolist()),
-        preparation,
-        white=240,
-        flip=False,
+        StoredImages(labels[train], InMemory(pixels[train], "digits")),
+        StoredImages(labels[test], InMemory(pixels[test], "digits")),
+        Look(channels=1, white=240, flip=False, is_encoded=False),
     )
 
 
@@ -165,7 +198,7 @@ def _read_digits() -> np.ndarray:
         ) from error
 
 
-def _cifar10(folder: Path, download: bool, preparation: Preparation) -> Source:
+def _cifar10(folder: Path, download: bool) -> Stored:
     from torchvision.datasets import CIFAR10  # seconds to import
 
     try:
@@ -178,60 +211,31 @@ def _cifar10(folder: Path, download: bool, preparation: Preparation) -> Source:
             f"{folder}: holds no complete CIFAR-10 in cifar-10-batches-py/; add `--download` to "
             f"fetch it"
         ) from error
-    return _in_memory(
-        "cifar10",
+    return Stored(
         tuple(train.classes),
-        (train.data, train.targets),
-        (test.data, test.targets),
-        preparation,
+        StoredImages(np.asarray(train.targets), InMemory(train.data, "cifar10")),
+        StoredImages(np.asarray(test.targets), InMemory(test.data, "cifar10")),
+        Look(is_encoded=False),
     )
 
 
-def _in_memory(
-    name: str,
-    class_names: tuple[str, ...],
-    train: tuple[np.ndarray, Sequence[int]],
-    test: tuple[np.ndarray, Sequence[int]],
-    preparation: Preparation,
-    white: int = 255,
-    flip: bool = True,
-) -> Source:
-    """Make a source of (n, h, w, C) uint8 arrays with their labels."""
-    _, height, width, channels = train[0].shape
-    size = preparation.image_size or (height, width)
-
-    def split(pixels: np.ndarray, labels: Sequence[int], preparation: Preparation) -> Split:
-        return ImageSplit(labels, pixels.__getitem__, channels, size, preparation, white, flip)
-
-    return Source(
-        name,
-        class_names,
-        channels,
-        size,
-        split(*train, preparation),
-        split(*test, _plain(preparation)),
-    )
-
-
-def _fake(num_images: int, num_classes: int, preparation: Preparation) -> Source:
-    """Make a source of noise, which is generated on reading; the label is index modulo classes."""
+def _fake(num_images: int, num_classes: int, size: tuple[int, int], seed: int) -> Stored:
+    """Make a data set of noise, generated on reading; the label is index modulo classes."""
     if num_images < 1 or num_classes < 1:
         raise InputError(
             f"fake data has at least one image and one class (got {num_images} and {num_classes})"
         )
-    size = preparation.image_size or (FAKE_SIZE, FAKE_SIZE)
 
-    def split(split_name: str, num_images: int, preparation: Preparation) -> Split:
-        load = _Noise(f"fake {split_name} {preparation.seed}", size)
-        return ImageSplit(np.arange(num_images) % num_classes, load, 3, size, preparation)
+    def images(split: str, num_images: int) -> StoredImages:
+        return StoredImages(
+            np.arange(num_images) % num_classes, _Noise(f"fake {split} {seed}", size)
+        )
 
-    return Source(
-        "fake",
+    return Stored(
         tuple(str(label) for label in range(num_classes)),
-        3,
-        size,
-        split("train", num_images, preparation),
-        split("test", max(1, num_images // 5), _plain(preparation)),
+        images("train", num_images),
+        images("test", max(1, num_images // 5)),
+        Look(is_encoded=False),
     )
 
 
@@ -249,88 +253,9 @@ class _Noise:
         noise = np.asarray(bits.random_raw(num_bytes // 8 + 1)).view(np.uint8)
         return noise[:num_bytes].reshape(shape)
 
-
-def _folder(
-    root: Path, preparation: Preparation, skip_bad_images: bool, bad_images: Collection[Path] | None
-) -> Source:
-    train_folder, test_folder = images.split_folders(root)
-    train, test = images.list_classes(train_folder), images.list_classes(test_folder)
-    unknown = [name for name in test if name not in train]
-    if unknown:
-        raise InputError(
-            f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
-            f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
-        )
-    if bad_images is None:
-        paths = [path for classes in (train, test) for paths in classes.values() for path in paths]
-        bad_images = images.find_bad_images(paths) if skip_bad_images else ()
-    bad = frozenset(bad_images)
-    class_names = tuple(train)
-    label_of = {name: label for label, name in enumerate(class_names)}
-    num_bad_images = 0
-    for classes in (train, test):
-        for name, paths in classes.items():
-            classes[name] = [path for path in paths if path not in bad]
-            num_bad_images += len(paths) - len(classes[name])
-            if not classes[name]:
-                raise InputError(
-                    f"{paths[0].parent}: all {len(paths)} images of class {name!r} are "
-                    f"unreadable; repair them or remove the folder"
-                )
-    if preparation.image_size:
-        size, size_of = preparation.image_size, None
-    else:
-        size_of, size = _first_size(train, skip_bad_images)
-
-    def split(classes: dict[str, list[Path]], preparation: Preparation) -> Split:
-        paths = [path for name in classes for path in classes[name]]
-        labels = [label_of[name] for name in classes for _ in classes[name]]
-
-        load = _Files(paths, size, size_of)
-        return ImageSplit(labels, load, 3, size, preparation, cache=True)
-
-    return Source(
-        str(root),
-        class_names,
-        3,
-        size,
-        split(train, preparation),
-        split(test, _plain(preparation)),
-        num_bad_images,
-    )
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Reads image files; with `size_of`, requires that all have the (H, W) of that file."""
-
-    paths: list[Path]
-    size: tuple[int, int]
-    size_of: Path | None
-
-    def __call__(self, index: int) -> np.ndarray:
-        pixels, size = images.read_image(self.paths[index]), self.size
-        if self.size_of and pixels.shape[:2] != size:
-            raise InputError(
-                f"{self.paths[index]}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
-                f"{self.size_of} is {size[1]}×{size[0]}; resize all with `--image-size`"
-            )
-        return pixels
-
-
-def _first_size(
-    classes: dict[str, list[Path]], skip_bad_images: bool
-) -> tuple[Path, tuple[int, int]]:
-    """Find the first image, or the first whose header can be read, and its (H, W)."""
-    paths = [path for name in classes for path in classes[name]]
-    for path in paths if skip_bad_images else ():
-        with contextlib.suppress(InputError):
-            return path, images.image_size(path)
-    return paths[0], images.image_size(paths[0])
-
-
-def _plain(preparation: Preparation) -> Preparation:
-    return replace(preparation, augment=False)
+    def name_of(self, index: int) -> str:
+        """Name an image."""
+        return f"{self.name} {index}"
 
 
 def _hash(text: str) -> int:

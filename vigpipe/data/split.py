@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +14,12 @@ from torch import Tensor
 
 from vigpipe.data import images, transforms
 from vigpipe.data.augment import Augmentation, TimmAugment
+from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
 
-CACHE_BYTES = 256 * 2**20  # per split: enough for CIFAR-10 as a folder of files, not for ImageNet
+CACHE_BYTES = (
+    256 * 2**20
+)  # per split and process: enough for CIFAR-10 as a folder of files, not for ImageNet
 # Reading with threads pays off for images above this size. Of 32×32 files, one thread reads 6,800
 # per second, two threads 4,500.
 THREADS_PAY_BYTES = 64 * 64 * 3
@@ -62,7 +65,7 @@ class Preparation:
     """How the pixels of an image are prepared for the model.
 
     Attributes:
-        image_size: (H, W) of the result in pixels; None keeps the size of the images.
+        image_size: (H, W) of the result in pixels.
         mean: mean that is subtracted from the pixels, which lie in 0 … 1.
         std: standard deviation that the pixels are divided by afterwards.
         crop_pct: fraction of the side of a resized test image that is kept.
@@ -71,7 +74,7 @@ class Preparation:
         seed: seed of the augmentation.
     """
 
-    image_size: tuple[int, int] | None
+    image_size: tuple[int, int]
     mean: float
     std: float
     crop_pct: float = 1.0
@@ -79,9 +82,6 @@ class Preparation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and min(self.image_size) < 1:
-            height, width = self.image_size
-            raise InputError(f"`--image-size` is at least 1 (got {height}×{width})")
         if not (math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0):
             raise InputError(
                 f"`--mean` is a number and `--std` one above 0 (got {self.mean} and {self.std})"
@@ -92,44 +92,27 @@ class ImageSplit:
     """A Split that loads its images one by one, as uint8 pixels of any size.
 
     Args:
-        labels: label of each image, (n,) integers.
-        load: returns the pixels of the image at an index, (h, w, C) uint8; may raise InputError,
-            and can be pickled.
-        channels: C.
-        size: (H, W) after resizing, in pixels.
+        images: what is loaded.
+        look: what their pixels are.
         preparation: how images are prepared; its `augment` applies to this split.
-        white: the pixel value that becomes 1.0.
-        flip: whether augmentation mirrors images.
-        cache: keep loaded images in memory, if n images of that size take less than CACHE_BYTES.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[int] | np.ndarray,
-        load: Callable[[int], np.ndarray],
-        channels: int,
-        size: tuple[int, int],
-        preparation: Preparation,
-        white: int = 255,
-        flip: bool = True,
-        cache: bool = False,
-    ) -> None:
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self._load = load
-        self._size = size
+    def __init__(self, images: StoredImages, look: Look, preparation: Preparation) -> None:
+        self.labels = np.asarray(images.labels, dtype=np.int64)
+        self._load = images.load
+        self._look = look
         self._preparation = preparation
-        self._white = white
-        self._flip = flip
+        self._size = size = preparation.image_size
         self._cache: dict[int, np.ndarray] = {}
-        self._cache_bytes = CACHE_BYTES if cache else 0
-        self._largest_bytes = math.prod(size) * channels  # largest loaded image so far
+        self._cache_bytes = CACHE_BYTES if look.is_encoded else 0
+        self._largest_bytes = math.prod(size) * look.channels  # largest loaded image so far
         augment = preparation.augment
         self._timm = (
-            TimmAugment(augment, size, preparation.mean, channels, flip)
+            TimmAugment(augment, size, preparation.mean, look.channels, look.flip)
             if isinstance(augment, Augmentation)
             else None
         )
-        self._empty = torch.empty(0, channels, *size)
+        self._empty = torch.empty(0, look.channels, *size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -195,11 +178,13 @@ class ImageSplit:
                 self._cache[index] = pixels
         if self._preparation.augment is True:
             generator = random.Random(seed)
-            pixels = transforms.random_crop(pixels, self._size, generator, self._flip)
+            pixels = transforms.random_crop(pixels, self._size, generator, self._look.flip)
         return pixels
 
     def _normalised(self, pixels: np.ndarray) -> Tensor:
         """Normalise pixels: (..., H, W, C) uint8 -> (..., C, H, W) float32."""
         x = torch.from_numpy(pixels).movedim(-1, -3).contiguous()
-        x = x.float().div_(self._white).clamp_(max=1)  # bicubic resizing overshoots a white of 240
+        x = (
+            x.float().div_(self._look.white).clamp_(max=1)
+        )  # bicubic resizing overshoots a white of 240
         return x.sub_(self._preparation.mean).div_(self._preparation.std)

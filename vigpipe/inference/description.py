@@ -1,7 +1,7 @@
 """Read from a weights file which model it holds and how its images are prepared."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -14,8 +14,10 @@ from torch import Tensor
 from vigpipe.config.choices import MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
-from vigpipe.data.images import read_image, rgb_pixels
+from vigpipe.data.formats.folders import Files
+from vigpipe.data.images import rgb_pixels
 from vigpipe.data.split import ImageSplit, Preparation
+from vigpipe.data.stored import InMemory, Load, Look, StoredImages
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.identify import identify
@@ -84,17 +86,17 @@ class ModelDescription:
 
     def split(self, paths: Sequence[Path]) -> ImageSplit:
         """Make a split of image files, prepared as in evaluation; all labels are 0."""
-        return self._split(_Files(tuple(paths), self.in_chans), len(paths))
+        return self._split(_Files(paths, self.in_chans), len(paths))
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
         pixels = _in_channels(rgb_pixels(image), self.in_chans)
-        return self._split(lambda index: pixels, 1).read([0])[0]
+        return self._split(InMemory(pixels[None], "the image"), 1).read([0])[0]
 
-    def _split(self, load: Callable[[int], np.ndarray], num_images: int) -> ImageSplit:
+    def _split(self, load: Load, num_images: int) -> ImageSplit:
+        images = StoredImages(np.zeros(num_images, dtype=np.int64), load)
         preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
-        labels = np.zeros(num_images, dtype=np.int64)
-        return ImageSplit(labels, load, self.in_chans, self.image_size, preparation)
+        return ImageSplit(images, Look(self.in_chans), preparation)
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""
@@ -103,14 +105,13 @@ class ModelDescription:
 
 
 @dataclass(frozen=True)
-class _Files:
+class _Files(Files):
     """Reads image files, and turns them grey for a model of one channel."""
 
-    paths: tuple[Path, ...]
     channels: int
 
     def __call__(self, index: int) -> np.ndarray:
-        return _in_channels(read_image(self.paths[index]), self.channels)
+        return _in_channels(super().__call__(index), self.channels)
 
 
 def _in_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data import Source
 from vigpipe.data.batches import replica_batches
-from vigpipe.data.images import images_below
+from vigpipe.data.formats.folders import images_below
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.launch.device import weight_dtype

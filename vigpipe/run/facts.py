@@ -19,6 +19,7 @@ from vigpipe.config.options import (
 )
 from vigpipe.data import Augmentation, Source, open_source
 from vigpipe.data.batches import Share, num_steps
+from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.staged import StagedModel
@@ -188,14 +189,14 @@ class Run:
 def prepare(
     config: TrainConfig,
     dtype: torch.dtype,
-    bad_images: frozenset[Path] = frozenset(),
+    bad_images: frozenset[ImageId] = frozenset(),
 ) -> Run:
     """Decide the facts of a run from its options, and check them together.
 
     Args:
         config: the options as the user gave them.
         dtype: dtype of the weights.
-        bad_images: image files to leave out.
+        bad_images: images to leave out.
 
     Raises:
         InputError: an option is unknown, missing or out of range, or options contradict one

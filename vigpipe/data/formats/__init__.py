@@ -1,0 +1,28 @@
+"""Data sets of labelled images in the formats in which people keep them.
+
+Each format has a file with two functions: `holds(path)` looks only at names, and tells whether a
+path holds a data set of this format; `read(path)` finds its images, labels and class names without
+decoding any image. What is wrong with a data set is an InputError of one sentence.
+"""
+
+from pathlib import Path
+
+from vigpipe.data.formats import folders
+from vigpipe.data.stored import Stored
+
+_FORMATS = (folders,)  # the first that holds
+
+
+def read(path: Path) -> Stored:
+    """Find the images, labels and class names of a data set, without decoding any image.
+
+    Args:
+        path: a folder or a file.
+
+    Raises:
+        InputError: the path holds no data set, or one with an error.
+    """
+    for format_ in _FORMATS[:-1]:
+        if format_.holds(path):
+            return format_.read(path)
+    return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected

@@ -1,0 +1,169 @@
+"""A folder of image files: train/<class>/<image>, and test/<class>/<image> (or val/)."""
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vigpipe.data.images import EXTENSIONS, read_image
+from vigpipe.data.stored import Stored, StoredImages
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped, is_plain
+
+
+def read(root: Path) -> Stored:
+    """Find the image files; the classes are those of the train images.
+
+    Raises:
+        InputError: in the cases of `split_folders` and `list_classes`, or a test class is unknown.
+    """
+    train_folder, test_folder = split_folders(root)
+    train, test = list_classes(train_folder), list_classes(test_folder)
+    unknown = [name for name in test if name not in train]
+    if unknown:
+        raise InputError(
+            f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
+            f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
+        )
+    label_of = {name: label for label, name in enumerate(train)}
+
+    def images(classes: dict[str, list[Path]]) -> StoredImages:
+        labels = [label_of[name] for name in classes for _ in classes[name]]
+        paths = [path for name in classes for path in classes[name]]
+        return StoredImages(np.asarray(labels, dtype=np.int64), Files(paths))
+
+    return Stored(tuple(train), images(train), images(test))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Reads image files."""
+
+    paths: Sequence[Path]
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of a file, (h, w, 3) uint8."""
+        return read_image(self.paths[index])
+
+    def name_of(self, index: int) -> str:
+        """Return the path of a file."""
+        return str(self.paths[index])
+
+
+def split_folders(root: Path) -> tuple[Path, Path]:
+    """Find the folders of the train and the test images: train/ and test/ (or val/).
+
+    Raises:
+        InputError: one of them is missing.
+    """
+    train = root / "train"
+    test = root / "test" if os.path.isdir(root / "test") else root / "val"
+    for folder, names in ((train, "train/"), (test, "test/ or val/")):
+        if not os.path.isdir(folder):
+            _entries(root)  # raises if root cannot be listed
+            raise InputError(
+                f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
+                f"and test/<class>/<image>"
+            )
+    return train, test
+
+
+def list_classes(folder: Path) -> dict[str, list[Path]]:
+    """List the image files of every class folder, sorted by name, without opening any.
+
+    Class folders may contain folders and may be links. A folder that is reached twice is listed
+    once. A folder that contains the class folder is not listed, even if a link leads back to it,
+    because it contains other classes. Hidden files and names without an image's extension are left
+    out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
+    that reading it reports the error.
+
+    Returns:
+        The paths of the images by the name of their class.
+
+    Raises:
+        InputError: there are no class folders, one holds no image, one cannot be listed, or its
+            name is not text on one line.
+    """
+    entries = _entries(folder)
+    for entry in entries:
+        if entry.is_symlink() and not os.path.exists(entry):
+            raise InputError(
+                f"{entry.path}: is a link that leads nowhere, where a class folder is expected; "
+                "mend or remove it"
+            )
+    names = [entry.name for entry in entries if _is_folder(entry)]
+    if not names:
+        raise InputError(
+            f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
+        )
+    for name in names:
+        if not is_plain(name):  # it could not be kept with the weights, or not be printed
+            raise InputError(
+                f"{folder}: the class folder {escaped(name)} has control characters in its name, "
+                "or bytes that are not UTF-8; rename it"
+            )
+    classes = {name: images_below(folder / name, _above(folder / name)) for name in names}
+    for name, paths in classes.items():
+        if not paths:
+            raise InputError(
+                f"{folder / name}: class {name!r} has no images; add some "
+                f"({', '.join(EXTENSIONS)}) or remove the folder"
+            )
+    return classes
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder; only links need a system call, since files may be many."""
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
+    return status.st_dev, status.st_ino
+
+
+def _above(folder: Path) -> set[tuple[int, int]]:
+    """Return the identities of the folders that contain this folder and, if a link, its target."""
+    target, here = os.path.realpath(folder), os.path.realpath(folder.parent)
+    return {_identity(path) for path in (*Path(target).parents, *Path(here, folder.name).parents)}
+
+
+def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
+    """List the images in a folder and in all folders below it.
+
+    Args:
+        folder: where to start.
+        above: identities of folders not to enter, from `_identity`.
+
+    Returns:
+        Paths sorted by name, with each folder entered once.
+    """
+    paths: list[Path] = []
+    seen = set(above)
+    pending = [(folder, True)]  # recursion would fail at a depth of 1000
+    while pending:
+        path, is_folder = pending.pop()
+        if not is_folder:
+            paths.append(path)
+        elif (identity := _identity(path)) not in seen:
+            seen.add(identity)
+            for entry in reversed(_entries(path)):
+                if _is_folder(entry):
+                    pending.append((path / entry.name, True))
+                elif entry.name.lower().endswith(EXTENSIONS):
+                    pending.append((path / entry.name, False))
+    return paths

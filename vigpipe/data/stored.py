@@ -1,0 +1,189 @@
+"""Labelled images as they are stored: what every format gives, before anything is done to them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from vigpipe.errors import InputError
+
+
+class Load(Protocol):
+    """Reads the images of a split one by one.
+
+    It is pickled for worker processes, so it opens files only when it is called, and keeps what it
+    has opened out of its pickle. Threads call it at the same time.
+    """
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of the image at an index, (h, w, C) uint8, of whatever size.
+
+        Raises:
+            InputError: the image cannot be read; the message begins with `name_of(index)`.
+        """
+        ...
+
+    def name_of(self, index: int) -> str:
+        """Name the image at an index for messages: its path, or where in which file it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """The train or the test images of a data set.
+
+    Attributes:
+        labels: (n,) int64.
+        load: reads them.
+    """
+
+    labels: np.ndarray
+    load: Load
+
+    def take(self, indices: np.ndarray) -> "StoredImages":
+        """Return the images at some indices, (m,) int64, in that order."""
+        return StoredImages(self.labels[indices], _Taken(self.load, indices))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    load: Load
+    indices: np.ndarray
+
+    def __call__(self, index: int) -> np.ndarray:
+        return self.load(int(self.indices[index]))
+
+    def name_of(self, index: int) -> str:
+        return self.load.name_of(int(self.indices[index]))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the pixels of a data set are.
+
+    Attributes:
+        channels: C, 1 for grey and 3 for colour.
+        white: the pixel value that stands for 1.0.
+        flip: whether a mirrored image still belongs to its class.
+        is_encoded: whether loading an image takes a decoder, so that its pixels are worth keeping.
+    """
+
+    channels: int = 3
+    white: int = 255
+    flip: bool = True
+    is_encoded: bool = True
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A data set of labelled images in two splits.
+
+    Attributes:
+        class_names: name of each class, by label.
+        train: the train images.
+        test: the test images.
+        look: what their pixels are.
+    """
+
+    class_names: tuple[str, ...]
+    train: StoredImages
+    test: StoredImages
+    look: Look = Look()
+
+    @property
+    def splits(self) -> dict[str, StoredImages]:
+        """The train and the test images by name."""
+        return {"train": self.train, "test": self.test}
+
+    def load(self, image: "ImageId") -> np.ndarray:
+        """Return the pixels of an image, (h, w, C) uint8."""
+        split, index = image
+        return self.splits[split].load(index)
+
+    def image_ids(self) -> list["ImageId"]:
+        """List all images."""
+        return [(name, i) for name, images in self.splits.items() for i in range(len(images))]
+
+    def of_one_size(self, size: tuple[int, int], size_of: str) -> "Stored":
+        """Require that all images have the size of a given one.
+
+        Args:
+            size: (H, W) in pixels.
+            size_of: name of the image that has this size.
+        """
+
+        def checked(images: StoredImages) -> StoredImages:
+            return StoredImages(images.labels, _OfOneSize(images.load, size, size_of))
+
+        return replace(self, train=checked(self.train), test=checked(self.test))
+
+    def without(self, bad: Collection["ImageId"]) -> "Stored":
+        """Leave out unreadable images.
+
+        Args:
+            bad: the split and the index of each.
+
+        Raises:
+            InputError: a class has no other images.
+        """
+        kept = {}
+        for split_name, images in self.splits.items():
+            is_bad = np.zeros(len(images.labels), dtype=bool)
+            is_bad[[index for split, index in bad if split == split_name]] = True
+            for label in np.unique(images.labels[is_bad]):
+                of_class = images.labels == label
+                if is_bad[of_class].all():
+                    first = images.load.name_of(int(of_class.argmax()))
+                    raise InputError(
+                        f"{first}: is unreadable, as are all {of_class.sum()} {split_name} images "
+                        f"of class {self.class_names[label]!r}; repair or remove them"
+                    )
+            kept[split_name] = images.take(np.flatnonzero(~is_bad)) if is_bad.any() else images
+        return replace(self, **kept)
+
+
+ImageId = tuple[str, int]  # the split, train or test, and the index in it
+
+
+@dataclass(frozen=True)
+class _OfOneSize:
+    load: Load
+    size: tuple[int, int]
+    size_of: str
+
+    def __call__(self, index: int) -> np.ndarray:
+        pixels = self.load(index)
+        if pixels.shape[:2] != self.size:
+            raise InputError(
+                f"{self.name_of(index)}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
+                f"{self.size_of} is {self.size[1]}×{self.size[0]}; resize all with `--image-size`"
+            )
+        return pixels
+
+    def name_of(self, index: int) -> str:
+        return self.load.name_of(index)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Images that are in memory.
+
+    Attributes:
+        pixels: (n, h, w, C) uint8.
+        name: of the data set.
+    """
+
+    pixels: np.ndarray
+    name: str
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of an image, (h, w, C) uint8."""
+        return self.pixels[index]
+
+    def name_of(self, index: int) -> str:
+        """Say which image of the data set an image is."""
+        return f"{self.name}: image {index}"
