@@ -8,25 +8,24 @@ wait for a GPU, or would end in an error there, `Watch` records.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from vigpipe.config.options import TrainConfig
-from vigpipe.data.batches import ReplicaBatch, replica_batches
+from vigpipe.data.batches import ReplicaBatch
+from vigpipe.data.pixels import Pixels
+from vigpipe.data.split import ImageSplit
 from vigpipe.parallel.agreement import Agreement, Status
 from vigpipe.parallel.split import StageModule
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 
@@ -124,20 +123,26 @@ class FakeGpu:
             )
         with self._pretending(), self.mode:
             self.rank_state: RankState = make_rank_state(run, rank, GPU)
+        self.rank_state.job._beside = self  # pyright: ignore[reportAttributeAccessIssue]
 
-    def batches(self, number: int) -> list[ReplicaBatch]:
-        """Read this rank's share of the first steps, as fake tensors of the host."""
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Do what is to be done on a stream of its own, and record it."""
+        with self.mode, self.watch:
+            return work()
+
+    def batch(self, step: int) -> tuple[ReplicaBatch, Seen]:
+        """Read this rank's share of a step, and record what reading it asks of the GPU."""
         with self._pretending():
-            found = islice(batches(self.rank_state), number)
-            return [self._fake(batch) for _, batch, _ in found]
+            self.watch.seen = seen = Seen()
+            return self._fake(self.rank_state.job.batch(step)), seen
 
-    def test_batches(self, num_images: int) -> list[ReplicaBatch]:
+    def test_batches(self, num_images: int) -> tuple[list[ReplicaBatch], Seen]:
         """Read this rank's share of the first test images, likewise."""
-        run = self.rank_state.run
-        order = np.arange(num_images)
-        share = run.share(0)
-        found = replica_batches(run.source.test, order, share, with_images=True, with_labels=True)
-        return [self._fake(batch) for batch in found]
+        with self._pretending():
+            self.watch.seen = seen = Seen()
+            split = self.rank_state.run.source.test
+            found = self.rank_state.job.test_batches(split, num_images)
+            return [self._fake(batch) for batch in found], seen
 
     @contextmanager
     def running(self) -> Iterator[Seen]:
@@ -147,9 +152,9 @@ class FakeGpu:
             yield self.watch.seen
 
     def _fake(self, batch: ReplicaBatch) -> ReplicaBatch:
-        tensors = {"keys": batch.keys, "images": batch.images, "labels": batch.labels}
-        fakes = {k: None if t is None else self.mode.from_tensor(t) for k, t in tensors.items()}
-        return replace(batch, **fakes)
+        """Make the tensors of the host fake ones as well."""
+        labels = None if batch.labels is None else self.mode.from_tensor(batch.labels)
+        return replace(batch, keys=self.mode.from_tensor(batch.keys), labels=labels)
 
     @contextmanager
     def _pretending(self) -> Iterator[None]:
@@ -179,6 +184,12 @@ class FakeGpu:
             pinned.add(id(tensor))
             return tensor
 
+        decode_images = _without_fakes(ImageSplit.decode)
+
+        def decode(*args: Any) -> Pixels:
+            images, erasures = decode_images(*args)
+            return Pixels(self.mode.from_tensor(images), erasures)
+
         with ExitStack() as stack:
             for name, new in {
                 "vigpipe.run.step.ToHost": Outcome,
@@ -186,7 +197,7 @@ class FakeGpu:
                 "vigpipe.run.evaluation.ToHost": Outcome,
                 "vigpipe.run.evaluation.agree": agree,
                 "vigpipe.run.rank.make_clock": lambda device: NoClock(),
-                "vigpipe.run.batches.uses_pinned_memory": lambda device: False,
+                "vigpipe.launch.device.torch.cuda.Stream": lambda device: None,
                 "torch.Generator": lambda device=None: make_generator(),  # of timm's average
                 # torch's stages keep the state of the GPU's generator, once before the first step.
                 "torch.random.fork_rng": lambda *_, **__: nullcontext(),
@@ -197,7 +208,8 @@ class FakeGpu:
                 (Tensor, "is_pinned", lambda tensor: id(tensor) in pinned),
                 (FakeTensor, "is_cuda", property(is_on_gpu)),
                 (FakeTensor, "is_meta", property(lambda _: False)),
-                # A model is built on the CPU, where numbers are read.
+                # A model is built on the CPU, where numbers are read, and images are decoded there.
+                (ImageSplit, "decode", decode),
                 (Run, "build", _without_fakes(Run.build)),
                 (Run, "rates", _without_fakes(Run.rates)),
                 (StageModule, "to", lambda module, device: self._moved(module, device)),
@@ -221,7 +233,7 @@ class FakeGpu:
 
 def _without_fakes(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), _disable_current_modes():
             return function(*args)
 
     return call

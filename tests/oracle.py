@@ -25,9 +25,12 @@ class FirstOf:
     def __len__(self):
         return len(self.labels)
 
-    def read(self, indices, epoch=0):
+    def __getattr__(self, name: str):
+        return getattr(self.split, name)
+
+    def decode(self, indices, *args):
         assert max(indices) < len(self)
-        return self.split.read(indices, epoch)
+        return self.split.decode(indices, *args)
 
 
 def shortened(source: Source, num_train: int, num_test: int) -> Source:

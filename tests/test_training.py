@@ -267,9 +267,12 @@ class Recording:
         self.labels_read += 1
         return self.split.labels
 
-    def read(self, indices, epoch=0, copies=None):
+    def __getattr__(self, name):
+        return getattr(self.split, name)
+
+    def decode(self, indices, epoch=0, copies=None, out=None):
         self.images.append(list(indices))
-        return self.split.read(indices, epoch, copies)
+        return self.split.decode(indices, epoch, copies, out)
 
 
 def reads(rank, world_size, config):
@@ -314,17 +317,17 @@ from pathlib import Path
 from vigpipe.cli import main
 from vigpipe.data.split import ImageSplit
 
-whole_read, reads = ImageSplit.read, 0
+whole_decode, reads = ImageSplit.decode, 0
 
-def read(self, indices, epoch=0, copies=None):
+def decode(self, indices, epoch=0, copies=None, out=None):
     global reads
     reads += 1
     if os.environ.get("RANK") == "2" and reads == 3:
         Path(sys.argv[1], "broke").touch()
         raise RuntimeError("the disk of rank 2 is gone")
-    return whole_read(self, indices, epoch, copies)
+    return whole_decode(self, indices, epoch, copies, out)
 
-ImageSplit.read = read
+ImageSplit.decode = decode
 if __name__ == "__main__":
     sys.exit(main(sys.argv[2:]))
 """

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import forkserver, process, resource_tracker, util
@@ -270,6 +271,8 @@ def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int
     code = 1
     try:
         _forget_the_parent(passfds)
+        for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+            warnings._setoption(option)  # pyright: ignore[reportAttributeAccessIssue]
         _, program, *sys.argv[1:] = args[args.index("-c") :]
         sys.argv[0] = "-c"
         exec(program, {"__name__": "__main__"})

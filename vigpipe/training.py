@@ -1,6 +1,6 @@
 """A training run from top to bottom.
 
-The way of one batch: `data.batches.replica_batches` reads a replica's share of a step (called by
+The way of one batch: `data.job.ImageJob.batch` reads a replica's share of a step (called by
 `run.batches.batches`), `run.step.train_step` runs it through `parallel.schedule.Pipeline`, which
 takes every micro-batch through `parallel.split.StageModule`; `parallel.gradients` sums the
 gradients over the replicas, all ranks agree whether every number is finite, and the optimizer
@@ -206,7 +206,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
         if scores is None:  # the checkpoint was of the last step
             scores = evaluate_all(rank_state)
-        rank_state.reader.close()
+        rank_state.job.close()
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
         save_run_weights(rank_state, folder / WEIGHTS)
         if rank_state.ema is not None:
@@ -310,7 +310,7 @@ def _stop(
         InputError: the checkpoint could not be written.
     """
     world_size = rank_state.run.layout.world_size
-    rank_state.reader.close()
+    rank_state.job.close()
     run_with_heartbeats(checkpoints.finish, world_size)
     whys = [why for why in all_gather_values(why, world_size) if why]
     newest = max(all_gather_values(checkpoints.newest or 0, world_size))

@@ -59,7 +59,7 @@ def trained(config: TrainConfig, rank: int) -> RankState:
         assert (
             rank_state.stopwatch.lap().busy_seconds() == busy
         )  # who is slow in training is what it is for
-    rank_state.reader.close()
+    rank_state.job.close()
     return rank_state
 
 

@@ -71,7 +71,7 @@ def state_after(config):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
         losses.append(step.loss)
-    rank_state.reader.close()
+    rank_state.job.close()
     return losses, {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
 
 

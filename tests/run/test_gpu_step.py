@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.fake_gpu import FakeGpu, Seen
+from tests.fake_gpu import FakeGpu, Seen, is_on_gpu
 from tests.world import GUARD, RankFailed, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.split import StageModule
@@ -43,17 +43,18 @@ SENT = 3
 
 
 def step_on_gpu(_rank: int, _world: int, config: TrainConfig, rank: int) -> Seen:
-    """Take two steps as a rank, and return what happened in the second."""
+    """Read and take two steps as a rank, and return what happened in the second."""
     dist.destroy_process_group()
     warnings.simplefilter("ignore")  # of fake tensors
     gpu = FakeGpu(config, rank)
-    first, second = gpu.batches(2)
+    first, _ = gpu.batch(0)
     with gpu.running():
         train_step(gpu.rank_state, first)
+    second, read = gpu.batch(1)
     with gpu.running() as seen:
         train_step(gpu.rank_state, second)
     assert gpu.rank_state.open_step is not None, "the host has waited for the step"
-    return seen
+    return replace(seen, sent=seen.sent + read.sent, waited=seen.waited + read.waited)
 
 
 def of_step(config: TrainConfig, rank: int = 0) -> Seen:
@@ -90,6 +91,23 @@ def test_two_stages_of_two_replicas_exchange_on_the_gpu_and_agree_on_the_host(ra
     assert {"allreduce_", "_allgather_base_", "send", "recv_"} <= set(seen.on_gpu)
 
 
+def read_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
+    dist.destroy_process_group()
+    warnings.simplefilter("ignore")
+    batch, seen = FakeGpu(config).batch(0)
+    assert batch.images is not None
+    assert is_on_gpu(batch.images)
+    return seen
+
+
+def test_pixels_are_normalised_erased_and_mixed_on_the_gpu_without_waiting():
+    erasing = replace(EVERYTHING, random_crop="box", erasing=1.0)
+    (seen,) = run_ranks(read_on_gpu, 1, erasing, timeout=GUARD)
+    assert seen.waited == []
+    assert seen.sent == 1 + (PLAIN.batch_size or 0)  # the pixels, and a box of each image
+    assert {"aten.index_select", "aten.flip"} <= set(seen.operators)
+
+
 def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
     """Evaluate three batches, the last of them smaller."""
     dist.destroy_process_group()
@@ -97,11 +115,11 @@ def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
     gpu = FakeGpu(config)
     assert config.batch_size is not None
     num_images = 2 * config.batch_size + 3
-    batches = gpu.test_batches(num_images)
+    batches, read = gpu.test_batches(num_images)
     with gpu.running() as seen, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vigpipe.run.evaluation.replica_batches", lambda *_, **__: batches)
+        patch.setattr(gpu.rank_state.job, "test_batches", lambda *_: iter(batches))
         evaluate(gpu.rank_state, num_images)
-    return seen
+    return replace(seen, sent=seen.sent + read.sent, waited=seen.waited + read.waited)
 
 
 def test_an_evaluation_reads_its_sums_once_and_waits_for_nothing_else():

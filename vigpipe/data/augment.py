@@ -7,7 +7,7 @@ reads an image, in any order, gets the same pixels. Nothing else in the trainer 
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from vigpipe.config.choices import RandomCrop
 from vigpipe.data import transforms
+from vigpipe.data.pixels import Erasure
 from vigpipe.errors import InputError
 
 _GENERATORS = threading.Lock()
@@ -104,40 +104,40 @@ class TimmAugment:
         )
 
     def __call__(
-        self,
-        images: Sequence[np.ndarray],
-        seeds: Sequence[int],
-        normalise: Callable[[np.ndarray], Tensor],
-    ) -> Tensor:
+        self, images: Sequence[np.ndarray], seeds: Sequence[int]
+    ) -> tuple[list[np.ndarray], tuple[Erasure, ...]]:
         """Augment images.
 
         Args:
             images: b images, each (h, w, C) uint8.
             seeds: b seeds from `transforms.image_seed`.
-            normalise: maps pixels, (H, W, C) uint8, to (C, H, W); erasing happens after it.
 
         Returns:
-            (b, C, H, W).
+            b images, each (H, W, C) uint8, and the boxes to erase once they are normalised.
         """
-        out: list[Tensor] = []
+        out: list[np.ndarray] = []
+        erasures: list[Erasure] = []
         with _borrowed_generators():
             for pixels, seed in zip(images, seeds, strict=True):
                 random.seed(seed)
                 np.random.seed(seed % 2**32)
                 torch.default_generator.manual_seed(seed % 2**63)  # not CUDA's, as torch's own does
-                out.append(self._augmented(pixels, normalise))
-        return torch.stack(out)
+                out.append(self._augmented(pixels))
+                if self._erase is not None:
+                    canvas = _Canvas(len(out) - 1, out[-1].shape)
+                    self._erase(canvas)
+                    erasures += canvas.erasures
+        return out, tuple(erasures)
 
-    def _augmented(self, pixels: np.ndarray, normalise: Callable[[np.ndarray], Tensor]) -> Tensor:
+    def _augmented(self, pixels: np.ndarray) -> np.ndarray:
         if self._shifts:
             pixels = self._shifted(transforms.centre_crop(pixels, self._size))
         if self._steps:
             image: Any = transforms.to_pil(pixels)
             for step in self._steps:
                 image = step(image)
-            pixels = transforms.to_array(image, pixels.shape[2]).copy()  # Pillow's is read-only
-        x = normalise(pixels)
-        return x if self._erase is None else self._erase(x)
+            pixels = transforms.to_array(image, pixels.shape[2])
+        return pixels
 
     def _shifted(self, pixels: np.ndarray) -> np.ndarray:
         rows, columns = (
@@ -148,6 +148,30 @@ class TimmAugment:
         if self._flip and random.random() < 0.5:
             columns = columns[::-1]
         return pixels[np.ix_(rows, columns)]
+
+
+class _Canvas:
+    """Stands in for a normalised image, and notes what timm's RandomErasing writes into it.
+
+    Args:
+        index: of the image in its batch.
+        shape: (H, W, C).
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
+        self._index, self._shape = index, shape
+        self.erasures: list[Erasure] = []
+
+    def size(self) -> tuple[int, int, int]:
+        """Return (C, H, W)."""
+        height, width, channels = self._shape
+        return channels, height, width
+
+    def __setitem__(self, box: tuple[slice, slice, slice], noise: torch.Tensor) -> None:
+        _, rows, columns = box
+        self.erasures.append(Erasure(self._index, rows.start, columns.start, noise.numpy()))
 
 
 def keep_one_bit(step: Any) -> None:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The order of an epoch's samples, and each replica's padded micro-batches of every step.
+"""Which samples each step visits, and which of them are in each replica's micro-batches.
 
 A step's samples are cut, in order, into D x M micro-batches whose sizes differ by at most one;
 replica r takes micro-batches r*M ... r*M + M - 1. Ten samples on 2 replicas x 2 micro-batches:
@@ -9,18 +9,14 @@ Shapes in a pipeline are fixed, so every micro-batch is padded to the size of th
 Padding (-) carries no label, and the stages drop it before they compute.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vigpipe.data.loss import NO_LABEL
-from vigpipe.data.mix import Mix
-from vigpipe.data.reader import Reader
-from vigpipe.data.sources import Split
-from vigpipe.model.keyed_dropout import PADDING, sample_keys
+from vigpipe.model.keyed_dropout import PADDING
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,16 @@ class Share:
         """Samples of a micro-batch, padding included."""
         return -(-self.batch_size // (self.num_microbatches * self.num_replicas))
 
+    def sizes(self, num_samples: int) -> tuple[int, ...]:
+        """Number of samples in each of this replica's micro-batches, without padding.
+
+        Args:
+            num_samples: samples of the step over all replicas, at most B.
+        """
+        smallest, larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
+        first = self.replica_index * self.num_microbatches
+        return tuple(smallest + (first + i < larger) for i in range(self.num_microbatches))
+
     def positions(self, num_samples: int) -> Tensor:
         """Positions of this replica's samples in the global batch, PADDING where there is none.
 
@@ -54,11 +60,12 @@ class Share:
             (M * microbatch_size,) int64.
         """
         smallest, larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
+        first = self.replica_index * self.num_microbatches
+        start = first * smallest + min(first, larger)
         positions = torch.full((self.num_microbatches, self.microbatch_size), PADDING)
-        for i in range(self.num_microbatches):
-            j = self.replica_index * self.num_microbatches + i
-            start, size = j * smallest + min(j, larger), smallest + (j < larger)
-            positions[i, :size] = torch.arange(start, start + size)
+        for microbatch, size in zip(positions, self.sizes(num_samples), strict=True):
+            microbatch[:size] = torch.arange(start, start + size)
+            start += size
         return positions.flatten()
 
 
@@ -72,10 +79,11 @@ class ReplicaBatch:
             last in a micro-batch, is not counted.
         keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is
             no sample.
-        images: (M * microbatch_size, C, H, W) where this rank has the first stage, else None.
-        labels: where this rank has the last stage, else None: (M * microbatch_size,) int64,
-            NO_LABEL on padding, or (M * microbatch_size, num_classes) probabilities, zeros on
-            padding.
+        images: (M * microbatch_size, C, H, W) on the rank's device where it has the first stage,
+            else None.
+        labels: on the host where this rank has the last stage, else None: (M * microbatch_size,)
+            int64, NO_LABEL on padding, or (M * microbatch_size, num_classes) probabilities, zeros
+            on padding.
     """
 
     num_samples: int
@@ -141,96 +149,60 @@ def num_steps(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
-def replica_batches(
-    split: Split,
-    order: np.ndarray,
-    share: Share,
-    *,
-    copies: np.ndarray | None = None,
-    mix: Mix | None = None,
-    reader: Reader | None = None,
-    seed: int = 0,
-    first_step: int = 0,
-    epoch: int = 0,
-    with_images: bool,
-    with_labels: bool,
-    dtype: torch.dtype = torch.float32,
-    pin: bool = False,
-) -> Iterator[ReplicaBatch]:
-    """Yield one replica's share of every step of an epoch; read only what this rank needs.
+class Visits(NamedTuple):
+    """The images that a step visits.
+
+    Attributes:
+        indices: in the split, (b,), in the order in which they are visited.
+        epoch: number of the epoch, counted from 1; 0 outside of training.
+        copies: (b,), how many visits of that image came before in the step; None for none.
+    """
+
+    indices: np.ndarray
+    epoch: int = 0
+    copies: np.ndarray | None = None
+
+    def at(self, positions: np.ndarray) -> "Visits":
+        """Return those at some positions of the step, (m,) int64."""
+        copies = None if self.copies is None else self.copies[positions]
+        return Visits(self.indices[positions], self.epoch, copies)
+
+
+class TrainingOrder:
+    """Which images each training step visits; an epoch visits every image once, in a new order.
 
     Args:
-        split: the samples.
-        order: indices into the split, in the order in which they are visited.
-        share: how the samples are cut, and which of them are this replica's.
-        copies: the second result of `repeated`; by default every image is visited once.
-        mix: mixes samples and smooths labels; None for neither.
-        reader: reads the images; by default this process reads each batch when it is due.
-        seed: seed of the run, for the keys.
-        first_step: index of the first step, for the keys.
-        epoch: index of the epoch, for the augmentation.
-        with_images: read the images (first stage).
-        with_labels: read the labels (last stage).
-        dtype: type of the images, and of labels that are probabilities.
-        pin: put the images into pinned memory, from which a GPU copies without this process.
-
-    Yields:
-        One ReplicaBatch per step.
+        num_samples: n, images of the split.
+        batch_size: B, samples of a full step over all replicas.
+        seed: seed of the run.
+        times: how often a step visits an image, see `repeated`.
     """
-    starts = range(0, len(order), share.batch_size)
 
-    def taken(start: int) -> tuple[int, Tensor, np.ndarray]:
-        """Return the step's number of samples, this replica's positions, and their visits."""
-        num_samples = min(share.batch_size, len(order) - start)
-        positions = share.positions(num_samples)
-        return num_samples, positions, start + positions[positions >= 0].numpy()
+    def __init__(self, num_samples: int, batch_size: int, seed: int, times: int = 1) -> None:
+        self._num_samples, self._batch_size = num_samples, batch_size
+        self._seed, self._times = seed, times
+        self._steps_per_epoch = num_steps(num_samples, batch_size)
+        self._epoch = 0
+        self._order, self._copies = np.empty(0, dtype=np.int64), None  # of that epoch
 
-    def requests() -> Iterator[tuple[list[int], list[int] | None]]:
-        for start in starts:
-            _, _, visits = taken(start)
-            yield order[visits].tolist(), None if copies is None else copies[visits].tolist()
+    def __call__(self, step: int) -> Visits:
+        """Return what a step visits.
 
-    reads = (reader or Reader([split])).read(split, requests(), epoch) if with_images else None
-    for step, start in enumerate(starts, first_step):
-        num_samples, positions, visits = taken(start)
-        real = positions >= 0
-        sizes = tuple(real.view(-1, share.microbatch_size).sum(1).tolist())
-        images = labels = None
-        if reads is not None:
-            images = _padded(next(reads).to(dtype), real, 0, pin)
-        if with_labels:
-            labels = _padded(torch.from_numpy(split.labels[order[visits]]), real, NO_LABEL)
-        if mix is not None:
-            labels = _mixed(mix, share, step, sizes, images, labels, dtype)
-        yield ReplicaBatch(num_samples, sizes, sample_keys(seed, step, positions), images, labels)
+        Args:
+            step: index of the step in the run, from 0.
+        """
+        epoch, of_epoch = step // self._steps_per_epoch + 1, step % self._steps_per_epoch
+        if epoch != self._epoch:
+            order, self._copies = epoch_order(self._seed, epoch, self._num_samples), None
+            if self._times > 1:
+                order, self._copies = repeated(order, self._batch_size, self._times)
+            self._epoch, self._order = epoch, order
+        visited = slice(of_epoch * self._batch_size, (of_epoch + 1) * self._batch_size)
+        copies = None if self._copies is None else self._copies[visited]
+        return Visits(self._order[visited], epoch, copies)
 
 
-def _mixed(
-    mix: Mix,
-    share: Share,
-    step: int,
-    sizes: Sequence[int],
-    images: Tensor | None,
-    labels: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor | None:
-    """Mix the images of every micro-batch in place, and return the labels of the mixture."""
-    soft = None if labels is None else torch.zeros(len(labels), mix.num_classes, dtype=dtype)
-    for i, count in enumerate(sizes):
-        mixture = mix.draw(step, share.replica_index * share.num_microbatches + i)
-        start = i * share.microbatch_size
-        samples = slice(start, start + count)
-        if images is not None:
-            mix.images(images[samples], mixture)
-        if soft is not None and labels is not None:
-            soft[samples] = mix.labels(labels[samples], mixture, dtype)
-    return soft
-
-
-def _padded(values: Tensor, real: Tensor, fill: int, pin: bool = False) -> Tensor:
-    # Makes a new tensor even without padding: convolutions choose their algorithm by the strides,
-    # and for one-channel images the strides do not determine the memory format.
-    shape = (len(real), *values.shape[1:])
-    padded = torch.full(shape, fill, dtype=values.dtype, pin_memory=pin)
-    padded[real] = values
-    return padded
+def plain_order(num_samples: int, batch_size: int) -> list[Visits]:
+    """Return what each batch visits when all images are visited once, from first to last."""
+    order = np.arange(num_samples)
+    return [Visits(order[i : i + batch_size]) for i in range(0, num_samples, batch_size)]

@@ -1,39 +1,53 @@
 """Read batches in this process when they are due, or ahead of time in worker processes.
 
-An image depends only on what is requested (`Split.read`), so both ways give the same bits.
+An image depends only on what is requested (`Split.decode`), so both ways give the same bits.
 
-The workers replace torch's DataLoader, whose queues use semaphores that remain when a rank is
-killed, so that Python complains at the end of the run. Pipes are closed with the rank, and the
-workers then end by themselves. Worker i of N reads batches i, i + N, ... and waits until each of
-them is taken:
+With workers, torch's DataLoader deals the requests out to them in turn, and returns their answers
+in order. The images themselves do not pass through its queues: a request names a slot of shared
+memory, the worker decodes into it, and the slot is free again once this process has used it.
 
-    worker 0   read 0 | read 2 | read 4 | ...
-    worker 1   read 1 | read 3 | ...
+The loader comes to no end. When nothing is left to read ahead, it deals out requests for nothing.
+So one loader reads one sequence of batches after the other, and a sequence that is given up is no
+special case.
 """
 
+import os
 import signal
-import traceback
+import threading
+import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
+from functools import partial
+from itertools import chain, repeat
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from vigpipe.data import images
+from vigpipe.data.pixels import Erasure, Pixels
+from vigpipe.data.slots import Slots
 from vigpipe.data.split import Split
 from vigpipe.errors import InputError
 from vigpipe.launch import fork_server
 
 # Imported once by the fork server, from which workers are forked, because this process has threads
 # by now. A worker imports the main module again, so imports of the command's are listed too.
-PRELOAD = ["vigpipe.run.evaluation", "rich.progress", "timm.data", "vigpipe.data.augment"]
+PRELOAD = [
+    "vigpipe.run.evaluation",
+    "rich.progress",
+    "timm.data",
+    "vigpipe.data.augment",
+    "torch.utils.data",
+]
+AHEAD = 2  # requests of a worker at a time: one that it works on, and the next
+LOOK_SECONDS = 1  # between two looks whether a worker has died
+LEAST_BYTES = 1 << 20  # of a request; smaller ones would cost more to hand over than they save
 
 
 class Request(NamedTuple):
-    """Images to read as one batch.
+    """Images to read at once.
 
     Attributes:
         split: index of the split among the reader's splits.
@@ -43,127 +57,241 @@ class Request(NamedTuple):
     """
 
     split: int
-    indices: list[int]
-    epoch: int
-    copies: list[int] | None
+    indices: Sequence[int]
+    epoch: int = 0
+    copies: Sequence[int] | None = None
 
 
 class Reader:
-    """Reads sequences of batches, one sequence after the other.
+    """Reads sequences of requests, one sequence after the other.
 
     Args:
         splits: the splits that may be read.
         num_workers: number of processes that read ahead, which start with the first sequence; with
             0 this process reads.
+        shape: (C, H, W) of the images.
+        most_images: largest number of images that belong together; `cut` divides them.
+        hang_seconds: how long workers may take for a request; None for ever.
     """
 
-    def __init__(self, splits: Sequence[Split], num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        splits: Sequence[Split],
+        num_workers: int,
+        shape: tuple[int, int, int],
+        most_images: int,
+        hang_seconds: float | None = None,
+    ) -> None:
         self._splits, self._num_workers = tuple(splits), num_workers
-        self._workers: list[tuple[Connection, BaseProcess]] = []
+        self._shape, self._hang_seconds = shape, hang_seconds
+        least_images = -(-LEAST_BYTES // torch.Size(shape).numel())
+        self._num_parts = max(1, min(num_workers, most_images // least_images))
+        self._part_size = -(-most_images // self._num_parts)
+        self._ahead: _Ahead | None = None
 
-    def read(
-        self, split: Split, batches: Iterable[tuple[list[int], list[int] | None]], epoch: int
-    ) -> Iterator[Tensor]:
-        """Read a sequence of batches; with workers, several at the same time.
+    def cut(self, num_images: int) -> list[slice]:
+        """Divide images that belong together into parts, one for each worker if they are many."""
+        starts = range(0, num_images, self._part_size)
+        return [slice(start, min(start + self._part_size, num_images)) for start in starts]
+
+    def read(self, requests: Iterable[Request]) -> Iterator[Pixels]:
+        """Read a sequence of requests; with workers, several at the same time.
 
         Args:
-            split: one of the reader's splits.
-            batches: indices and copies of each batch, as `Split.read` takes them.
-            epoch: index of the epoch.
+            requests: of at most `most_images` images each, or of a part of `cut`.
 
         Returns:
-            An iterator over the batches in order, each (b, C, H, W) float32.
+            An iterator over the images of each request. With workers, they are in shared memory,
+            and only until the next images are asked for.
 
         Raises:
-            InputError: while iterating, an image cannot be read, as in `Split.read`.
-            RuntimeError: while iterating, a worker failed for another reason, or has ended.
+            InputError: while iterating, an image cannot be read, as in `Split.decode`.
+            RuntimeError: while iterating, a worker has ended, or takes too long.
         """
-        split_index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
-        requests = (Request(split_index, indices, epoch, copies) for indices, copies in batches)
         if self._num_workers == 0:
-            return (_read(self._splits, request) for request in requests)
-        return self._ahead(requests)
+            return (_decode(self._splits, request) for request in requests)
+        if self._ahead is None:
+            self._ahead = _Ahead(
+                self._splits, self._num_workers, self._part_size, self._shape, self._hang_seconds
+            )
+        return self._ahead.read(requests)
 
     def close(self) -> None:
         """End the workers."""
-        for pipe, _ in self._workers:
-            pipe.close()
-        for _, process in self._workers:
-            process.join()
-        self._workers.clear()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
-    def _ahead(self, requests: Iterator[Request]) -> Iterator[Tensor]:
-        if not self._workers:
-            self._workers = [self._start() for _ in range(self._num_workers)]
-        num_waiting = 0
-        try:
-            for (pipe, _), request in zip(self._workers, requests, strict=False):
-                pipe.send(request)
-                num_waiting += 1
-            for pipe, process in cycle(self._workers):
-                if num_waiting == 0:
-                    return
-                batch = _receive(pipe, process)
-                num_waiting -= 1
-                for request in requests:  # the next one, if there is any
-                    pipe.send(request)
-                    num_waiting += 1
-                    break
-                yield batch
-        finally:
-            if num_waiting:  # batches that are on their way will not be received
-                self.close()
 
-    def _start(self) -> tuple[Connection, BaseProcess]:
+class _Task(NamedTuple):
+    """A request on its way to a worker.
+
+    Attributes:
+        sequence: number of the sequence that it belongs to.
+        slot: where the worker writes the images.
+        request: what to read.
+    """
+
+    sequence: int
+    slot: int
+    request: Request
+
+
+class _Answer(NamedTuple):
+    """What a worker says when the images of a task are in their slot, or why they are not."""
+
+    task: _Task
+    result: tuple[Erasure, ...] | InputError
+
+
+class _Ahead:
+    """The workers of a reader, and the requests that they are busy with."""
+
+    def __init__(
+        self,
+        splits: tuple[Split, ...],
+        num_workers: int,
+        part_size: int,
+        shape: tuple[int, int, int],
+        hang_seconds: float | None,
+    ) -> None:
+        # One slot for each request under way, and one whose images are being used.
+        num_slots = AHEAD * num_workers + 1
+        self._slots = Slots(num_slots, (part_size, *shape))
+        self._free = list(range(num_slots))
+        self._used: list[int] = []  # the one whose images are being used
+        self._hang_seconds = hang_seconds
+        self._sequence, self._requests = 0, iter(())
         context = fork_server.start_fork_server(PRELOAD)
-        pipe, worker_pipe = context.Pipe()
-        process = context.Process(target=_work, args=(worker_pipe, self._splits), daemon=True)
-        process.start()
-        worker_pipe.close()
-        return pipe, process
+        lifeline, self._lifeline = context.Pipe(duplex=False)
+        with warnings.catch_warnings():
+            # That there are more workers than cores: the user has said how many.
+            warnings.simplefilter("ignore", UserWarning)
+            as_it_is: Any = _as_it_is
+            loader: DataLoader[Any] = DataLoader(
+                _Shelf(splits, self._slots),
+                batch_size=None,
+                sampler=_Tasks(self),
+                num_workers=num_workers,
+                collate_fn=as_it_is,
+                timeout=LOOK_SECONDS,
+                worker_init_fn=partial(_begin, lifeline),
+                multiprocessing_context=context,
+                generator=torch.Generator(),  # by default it draws from the global one
+                prefetch_factor=AHEAD,
+            )
+            self._answers: Any = iter(loader)
+        lifeline.close()
 
+    def read(self, requests: Iterable[Request]) -> Iterator[Pixels]:
+        """Read a sequence; it replaces the one before."""
+        self._sequence += 1
+        sequence, num_asked, num_read = self._sequence, 0, 0
 
-def _receive(pipe: Connection, process: BaseProcess) -> Tensor:
-    try:
-        answer = pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        batch = torch.empty(answer)
-        if batch.numel():
-            pipe.recv_bytes_into(batch.numpy().data.cast("B"))
-        return batch
-    except (EOFError, ConnectionError) as error:
-        process.join()
-        raise RuntimeError(
-            f"a process that reads images ahead has ended with exit code {process.exitcode}; if "
-            "memory ran out, choose fewer --workers"
-        ) from error
+        def counted() -> Iterator[Request]:
+            nonlocal num_asked
+            for request in requests:
+                num_asked += 1
+                yield request
 
+        first = next(requests := iter(requests), None)
+        if first is None:
+            return
+        requests = chain((first,), requests)
+        self._requests = counted()
+        while num_asked == 0 or num_read < num_asked:
+            answer = self._next_answer()
+            if answer is None:
+                continue
+            self._used.append(answer.task.slot)
+            if answer.task.sequence != sequence:  # of one that was given up
+                continue
+            num_read += 1
+            if isinstance(answer.result, InputError):
+                raise answer.result
+            images = self._slots[answer.task.slot][: len(answer.task.request.indices)]
+            yield Pixels(images, answer.result)
 
-def _work(pipe: Connection, splits: tuple[Split, ...]) -> None:
-    """Answer requests until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides
-    torch.set_num_threads(1)
-    images.NUM_THREADS = 1  # there are several workers instead
-    try:
+    def next_task(self) -> _Task | None:
+        """Return what the loader is to deal out next."""
+        request = next(self._requests, None)
+        return None if request is None else _Task(self._sequence, self._free.pop(), request)
+
+    def close(self) -> None:
+        """End the workers; returns when they have ended."""
+        self._answers = None  # the loader's iterator ends them when it is deleted
+        self._lifeline.close()
+
+    def _next_answer(self) -> _Answer | None:
+        self._free += self._used
+        self._used.clear()
+        began = time.monotonic()
         while True:
-            request: Request = pipe.recv()
             try:
-                batch = _read(splits, request)
-            except InputError as error:
-                pipe.send(error)
-            except Exception:
-                pipe.send(RuntimeError(f"while reading images ahead:\n{traceback.format_exc()}"))
-            else:
-                pipe.send(tuple(batch.shape))
-                if batch.numel():
-                    pipe.send_bytes(batch.numpy().data.cast("B"))
-    except (EOFError, ConnectionError):
-        return
+                return next(self._answers)
+            except RuntimeError as error:
+                workers = self._answers._workers
+                dead = [worker.exitcode for worker in workers if not worker.is_alive()]
+                if dead:
+                    raise RuntimeError(
+                        f"a process that reads images ahead has ended with exit code {dead[0]}; if "
+                        "memory ran out, choose fewer --workers"
+                    ) from error
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+                if self._hang_seconds and time.monotonic() - began > self._hang_seconds:
+                    raise RuntimeError(
+                        f"no process that reads images ahead has given any for "
+                        f"{self._hang_seconds:g} s; if the storage is slow, raise --timeout"
+                    ) from error
 
 
-def _read(splits: tuple[Split, ...], request: Request) -> Tensor:
+class _Tasks:
+    """What a loader takes for the order of its samples."""
+
+    def __init__(self, ahead: _Ahead) -> None:
+        self._ahead = ahead
+
+    def __iter__(self) -> Iterator[_Task | None]:
+        return (self._ahead.next_task() for _ in repeat(None))
+
+
+class _Shelf(Dataset[Any]):
+    """What a loader takes for a data set: in a worker, it carries out tasks."""
+
+    def __init__(self, splits: tuple[Split, ...], slots: Slots) -> None:
+        self._splits, self._slots = splits, slots
+
+    def __getitem__(self, task: _Task | None) -> _Answer | None:
+        if task is None:
+            return None
+        out = self._slots[task.slot][: len(task.request.indices)]
+        try:
+            return _Answer(task, _decode(self._splits, task.request, out).erasures)
+        except InputError as error:
+            return _Answer(task, error)
+
+
+def _decode(splits: tuple[Split, ...], request: Request, out: torch.Tensor | None = None) -> Pixels:
     split, indices, epoch, copies = request
-    if copies is None:
-        return splits[split].read(indices, epoch)
-    return splits[split].read(indices, epoch, copies)
+    return splits[split].decode(indices, epoch, copies, out)
+
+
+def _as_it_is(answer: _Answer | None) -> _Answer | None:
+    return answer
+
+
+def _begin(lifeline: Connection, _worker: int) -> None:
+    """Set up a worker process.
+
+    Args:
+        lifeline: its other end is closed when the rank ends, however that happens.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides
+    images.NUM_THREADS = 1  # there are several workers instead
+
+    def end_with_the_rank() -> None:
+        lifeline.poll(None)
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_rank, daemon=True).start()

@@ -1,8 +1,8 @@
-"""The train or the test images of a source, read by index: load, resize, augment, normalise."""
+"""The train or the test images of a source, read by index: load, resize, augment."""
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vigpipe.data import images, transforms
 from vigpipe.data.augment import Augmentation, TimmAugment
+from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
 
@@ -36,10 +37,14 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(
-        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
-    ) -> Tensor:
-        """Read images, ready for the model.
+    def decode(
+        self,
+        indices: Sequence[int],
+        epoch: int = 0,
+        copies: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Pixels:
+        """Read images, up to what a device does with their pixels.
 
         The result for an image depends on its index and, if it is augmented, on seed, epoch and
         copy. It never depends on the other images, the order, the rank or a process-wide random
@@ -49,13 +54,30 @@ class Split(Protocol):
             indices: b indices in 0 … n−1.
             epoch: index of the epoch, from 0.
             copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
-
-        Returns:
-            (b, channels, H, W) float32.
+            out: where to write the images, (b, C, H, W) uint8; by default new memory.
 
         Raises:
             InputError: an image cannot be read or has another size; the message gives its path.
             IndexError: an index is out of range.
+        """
+        ...
+
+    def normaliser(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        send: Callable[[Tensor], Tensor] | None = None,
+    ) -> Normalise:
+        """Return what makes of the result of `decode` what a model takes, by default on the CPU."""
+        ...
+
+    def read(
+        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
+    ) -> Tensor:
+        """Read images, ready for the model: `decode` and normalise, on the CPU.
+
+        Returns:
+            (b, C, H, W) float32.
         """
         ...
 
@@ -112,7 +134,6 @@ class ImageSplit:
             if isinstance(augment, Augmentation)
             else None
         )
-        self._empty = torch.empty(0, look.channels, *size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -122,22 +143,27 @@ class ImageSplit:
         return ThreadPoolExecutor(images.NUM_THREADS)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything but the threads and the cached images."""
-        state = {name: value for name, value in vars(self).items() if name != "_threads"}
-        return {**state, "_cache": {}}
+        """Pickle everything but the threads and the cached images; a copy keeps no images.
 
-    def read(
-        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
-    ) -> Tensor:
-        """Read images, ready for the model, as `Split.read` describes.
+        Copies are for worker processes, which together would keep every image several times.
+        """
+        state = {name: value for name, value in vars(self).items() if name != "_threads"}
+        return {**state, "_cache": {}, "_cache_bytes": 0}
+
+    def decode(
+        self,
+        indices: Sequence[int],
+        epoch: int = 0,
+        copies: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Pixels:
+        """Read images, up to what a device does with their pixels, as `Split.decode` describes.
 
         Args:
             indices: b indices in 0 … n−1.
             epoch: index of the epoch, from 0.
             copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
-
-        Returns:
-            (b, channels, H, W) float32.
+            out: where to write the images, (b, C, H, W) uint8; by default new memory.
 
         Raises:
             InputError: an image cannot be read or has another size; the message gives its path.
@@ -147,8 +173,6 @@ class ImageSplit:
         for index in indices:
             if not 0 <= index < len(self):
                 raise IndexError(f"image {index} of 0 … {len(self) - 1}")
-        if not indices:
-            return self._empty
         copies = [0] * len(indices) if copies is None else copies
         seeds = [
             transforms.image_seed(self._preparation.seed, epoch, i, copy)
@@ -161,9 +185,36 @@ class ImageSplit:
             )  # raises the first image's error first
         else:
             pixels = [self._pixels(*pair) for pair in zip(indices, seeds, strict=True)]
+        erasures = ()
         if self._timm is not None:
-            return self._timm(pixels, seeds, self._normalised)
-        return self._normalised(np.stack(pixels))
+            pixels, erasures = self._timm(pixels, seeds)
+        if out is None:
+            shape = (len(indices), self._look.channels, *self._size)
+            out = torch.empty(shape, dtype=torch.uint8)
+        for place, image in zip(out.numpy(), pixels, strict=True):
+            place[...] = image.transpose(2, 0, 1)
+        return Pixels(out, erasures)
+
+    def normaliser(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        send: Callable[[Tensor], Tensor] | None = None,
+    ) -> Normalise:
+        """Return what makes of the result of `decode` what a model takes, by default on the CPU."""
+        mean, std = self._preparation.mean, self._preparation.std
+        return Normalise(self._look.white, mean, std, dtype, device, send)
+
+    def read(
+        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
+    ) -> Tensor:
+        """Read images, ready for the model: `decode` and normalise, on the CPU.
+
+        Returns:
+            (b, C, H, W) float32.
+        """
+        pixels = self.decode(indices, epoch, copies)
+        return self.normaliser()([pixels], len(pixels.images), pixels.images.shape[1:])
 
     def _pixels(self, index: int, seed: int) -> np.ndarray:
         """Return an image resized and cropped, (H, W, C) uint8, without timm's augmentation."""
@@ -180,11 +231,3 @@ class ImageSplit:
             generator = random.Random(seed)
             pixels = transforms.random_crop(pixels, self._size, generator, self._look.flip)
         return pixels
-
-    def _normalised(self, pixels: np.ndarray) -> Tensor:
-        """Normalise pixels: (..., H, W, C) uint8 -> (..., C, H, W) float32."""
-        x = torch.from_numpy(pixels).movedim(-1, -3).contiguous()
-        x = (
-            x.float().div_(self._look.white).clamp_(max=1)
-        )  # bicubic resizing overshoots a white of 240
-        return x.sub_(self._preparation.mean).div_(self._preparation.std)

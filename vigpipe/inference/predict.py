@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data import Source
-from vigpipe.data.batches import replica_batches
 from vigpipe.data.formats.folders import images_below
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
@@ -118,17 +116,8 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         InputError: an image cannot be read.
     """
     run, pipeline, names = rank_state.run, rank_state.pipeline, rank_state.run.source.class_names
-    batches = replica_batches(
-        run.source.test,
-        np.arange(len(paths)),
-        run.share(rank_state.replica_index),
-        reader=rank_state.reader,
-        with_images=pipeline.has_first,
-        with_labels=pipeline.has_last,
-        dtype=run.dtype,
-    )
     num_done = 0
-    for batch in batches:
+    for batch in rank_state.job.test_batches(run.source.test):
         logits = pipeline.logits(batch)
         if logits is None:
             continue

@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,16 +102,38 @@ def keep_freed_memory() -> None:
         mallopt(top_pad, 1 << 26)  # grow the heap by this many bytes
 
 
-def uses_pinned_memory(device: torch.device) -> bool:
-    """Whether images are copied to this device, which is asynchronous only from pinned memory."""
-    return device.type == "cuda"
-
-
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device; to a GPU without waiting until it is there."""
-    if device.type != "cuda":
+    """Copy a tensor to a device unless it is there; to a GPU without waiting for the copy."""
+    if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
+def sender(device: torch.device) -> Callable[[Tensor], Tensor] | None:
+    """Return what copies tensors of the host to this device; None if it is the host itself."""
+    return partial(send, device=device) if device.type == "cuda" else None
+
+
+class SideStream:
+    """Does work of a GPU beside what it computes, such as the copy of the next batch.
+
+    Args:
+        device: the GPU; any other device does its work at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Hand out work to the side, and return its result to what is computed from now on."""
+        if self._stream is None:
+            return work()
+        with torch.cuda.stream(self._stream):
+            result = work()
+        computing = torch.cuda.current_stream()
+        computing.wait_stream(self._stream)
+        result.record_stream(computing)  # or its memory could be used anew while it is read
+        return result
 
 
 def runs_ahead(device: torch.device) -> bool:

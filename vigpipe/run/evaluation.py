@@ -5,12 +5,10 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vigpipe.data.batches import replica_batches
-from vigpipe.launch.device import ToHost, send, uses_pinned_memory
+from vigpipe.launch.device import ToHost, send
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree
 from vigpipe.run.rank import RankState
 
@@ -99,16 +97,7 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
-    batches = replica_batches(
-        run.source.test,
-        np.arange(len(run.source.test))[:most_images],
-        run.share(rank_state.replica_index),
-        reader=rank_state.reader,
-        with_images=pipeline.has_first,
-        with_labels=pipeline.has_last,
-        dtype=run.dtype,
-        pin=uses_pinned_memory(rank_state.device),
-    )
+    batches = rank_state.job.test_batches(run.source.test, most_images)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
         done.append(ToHost(sums[3:]))

@@ -72,6 +72,11 @@ class Run:
         assert self.config.epochs is not None
         return self.config.epochs * self.steps_per_epoch
 
+    def next_evaluation(self, step: int) -> int:
+        """Return how many steps are done when an evaluation is due next, after a step's index."""
+        steps_between = self.config.evaluate_every * self.steps_per_epoch
+        return min((step // steps_between + 1) * steps_between, self.num_steps)
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Shape of an image, (C, H, W)."""

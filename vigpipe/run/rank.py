@@ -14,9 +14,9 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Sync
+from vigpipe.data.job import ImageJob
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
-from vigpipe.data.reader import Reader
 from vigpipe.errors import InputError
 from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
 from vigpipe.launch.environment import LONG_WAIT_SECONDS
@@ -58,8 +58,7 @@ class RankState:
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
         lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
-        reader: reads images, ahead of time if there are workers.
-        mix: mixes samples and smooths labels; None if the run does neither.
+        job: this rank's batches.
         ema: timm's moving average of `models`; None if it is off.
         loss_scale: the factor of the loss in float16; None for other types.
         recorder: records what this rank does in a step; None if the run is not timed.
@@ -81,8 +80,7 @@ class RankState:
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
     lr_schedule: Any
-    reader: Reader
-    mix: Mix | None
+    job: ImageJob
     ema: ModelEmaV3 | None
     loss_scale: LossScale | None
     recorder: Recorder | None
@@ -233,8 +231,19 @@ def make_rank_state(
         statistics=PooledStatistics(models, layout.num_microbatches),
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
-        reader=Reader((run.source.train, run.source.test), config.workers),
-        mix=_mix(run),
+        job=ImageJob(
+            run.source,
+            run.share(layout.replica_index(rank)),
+            device,
+            with_images=pipeline.has_first,
+            with_labels=pipeline.has_last,
+            dtype=run.dtype,
+            seed=config.seed,
+            times=config.repeated_augment or 1,
+            mix=_mix(run),
+            num_workers=config.workers,
+            hang_seconds=config.timeout,
+        ),
         ema=ema,
         loss_scale=loss_scale,
         recorder=recorder,

@@ -1,0 +1,189 @@
+"""What the trainer asks of labelled images: one rank's share of any step, by the step's number."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice, tee
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vigpipe.data.batches import ReplicaBatch, Share, TrainingOrder, Visits, plain_order
+from vigpipe.data.loss import NO_LABEL
+from vigpipe.data.mix import Mix, Mixture
+from vigpipe.data.pixels import Pixels
+from vigpipe.data.reader import Reader, Request
+from vigpipe.data.sources import Source
+from vigpipe.data.split import Split
+from vigpipe.launch.device import SideStream, sender
+from vigpipe.model.keyed_dropout import sample_keys
+
+
+class _Plan(NamedTuple):
+    """What this replica reads for a step.
+
+    Attributes:
+        step: index of the step.
+        num_samples: samples of the step over all replicas.
+        positions: those of this replica, see `Share.positions`.
+        visits: what it visits.
+    """
+
+    step: int
+    num_samples: int
+    positions: Tensor
+    visits: Visits
+
+
+class ImageJob:
+    """The batches of one rank, which reads only what it needs.
+
+    Args:
+        source: the images and their labels.
+        share: how a step's samples are cut, and which of them are this replica's.
+        device: where this rank computes.
+        with_images: whether the rank needs the images (first stage).
+        with_labels: whether it needs the labels (last stage).
+        dtype: type of the images, and of labels that are probabilities.
+        seed: seed of the order and of the keys.
+        times: how often a step visits an image, see `data.batches.repeated`.
+        mix: mixes training samples and smooths their labels; None for neither.
+        num_workers: number of processes that read images ahead of time.
+        hang_seconds: how long these may take for one of their tasks; None for ever.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        share: Share,
+        device: torch.device,
+        *,
+        with_images: bool,
+        with_labels: bool,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        times: int = 1,
+        mix: Mix | None = None,
+        num_workers: int = 0,
+        hang_seconds: float | None = None,
+    ) -> None:
+        self._share, self._dtype, self._seed = share, dtype, seed
+        self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
+        self._train, self._splits = source.train, (source.train, source.test)
+        self._shape = (source.channels, *source.image_size)
+        self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
+        self._normalise = source.train.normaliser(dtype, device, sender(device))  # of all splits
+        self._beside = SideStream(device)
+        most_images = share.num_microbatches * share.microbatch_size
+        self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
+        self._steps = range(0)  # the training steps that are being read
+        self._batches: Iterator[ReplicaBatch] = iter(())
+
+    def batch(self, step: int, ahead_to: int | None = None) -> ReplicaBatch:
+        """Return this replica's share of a training step, whatever was read before.
+
+        Args:
+            step: index of the step, from 0; the batch depends on nothing else.
+            ahead_to: workers may read the steps before this one ahead of time; by default none.
+
+        Raises:
+            InputError: an image cannot be read; the message gives its path.
+            RuntimeError: a worker has ended, or takes too long.
+        """
+        if not self._steps or self._steps[0] != step:
+            self._steps = range(step, max(step + 1, ahead_to or 0))
+            visited = ((number, self._order(number)) for number in self._steps)
+            self._batches = self._read(self._train, visited, self._mix)
+        self._steps = self._steps[1:]
+        return next(self._batches)
+
+    def test_batches(self, split: Split, most_images: int | None = None) -> Iterator[ReplicaBatch]:
+        """Yield this replica's share of images that are visited once, in order.
+
+        Args:
+            split: of the source.
+            most_images: number of images, from the first; None for all.
+        """
+        num_images = len(split) if most_images is None else min(len(split), most_images)
+        self._steps = range(0)  # nothing of the training is being read any more
+        return self._read(split, enumerate(plain_order(num_images, self._share.batch_size)), None)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._steps, self._batches = range(0), iter(())
+        self._reader.close()
+
+    def _read(
+        self, split: Split, visited: Iterable[tuple[int, Visits]], mix: Mix | None
+    ) -> Iterator[ReplicaBatch]:
+        plans, plans_to_read = tee(self._plan(step, visits) for step, visits in visited)
+        index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
+        requests = (request for plan in plans_to_read for request in self._requests(index, plan))
+        parts = self._reader.read(requests) if self._with_images else None
+        for plan in plans:
+            images = labels = None
+            if parts is not None:
+                num_parts = len(self._reader.cut(len(plan.visits.indices)))
+                of_step = islice(parts, num_parts)
+                images = self._beside.run(partial(self._images, plan, of_step, mix))
+            if self._with_labels:
+                labels = self._labels(plan, split.labels, mix)
+            sizes = self._share.sizes(plan.num_samples)
+            keys = sample_keys(self._seed, plan.step, plan.positions)
+            yield ReplicaBatch(plan.num_samples, sizes, keys, images, labels)
+
+    def _plan(self, step: int, visits: Visits) -> _Plan:
+        num_samples = len(visits.indices)
+        positions = self._share.positions(num_samples)
+        return _Plan(step, num_samples, positions, visits.at(positions[positions >= 0].numpy()))
+
+    def _requests(self, split: int, plan: _Plan) -> Iterator[Request]:
+        indices, epoch, copies = plan.visits
+        for part in self._reader.cut(len(indices)):
+            of_part = None if copies is None else copies[part].tolist()
+            yield Request(split, indices[part].tolist(), epoch, of_part)
+
+    def _images(self, plan: _Plan, parts: Iterable[Pixels], mix: Mix | None) -> Tensor:
+        """Normalise, erase, pad and mix the images of a step, on the device."""
+        images = self._normalise(parts, len(plan.visits.indices), self._shape)
+        sizes = self._share.sizes(plan.num_samples)
+        images = _padded(images, sizes, self._share.microbatch_size, 0)
+        if mix is not None:
+            for i, samples in enumerate(self._microbatches(images, sizes)):
+                mix.images(samples, self._mixture(mix, plan.step, i))
+        return images
+
+    def _labels(self, plan: _Plan, labels: np.ndarray, mix: Mix | None) -> Tensor:
+        """Pad the labels of a step, or make probabilities of them."""
+        hard = torch.from_numpy(labels[plan.visits.indices])
+        sizes = self._share.sizes(plan.num_samples)
+        hard = _padded(hard, sizes, self._share.microbatch_size, NO_LABEL)
+        if mix is None:
+            return hard
+        soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
+        samples = zip(self._microbatches(hard, sizes), self._microbatches(soft, sizes), strict=True)
+        for i, (of_hard, of_soft) in enumerate(samples):
+            of_soft[:] = mix.labels(of_hard, self._mixture(mix, plan.step, i), self._dtype)
+        return soft
+
+    def _mixture(self, mix: Mix, step: int, microbatch: int) -> Mixture:
+        """Draw how one of this replica's micro-batches is mixed."""
+        first = self._share.replica_index * self._share.num_microbatches
+        return mix.draw(step, first + microbatch)
+
+    def _microbatches(self, rows: Tensor, sizes: tuple[int, ...]) -> Iterator[Tensor]:
+        """Yield the samples of each micro-batch, without padding."""
+        for microbatch, size in zip(rows.split(self._share.microbatch_size), sizes, strict=True):
+            yield microbatch[:size]
+
+
+def _padded(samples: Tensor, sizes: tuple[int, ...], microbatch_size: int, fill: int) -> Tensor:
+    """Pad every micro-batch to the same size: (b, ...) -> (M * microbatch_size, ...)."""
+    if min(sizes) == microbatch_size:
+        return samples
+    shape = (len(sizes), microbatch_size, *samples.shape[1:])
+    padded = torch.full(shape, fill, dtype=samples.dtype, device=samples.device)
+    for microbatch, real in zip(padded, samples.split(sizes), strict=True):
+        microbatch[: len(real)] = real
+    return padded.flatten(0, 1)

@@ -1,0 +1,110 @@
+"""Batches of uint8 pixels, and how a device makes of them what a model takes.
+
+Whoever reads images decodes, crops and augments them as uint8. Normalising them, which makes them
+four times as large, and erasing are left to the device that computes with them.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_IN_CACHE_BYTES = 1 << 18  # pixels that a CPU normalises at once, so that they stay in its cache
+
+
+class Erasure(NamedTuple):
+    """A box of an image that is replaced by noise once the image is normalised.
+
+    Attributes:
+        image: index of the image in its batch.
+        top: first row of the box.
+        left: first column of the box.
+        noise: (C, h, w) float32.
+    """
+
+    image: int
+    top: int
+    left: int
+    noise: np.ndarray
+
+
+class Pixels(NamedTuple):
+    """Images that are decoded, cropped and augmented, but not normalised.
+
+    Attributes:
+        images: (b, C, H, W) uint8.
+        erasures: the boxes to erase.
+    """
+
+    images: Tensor
+    erasures: tuple[Erasure, ...] = ()
+
+
+class Normalise:
+    """Makes of pixels what a model takes, on the device of the model.
+
+    A pixel has 256 values, so a table says what each becomes. The CPU computes it, and every device
+    gets the same bits.
+
+    Args:
+        white: the pixel value that becomes 1.0.
+        mean: mean that is subtracted afterwards.
+        std: standard deviation that is divided by afterwards.
+        dtype: of the result.
+        device: of the result.
+        send: copies a tensor of the host to the device; None if they are the same.
+    """
+
+    def __init__(
+        self,
+        white: int,
+        mean: float,
+        std: float,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        send: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        table = torch.arange(256, dtype=torch.uint8).float().div_(white)
+        table.clamp_(max=1)  # bicubic resizing overshoots a white of 240
+        self._device = device or torch.device("cpu")
+        self._table = table.sub_(mean).div_(std).to(self._device, dtype)
+        self._send = send
+
+    def __call__(self, parts: Iterable[Pixels], num_images: int, shape: tuple[int, ...]) -> Tensor:
+        """Normalise and erase.
+
+        Args:
+            parts: the images of a batch; a part is not needed any more when the next is asked for.
+            num_images: b, of all parts together.
+            shape: (C, H, W).
+
+        Returns:
+            (b, C, H, W) on the device.
+        """
+        # Always a new tensor: convolutions choose their algorithm by the strides, and for images of
+        # one channel the strides of others do not determine the memory format.
+        out = torch.empty((num_images, *shape), dtype=self._table.dtype, device=self._device)
+        start = 0
+        for images, erasures in parts:
+            of_part = out[start : start + len(images)]
+            self._look_up(images, of_part)
+            for i, top, left, noise in erasures:
+                _, height, width = noise.shape
+                box = of_part[i, :, top : top + height, left : left + width]
+                box.copy_(self._sent(torch.from_numpy(noise)))
+            start += len(images)
+        return out
+
+    def _look_up(self, images: Tensor, out: Tensor) -> None:
+        at_once = len(images)
+        if self._send is None:
+            at_once = _IN_CACHE_BYTES // math.prod(images.shape[1:])
+        at_once = max(1, at_once)
+        for some, result in zip(self._sent(images).split(at_once), out.split(at_once), strict=True):
+            torch.index_select(self._table, 0, some.flatten().int(), out=result.view(-1))
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        return tensor if self._send is None else self._send(tensor)
