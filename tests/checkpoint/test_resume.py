@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tests.checkpoint.test_manifest import flip
 from tests.world import run_ranks
 from vigpipe import training
-from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
+from vigpipe.checkpoint.resume import check_same_run
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import SAVED, InputError
@@ -276,6 +277,17 @@ def test_other_images_are_refused(whole, tmp_path):
     other = replace(run.source, train=Subset(run.source.train, 47))
     with pytest.raises(InputError, match="training images was 48, is 47"):
         train(replace(run, source=other), 0, CPU, tmp_path)
+
+
+def test_a_checkpoint_from_before_an_option_existed_goes_on_with_its_default(whole):
+    manifest = read_manifest(list_checkpoints(whole)[0])
+    without = {name: value for name, value in manifest.config.items() if name != "dropout"}
+    before = replace(manifest, config=without)
+    assert check_same_run(before, make_job(SMALL), whole) == (
+        check_same_run(manifest, make_job(SMALL), whole)
+    )
+    with pytest.raises(InputError, match=r"its --dropout is 0.0, this run's is 0.1"):
+        check_same_run(before, make_job(replace(SMALL, dropout=0.1)), whole)
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

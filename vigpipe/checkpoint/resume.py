@@ -18,7 +18,7 @@ from vigpipe.checkpoint.manifest import (
 from vigpipe.checkpoint.rescue import salvage
 from vigpipe.checkpoint.state import needed_tensors, restore
 from vigpipe.config.files import as_toml
-from vigpipe.config.options import flag
+from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
 from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
 
@@ -151,7 +151,8 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
         InputError: an option that determines what is computed differs, or the data do, or the
             checkpoint is of a step after the run's last one.
     """
-    now, before = as_toml(run.config), manifest.config
+    # An older vigpipe lacked options that now have a default; what it did is that default.
+    now, before = as_toml(run.config), as_toml(TrainConfig()) | manifest.config
     for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
         if now.get(name) != before.get(name):
             raise InputError(
