@@ -70,7 +70,7 @@ class ImageJob:
     ) -> None:
         self._share, self._dtype, self._seed = share, dtype, seed
         self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
-        self._train, self._splits = source.train, (source.train, source.test)
+        self._train, self._splits = source.train, source.splits
         self._shape = (source.channels, *source.image_size)
         self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
         self._normalise = source.train.normaliser(dtype, device, sender(device))  # of all splits

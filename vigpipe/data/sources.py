@@ -17,6 +17,7 @@ from vigpipe.data.augment import Augmentation
 from vigpipe.data.images import find_bad_images
 from vigpipe.data.split import ImageSplit, Preparation, Split
 from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
+from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
 
 CIFAR10_FOLDER = Path("data")
@@ -25,18 +26,19 @@ FAKE_SIZE = 224
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images in two splits.
+    """Labelled images to train on and to test with, and perhaps some for validation.
 
     Attributes:
         name: name of the source, or the path of its folder.
         class_names: name of each class, by label.
         channels: C, 1 for grey and 3 for colour.
         image_size: (H, W) of every image that `read` returns, in pixels.
-        train: the train images.
+        train: the train images, without those of `validation`.
         test: the test images.
         num_bad_images: number of unreadable images that were left out of both splits together.
         stored: the images that were not left out, as they are stored; None for images that do not
-            come from `open_source`.
+            come from `open_source`. The validation images are among its train images.
+        validation: train images that are held out of training; None if there are none.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Source:
     test: Split
     num_bad_images: int = 0
     stored: Stored | None = None
+    validation: Split | None = None
 
     def __post_init__(self) -> None:
         for split_name, split in (("train", self.train), ("test", self.test)):
@@ -58,6 +61,12 @@ class Source:
                     f"{self.name}: {split_name} labels lie in {low} … {high}, but with "
                     f"{self.num_classes} classes they belong in 0 … {self.num_classes - 1}"
                 )
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The train images, the test images and, if there are any, the validation images."""
+        both = (self.train, self.test)
+        return both if self.validation is None else (*both, self.validation)
 
     @property
     def num_classes(self) -> int:
@@ -76,6 +85,7 @@ def open_source(
     crop_pct: float = 1.0,
     augment: bool | Augmentation = False,
     seed: int = 0,
+    validation: float = 0.0,
     skip_bad_images: bool = False,
     bad_images: Collection[ImageId] | None = None,
     num_fake_images: int = 1280,
@@ -96,8 +106,12 @@ def open_source(
         std: standard deviation that the pixels are divided by afterwards.
         crop_pct: fraction of the side of a resized test image that is kept.
         augment: True crops and mirrors train images at random (digits are not mirrored, as a
-            mirrored 2 is not a 2); an Augmentation applies timm's. Test images are never augmented.
-        seed: seed of the augmentation and of the fake images; no split depends on it.
+            mirrored 2 is not a 2); an Augmentation applies timm's. Test and validation images are
+            never augmented.
+        seed: seed of the augmentation, of the fake images, and of which train images are held out;
+            what is a test image does not depend on it.
+        validation: share of the train images of each class that is held out for validation, after
+            unreadable images have been left out; 0 for none.
         skip_bad_images: decode every image once, and leave out those that fail.
         bad_images: images to leave out, if known already, as when the ranks share the search.
         num_fake_images: number of train images of `fake`; it has a fifth of that, but at least one,
@@ -105,10 +119,11 @@ def open_source(
         num_fake_classes: number of classes of `fake`.
 
     Returns:
-        The train and test images with their labels.
+        The images of all splits with their labels.
 
     Raises:
-        InputError: there is no such source, or its content is not as expected.
+        InputError: there is no such source, its content is not as expected, or no image can be held
+            out.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
@@ -136,16 +151,21 @@ def open_source(
     if size is None:
         size, size_of = _first_size(stored.train, skip_bad_images)
         stored = stored.of_one_size(size, size_of)
+    train, held_out = stored.train, None
+    if validation:
+        train, held_out = hold_out(train, validation, seed)
     preparation = Preparation(size, mean, std, crop_pct, augment, seed)
+    unaugmented = replace(preparation, augment=False)
     return Source(
         name,
         stored.class_names,
         stored.look.channels,
         size,
-        ImageSplit(stored.train, stored.look, preparation),
-        ImageSplit(stored.test, stored.look, replace(preparation, augment=False)),
+        ImageSplit(train, stored.look, preparation),
+        ImageSplit(stored.test, stored.look, unaugmented),
         len(bad_images),
         stored,
+        None if held_out is None else ImageSplit(held_out, stored.look, unaugmented),
     )
 
 
