@@ -16,7 +16,7 @@ from tests.world import run_ranks
 from vigpipe.commands.check import Trace, differences, trace
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
-from vigpipe.run.evaluation import evaluate
+from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -244,22 +244,24 @@ def test_an_uneven_plan_and_three_replicas_keep_the_contract(tmp_path):
 def scores(rank, world_size, config) -> Any:
     rank_state = make_rank_state(make_job(config), rank, CPU)
     trace(rank_state, 1)
-    first = evaluate(rank_state)
+    first = evaluate_all(rank_state)
     trace(rank_state, 1)  # training goes on after an evaluation as if there had been none
-    return first, trace(rank_state, 1), evaluate(rank_state)
+    return first, trace(rank_state, 1), evaluate_all(rank_state)
 
 
 def test_evaluation_counts_every_image_once_and_leaves_training_alone():
-    config = replace(SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4)
+    config = replace(
+        SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4, validation=0.02, ema=0.5
+    )
     ranks = run_ranks(scores, 4, config, timeout=120)
     alone = scores(0, 1, replace(config, stages=1, dp=1, microbatches=8))
-    assert alone[0].images == 37
     for rank in (1, 3):  # the last stages
-        for ours, reference in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
-            assert ours.images == 37
-            assert (ours.top1, ours.top5) == (reference.top1, reference.top5)
-            assert ours.loss == pytest.approx(reference.loss, rel=1e-10)
-    assert ranks[0][0] is None
+        for all_ours, references in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
+            for ours, reference, images in zip(all_ours, references, (37, 37, 30, 30), strict=True):
+                assert ours.images == reference.images == images
+                assert (ours.top1, ours.top5) == (reference.top1, reference.top5)
+                assert ours.loss == pytest.approx(reference.loss, rel=1e-10)
+    assert ranks[0][0] == (None,) * 4
     assert_within(ranks[1][1], alone[1], torch.float64)
 
 

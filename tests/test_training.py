@@ -100,6 +100,37 @@ def test_every_step_and_the_evaluation_have_a_row(run, request):
     assert 0 <= evaluation["top1"] <= evaluation["top5"] <= 1
 
 
+def test_a_run_scores_its_validation_images_and_lets_them_choose(tmp_path, capsys):
+    options = ["--validation", "0.2", "--keep-best", "loss", "--ema", "0.5", "--workers", "1"]
+    folder = run_here(tmp_path, *SHORT, *options)
+    *_, evaluation = rows(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert evaluation.keys() == EVALUATION | {"ema", "validation"}
+    numbers = evaluation["validation"]
+    assert numbers.keys() == {"loss", "top1", "top5", "images", "ema"}
+    assert (evaluation["images"], numbers["images"]) == (360, 287)
+    assert summary["validation"] == numbers
+    assert (
+        summary["best"] | {"value": numbers["ema"]["loss"], "images": "validation"}
+        == (summary["best"])
+    )
+    _, held_out, line, best, _ = capsys.readouterr().out.splitlines()
+    assert held_out == "287 of 1437 training images are held out for validation"
+    assert re.match(r"epoch 1: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
+    assert "of the moving average on the validation images, which chose it" in best
+    # The weights, in a plain loop over the images that the seed draws.
+    validation = open_source("digits", seed=5, validation=0.2).validation
+    assert validation is not None
+    model = create_model("vig_digits", num_classes=10, in_chans=1, img_size=(8, 8))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    with torch.no_grad():
+        logits = model.eval()(validation.read(range(287)), torch.arange(287))
+    labels = torch.from_numpy(validation.labels)
+    loss = torch.nn.functional.cross_entropy(logits.double(), labels).item()
+    assert numbers["loss"] == pytest.approx(loss, rel=1e-5)
+    assert numbers["top1"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+
+
 def test_the_written_config_repeats_the_run(alone, tmp_path):
     written = tomllib.loads((alone / "config.toml").read_text())
     assert written["opt"] == "adamw"  # the model's defaults are resolved

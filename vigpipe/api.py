@@ -42,7 +42,8 @@ class Training:
         folder: of the run.
         is_done: whether it took its last step; else it was stopped, and has left a checkpoint.
         steps: rows of metrics.jsonl for its optimizer steps, in order: step, epoch, loss, ...
-        evaluations: rows of metrics.jsonl for its evaluations: epoch, training_loss, loss, ...
+        evaluations: rows of metrics.jsonl for its evaluations: epoch, training_loss, loss, ...;
+            with the option `validation`, each has the scores of those images under that name.
         summary: content of summary.json; empty for a run that was stopped.
     """
 
@@ -99,7 +100,7 @@ def train(
             images_per_second) soon after it; the run does not wait. It stops the run, with a
             checkpoint, by returning True.
         on_evaluation: is given the row of each evaluation in the same way (epoch, training_loss,
-            loss, top1, top5, images).
+            loss, top1, top5, images; with the option `validation` also a dictionary of that name).
         quiet: print nothing.
         options: see `vigpipe.config.options.TrainConfig`; None is as if the option was left out.
 

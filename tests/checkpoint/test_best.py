@@ -17,7 +17,9 @@ from vigpipe.cli import main
 from vigpipe.errors import InputError
 from vigpipe.run.evaluation import Score, Scores
 
-KEEPING = replace(SMALL, checkpoint_every="never", keep=1, keep_best="top1", ema=None)
+KEEPING = replace(
+    SMALL, checkpoint_every="never", keep=1, keep_best="top1", ema=None, validation=0.0
+)
 
 
 def scores(top1, loss=1.0, average=None):
@@ -54,6 +56,19 @@ def test_more_of_top_1_and_less_of_loss_is_better_and_the_first_of_equals_stays(
     first = better(scores(0.5, loss=2.0), 3, "loss", None)
     assert better(scores(0.9, loss=2.5), 6, "loss", first) is None
     assert better(scores(0.1, loss=1.5), 6, "loss", first) == Best(6, "loss", 1.5, "weights")
+
+
+def test_the_validation_images_choose_where_there_are_some():
+    validation, average = (Score(loss, top1, 1.0, 20) for loss, top1 in ((3.0, 0.25), (2.0, 0.75)))
+    both = scores(0.5, average=0.9)._replace(validation=validation, validation_average=average)
+    first = better(both, 3, "top1", None)
+    assert first == Best(3, "top1", 0.75, "ema", "validation")
+    assert str(first) == "top-1 75.00% of the moving average on the validation images"
+    assert better(scores(0.95, average=0.95)._replace(validation=validation), 6, "top1", first) is (
+        None
+    )
+    weights = scores(0.5)._replace(validation=validation)
+    assert better(weights, 3, "loss", None) == Best(3, "loss", 3.0, "weights", "validation")
 
 
 def test_the_moving_average_counts_where_there_is_one():
@@ -115,18 +130,20 @@ def test_another_measure_starts_anew(tmp_path, monkeypatch):
 
 @pytest.mark.multiprocess
 def test_all_ranks_keep_the_same(tmp_path):
-    """With real scores, which only ranks of the last stages know."""
-    config = replace(KEEPING, stages=2, dp=2, microbatches=2, keep_best="loss", ema=0.5)
+    """With real scores of validation images, which only ranks of the last stages know."""
+    config = replace(
+        KEEPING, stages=2, dp=2, microbatches=2, keep_best="loss", ema=0.5, validation=0.02
+    )
     assert run_ranks(run_rank, 4, config, tmp_path) == [0] * 4
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = {
-        step: row["ema"]["loss"]
+        step: row["validation"]["ema"]["loss"]
         for step, row in zip((3, 6, 8), (r for r in rows if "top1" in r), strict=True)
     }
     lowest = min(losses, key=lambda step: losses[step])
     assert steps(tmp_path) == sorted({8, lowest}, reverse=True)
     checkpoint, best = best_checkpoint(tmp_path)
-    assert (best.step, best.value, best.of) == (lowest, losses[lowest], "ema")
+    assert best == Best(lowest, "loss", losses[lowest], "ema", "validation")
     target = tmp_path / "best.safetensors"
     assert main(["checkpoint", "export", "--best", str(tmp_path), str(target)]) == 0
     average = tmp_path / "average.safetensors"
@@ -157,6 +174,7 @@ def test_a_run_without_a_best_checkpoint_is_refused(tmp_path, capsys):
         {"value": float("inf")},
         {"value": 10**400},  # was an OverflowError
         {"of": 1},
+        {"images": "training"},
         {"more": 1},
     ],
     ids=str,

@@ -40,6 +40,7 @@ SMALL = TrainConfig(
     dtype="float64",
     workers=0,
     lr_schedule="cosine",
+    validation=0.02,
 )
 
 
@@ -265,6 +266,7 @@ def test_a_named_checkpoint_is_taken_or_refused_but_not_replaced(whole, tmp_path
         ({"graph": "grid"}, "its --graph is not set, this run's is grid"),
         ({"opt": "sgd"}, "its --opt is adamw"),
         ({"ema": 0.0}, "its --ema is 0.9"),
+        ({"validation": 0.0}, "its --validation is 0.02, this run's is 0.0"),
     ],
 )
 def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
@@ -288,6 +290,18 @@ def test_a_checkpoint_from_before_an_option_existed_goes_on_with_its_default(who
     )
     with pytest.raises(InputError, match=r"its --dropout is 0.0, this run's is 0.1"):
         check_same_run(before, make_job(replace(SMALL, dropout=0.1)), whole)
+
+
+def test_without_validation_images_the_data_are_told_as_before_there_were_any():
+    fingerprint = make_job(replace(SMALL, validation=0.0)).fingerprint
+    assert fingerprint.keys() == {"training images", "test images", "SHA-256 of the labels"}
+
+
+def test_other_validation_images_are_refused(whole, tmp_path):
+    run = make_job(replace(SMALL, resume=str(whole)))
+    other = replace(run.source, validation=Subset(run.source.validation, 29))
+    with pytest.raises(InputError, match="validation images was 30, is 29"):
+        train(replace(run, source=other), 0, CPU, tmp_path)
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

@@ -139,6 +139,12 @@ def test_no_option_takes_what_is_not_a_sensible_number(name, value):
         check_numbers(replace(TrainConfig(), **{name: value}))
 
 
+def test_not_all_training_images_can_be_held_out():
+    with pytest.raises(InputError, match=r"--validation 1: .* from 0 to less than 1, such as 0\.1"):
+        check_numbers(TrainConfig(validation=1))
+    check_numbers(TrainConfig(validation=0.9999))
+
+
 @pytest.mark.parametrize(
     ("value", "size"),
     [(None, None), (224, (224, 224)), ("32", (32, 32)), ("224x160", (224, 160))],

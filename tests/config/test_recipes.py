@@ -166,9 +166,9 @@ def recipe_run(rank, world_size, config) -> Any:
     torch.set_num_threads(1)
     rank_state = make_rank_state(prepare(config, torch.float32), rank, CPU)
     kept = trace(rank_state, NUM_STEPS)
-    plain = evaluate(rank_state)
+    plain = evaluate(rank_state, rank_state.run.source.test)
     with rank_state.averaged():
-        average = evaluate(rank_state)
+        average = evaluate(rank_state, rank_state.run.source.test)
         to = rank_state.run.layout.pipeline_size - 1
         state = gather_named(rank_state.state(), rank_state.pipeline_group, to)
     after = gather_named(

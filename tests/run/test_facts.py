@@ -127,6 +127,16 @@ def test_a_batch_larger_than_the_data_has_as_many_samples_as_there_are():
         run(batch_size=5000, microbatches=1438)
 
 
+def test_held_out_images_are_not_trained_on_and_the_user_is_told():
+    ours = run(validation=0.2, batch_size=100)
+    assert ours.steps_per_epoch == 12  # 1,150 of 1,437 digits
+    assert ours.notes == ("287 of 1437 training images are held out for validation",)
+    assert ours.fingerprint["validation images"] == 287
+    again = run(validation=0.2, stages=2, dp=2, microbatches=3, schedule="1f1b")
+    assert again.fingerprint == ours.fingerprint
+    assert run(validation=0.2, seed=1).fingerprint["training images"] == 1150
+
+
 def test_replicas_share_a_step_between_them():
     ours = run(dp=2, microbatches=2, batch_size=10)
     shares = [ours.share(replica).positions(10) for replica in (0, 1)]

@@ -118,7 +118,7 @@ def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
     batches, read = gpu.test_batches(num_images)
     with gpu.running() as seen, pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu.rank_state.job, "test_batches", lambda *_: iter(batches))
-        evaluate(gpu.rank_state, num_images)
+        evaluate(gpu.rank_state, gpu.rank_state.run.source.test, num_images)
     return replace(seen, sent=seen.sent + read.sent, waited=seen.waited + read.waited)
 
 

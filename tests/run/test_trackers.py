@@ -11,7 +11,13 @@ from vigpipe.run.record import RunRecord
 from vigpipe.run.trackers import check_tracker
 
 CONFIG = {"lr": 0.5, "model": "vig_digits"}
-SCORES = {"loss": 0.75, "top1": 0.5, "top5": 1.0, "images": 8}
+NUMBERS = {"loss": 0.75, "top1": 0.5, "top5": 1.0, "images": 8}
+AVERAGE = {"loss": 0.5, "top1": 0.75, "top5": 1.0}
+SCORES = {
+    **NUMBERS,
+    "ema": AVERAGE,
+    "validation": {**NUMBERS, "loss": 0.125, "ema": {**AVERAGE, "top1": 0.25}},
+}
 
 
 def train(folder, track, *, steps_done=0, steps=3, logged=None):
@@ -21,7 +27,7 @@ def train(folder, track, *, steps_done=0, steps=3, logged=None):
     for step in range(steps_done + 1, steps + 1):
         record.add_step(step, 1, 1 / step, 0.5, 0.25, 8)
     record.add_event("straggler", steps, "rank 1 is slow")
-    record.add_evaluation(1, SCORES | {"ema": {"loss": 0.5, "top1": 0.75, "top5": 1.0}})
+    record.add_evaluation(1, SCORES)
     record.finish({})
 
 
@@ -47,6 +53,8 @@ def test_csv_has_every_row_also_of_the_steps_before_a_resumption(tmp_path):
     event, evaluation = rows[4:]
     assert (event["step"], event["event"], event["message"]) == ("4", "straggler", "rank 1 is slow")
     assert (evaluation["step"], evaluation["top1"], evaluation["ema_top1"]) == ("4", "0.5", "0.75")
+    names = ("validation_loss", "validation_images", "validation_ema_top1")
+    assert [evaluation[name] for name in names] == ["0.125", "8", "0.25"]
     assert float(evaluation["training_loss"]) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
 
 
@@ -63,7 +71,10 @@ def test_tensorboard_s_event_file_has_the_numbers_of_the_rows(tmp_path):
     events.Reload()
     loss = {event.step: event.value for event in events.Scalars("train/loss")}
     assert loss == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
-    for name, value in {"test/top1": 0.5, "test/ema_top1": 0.75, "train/lr": 0.5}.items():
+    for name, value in {
+        **{"test/top1": 0.5, "test/ema_top1": 0.75, "train/lr": 0.5},
+        **{"validation/loss": 0.125, "validation/ema_top1": 0.25},
+    }.items():
         assert events.Scalars(name)[-1].step == 4
         assert events.Scalars(name)[-1].value == value
     assert "event/straggler/text_summary" in events.Tags()["tensors"]
@@ -87,6 +98,7 @@ def test_mlflow_has_one_run_that_goes_on_after_a_resumption(tmp_path, offline):
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert {m.step: m.value for m in losses} == {1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4}
     assert run.data.metrics["test/top1"] == 0.5
+    assert run.data.metrics["validation/loss"] == 0.125
     assert run.data.tags["straggler at step 4"] == "rank 1 is slow"
 
 

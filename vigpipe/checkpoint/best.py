@@ -25,7 +25,8 @@ class Best:
         by: what was compared: top1, of which more is better, or loss, of which less is.
         value: that score.
         of: what was scored: ema, the moving average, where the run has one; else weights.
-        images: the images that were scored, and so chose the checkpoint: test.
+        images: the images that were scored, and so chose the checkpoint: validation, where the run
+            has such images; else test.
     """
 
     step: int
@@ -56,12 +57,15 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
     Returns:
         This evaluation if it is better than the best one so far; else None.
     """
-    score = scores.average or scores.test
+    weights, average, images = scores.test, scores.average, "test"
+    if scores.validation is not None:
+        weights, average, images = scores.validation, scores.validation_average, "validation"
+    score = average or weights
     assert score is not None
     value = score.top1 if by == "top1" else score.loss
     if best is not None and not (value > best.value if by == "top1" else value < best.value):
         return None
-    return Best(step, by, value, "weights" if scores.average is None else "ema")
+    return Best(step, by, value, "weights" if average is None else "ema", images)
 
 
 def best_in(manifest: Manifest, where: Path) -> Best | None:
@@ -85,7 +89,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
         and type(table["value"]) in (float, int)
         and abs(table["value"]) <= 1e300  # NaN fails too
         and table["of"] in ("weights", "ema")
-        and isinstance(table["images"], str)
+        and table["images"] in ("validation", "test")
     )
     if not is_valid:
         raise InputError(f"{where}: its entry of the best checkpoint is malformed")

@@ -63,7 +63,7 @@ def time_steps(
             seconds[is_timed].append(step_seconds)
         if record is not None and loss is not None:
             record.add_step(rank_state.step, epoch, loss, lr, step_seconds, batch.num_samples)
-    score = evaluate(rank_state, num_test_batches * run.batch_size)
+    score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     timing = gather_timing(rank_state, clocks)
     if record is None or timing is None or score is None:

@@ -9,7 +9,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data": (
         *("data", "data_dir", "download", "image_size", "crop_pct", "augment", "random_crop"),
         *("auto_augment", "color_jitter", "erasing", "mixup", "cutmix", "smoothing"),
-        *("repeated_augment", "workers", "skip_bad_images"),
+        *("repeated_augment", "workers", "skip_bad_images", "validation"),
     ),
     "Training": (
         *("config", "out", "recipe", "epochs", "steps", "batch_size", "opt", "lr", "weight_decay"),
@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 SHORT = frozenset(
     (
-        *("model", "weights", "data", "image_size", "workers"),
+        *("model", "weights", "data", "image_size", "workers", "validation"),
         *("config", "out", "recipe", "epochs", "batch_size", "lr", "track"),
         *("stages", "microbatches", "schedule", "device", "dp"),
         *("checkpoint_every", "keep_best", "resume", "timing"),

@@ -42,6 +42,7 @@ class TrainKeywords(TypedDict, total=False):
     repeated_augment: int | None
     workers: int
     skip_bad_images: bool
+    validation: float
     stages: int | Literal["auto"] | Path | str
     microbatches: int
     dp: int

@@ -89,6 +89,8 @@ class TrainConfig:
         workers: processes per rank that read and augment images ahead of time; with 0 the rank
             reads them itself.
         skip_bad_images: leave out images that cannot be read, and report how many.
+        validation: share of the training images of each class, such as 0.1, that the seed draws,
+            and that is held out of training and scored in every evaluation, to choose weights by.
         stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's
             such as vig-ti-2; or auto, which uses all the ranks there are, or all that this host has
             room for, and cuts the model by measured cost.
@@ -136,7 +138,8 @@ class TrainConfig:
             SIGTERM or SIGUSR1.
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
         keep_best: also keep the checkpoint whose evaluation has the highest top1 or the lowest
-            loss, of the moving average where there is one; the test images choose it.
+            loss, of the moving average where there is one; the validation images choose it, or
+            the test images without --validation.
         resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
             taken; auto looks in --out, and starts anew if no run is there. A finished run goes on
             if --epochs or --steps is larger now.
@@ -159,7 +162,8 @@ class TrainConfig:
         timing_warmup: number of first steps, and of first test batches, that are not timed.
         timing_steps: number of steps, and of test batches, that are timed after the warm-up.
         trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
-        seed: seed of the weights, the order of the data and the random masks.
+        seed: seed of the weights, the order of the data, the random masks and the validation
+            images.
         out: output folder; by default runs/<time>.
     """
 
@@ -195,6 +199,7 @@ class TrainConfig:
     repeated_augment: int | None = None
     workers: int = 0
     skip_bad_images: bool = False
+    validation: float = 0.0
     stages: int | Literal["auto"] | Path = 1
     microbatches: int = 1
     dp: int = 1
@@ -357,6 +362,11 @@ def check_numbers(config: TrainConfig) -> None:
                 f"{flag(name)} {value}: must be a number from {_plain(least)} to "
                 f"{_plain(most)}{why}"
             )
+    if not 0 <= config.validation < 1:  # NaN fails too
+        raise InputError(
+            f"--validation {config.validation}: must be a share of the training images, from 0 to "
+            "less than 1, such as 0.1"
+        )
     if config.auto_augment is not None:
         check_auto_augment(config.auto_augment)
     if config.new_classifier and config.weights is None:

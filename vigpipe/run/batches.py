@@ -13,7 +13,7 @@ class NextBatch(NamedTuple):
     Attributes:
         epoch: number of the epoch, counted from 1.
         batch: this replica's share of the batch.
-        is_evaluation_due: whether the test images must be scored after the step.
+        is_evaluation_due: whether the model must be scored after the step.
     """
 
     epoch: int

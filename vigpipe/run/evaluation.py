@@ -1,13 +1,15 @@
-"""Score the model on the test images; every image counts exactly once."""
+"""Score the model on the test and the validation images; every image counts exactly once."""
 
 import math
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from vigpipe.data.split import Split
 from vigpipe.launch.device import ToHost, send
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree
 from vigpipe.run.rank import RankState
@@ -17,7 +19,7 @@ MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they t
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a model on the test images; every image counts exactly once.
+    """The score of a model on the images of a split; every image counts exactly once.
 
     Attributes:
         loss: mean cross-entropy.
@@ -33,40 +35,60 @@ class Score:
 
 
 class Scores(NamedTuple):
-    """Scores of the weights and of their moving average.
+    """Scores of the weights and of their moving average; all None on ranks without the last stage.
 
     Attributes:
-        test: score of the weights; None on ranks without the last stage.
-        average: score of the moving average; None without one, and on ranks without the last stage.
+        test: score of the weights on the test images.
+        average: score of the moving average on the test images; None without one.
+        validation: score of the weights on the validation images; None without such images.
+        validation_average: score of the moving average on them; None without one of the two.
     """
 
     test: Score | None
     average: Score | None
+    validation: Score | None = None
+    validation_average: Score | None = None
 
     def as_row(self) -> dict[str, Any]:
         """Return the numbers of a row of metrics.jsonl; only on ranks of the last stage."""
         assert self.test is not None
-        return {**asdict(self.test), **self._average()}
+        return {**asdict(self.test), **_ema(self.average), **self._validation()}
 
     def as_summary(self) -> dict[str, Any]:
         """Return the numbers for summary.json; only on ranks of the last stage."""
         assert self.test is not None
-        return {"test": asdict(self.test), **self._average()}
+        return {"test": asdict(self.test), **_ema(self.average), **self._validation()}
 
-    def _average(self) -> dict[str, Any]:
-        if self.average is None:
+    def _validation(self) -> dict[str, Any]:
+        if self.validation is None:
             return {}
-        average = self.average
-        return {"ema": {"loss": average.loss, "top1": average.top1, "top5": average.top5}}
+        return {"validation": {**asdict(self.validation), **_ema(self.validation_average)}}
 
     def __str__(self) -> str:
         assert self.test is not None
-        test, average = self.test, self.average
-        return (
+        test, validation = self.test, self.validation
+        parts: list[str] = []
+        if validation is not None:
+            parts.append(
+                f"validation loss {validation.loss:.4f}, top-1 {validation.top1:.2%} of "
+                f"{validation.images} images"
+            )
+        parts.append(
             f"test loss {test.loss:.4f}, top-1 {test.top1:.2%}, top-5 {test.top5:.2%} of "
             f"{test.images} images"
-            + (f"; moving average: top-1 {average.top1:.2%}" if average else "")
         )
+        if self.average is not None:
+            average = f"top-1 {self.average.top1:.2%}"
+            if self.validation_average is not None:
+                average = f"validation top-1 {self.validation_average.top1:.2%}, test {average}"
+            parts.append(f"moving average: {average}")
+        return "; ".join(parts)
+
+
+def _ema(average: Score | None) -> dict[str, Any]:
+    if average is None:
+        return {}
+    return {"ema": {"loss": average.loss, "top1": average.top1, "top5": average.top5}}
 
 
 def evaluate_all(rank_state: RankState) -> Scores:
@@ -75,19 +97,28 @@ def evaluate_all(rank_state: RankState) -> Scores:
     Args:
         rank_state: this rank's state; it is unchanged afterwards.
     """
-    test, average = evaluate(rank_state), None
+    test, validation = _evaluate_splits(rank_state)
+    average = validation_average = None
     if rank_state.ema is not None:
         with rank_state.averaged():
-            average = evaluate(rank_state)
-    return Scores(test, average)
+            average, validation_average = _evaluate_splits(rank_state)
+    return Scores(test, average, validation, validation_average)
 
 
-def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | None:
-    """Run the test images through the pipeline in evaluation mode.
+def _evaluate_splits(rank_state: RankState) -> tuple[Score | None, Score | None]:
+    """Score the test images, and the validation images if there are any."""
+    source = rank_state.run.source
+    test = evaluate(rank_state, source.test)
+    return test, None if source.validation is None else evaluate(rank_state, source.validation)
+
+
+def evaluate(rank_state: RankState, split: Split, most_images: int | None = None) -> Score | None:
+    """Run images through the pipeline in evaluation mode.
 
     Args:
         rank_state: this rank's state; all ranks call this together.
-        most_images: number of test images to score, from the first; None for all.
+        split: the test or the validation images of the run's source.
+        most_images: number of images to score, from the first; None for all.
 
     Returns:
         The score on ranks of the last stage; else None.
@@ -97,13 +128,15 @@ def evaluate(rank_state: RankState, most_images: int | None = None) -> Score | N
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
-    batches = rank_state.job.test_batches(run.source.test, most_images)
+    batches = rank_state.job.test_batches(split, most_images)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
         done.append(ToHost(sums[3:]))
         if len(done) > MOST_AHEAD:
             done.popleft().read()
-        with rank_state.timed("test", number):
+        # What --timing reports of test batches is of test images only.
+        is_test = split is run.source.test
+        with rank_state.timed("test", number) if is_test else nullcontext():
             logits = pipeline.logits(batch)
         if logits is None:
             continue

@@ -154,13 +154,12 @@ class Run:
         """Numbers that identify the labelled images, whatever folder they are in."""
         source = self.source
         digest = hashlib.sha256("\0".join(source.class_names).encode())
-        for split in (source.train, source.test):
+        for split in source.splits:
             digest.update(split.labels.tobytes())
-        return {
-            "training images": len(source.train),
-            "test images": len(source.test),
-            "SHA-256 of the labels": digest.hexdigest(),
-        }
+        numbers = {"training images": len(source.train), "test images": len(source.test)}
+        if source.validation is not None:
+            numbers["validation images"] = len(source.validation)
+        return {**numbers, "SHA-256 of the labels": digest.hexdigest()}
 
     def weights_metadata(self) -> dict[str, str]:
         """Return the metadata of this run's weights file: the model, and the look of its images."""
@@ -223,6 +222,7 @@ def prepare(
         crop_pct=config.crop_pct or 1.0,
         augment=_augment(config),
         seed=config.seed,
+        validation=config.validation,
         skip_bad_images=config.skip_bad_images,
         bad_images=bad_images,
     )
@@ -267,8 +267,14 @@ def prepare(
             "fewer micro-batches or a larger batch"
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    notes = tuple(str(warning.message) for warning in caught)
-    return Run(config, source, layout, plan, order, dtype, notes)
+    notes = [str(warning.message) for warning in caught]
+    if source.validation is not None:
+        num_held_out, num_left = len(source.validation), len(source.train)
+        notes.append(
+            f"{num_held_out} of {num_held_out + num_left} training images are held out for "
+            "validation"
+        )
+    return Run(config, source, layout, plan, order, dtype, tuple(notes))
 
 
 def _check_boundaries(model: StagedModel, plan: Plan) -> None:

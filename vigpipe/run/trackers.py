@@ -27,6 +27,8 @@ _MLFLOW_MOST = 1000  # metrics that a server takes in one request
 _COLUMNS = (
     *("step", "epoch", "loss", "lr", "step_seconds", "images_per_second"),
     *("training_loss", "top1", "top5", "images", "ema_loss", "ema_top1", "ema_top5"),
+    *("validation_loss", "validation_top1", "validation_top5", "validation_images"),
+    *("validation_ema_loss", "validation_ema_top1", "validation_ema_top5"),
     *("event", "message"),
 )
 
@@ -85,21 +87,23 @@ def _named(row: Mapping[str, Any]) -> dict[str, float]:
     if "event" in row:
         return {}
     of = "train" if "step" in row else "test"
+    tables = {of: {**row, "validation": {}}, "validation": row.get("validation", {})}
     return {
         "train/epoch_loss" if key == "training_loss" else f"{of}/{key}": value
-        for key, value in _flat(row).items()
+        for of, table in tables.items()
+        for key, value in _flat(table).items()
         if key not in ("step", "epoch", "images")
     }
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose inner table, of the moving average, is part of the names: ema_top1."""
+    """Return a row with the names of its inner tables in front of theirs: validation_ema_top1."""
     flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
     return flat | {
         f"{key}_{inner}": number
         for key, value in row.items()
         if isinstance(value, Mapping)
-        for inner, number in value.items()
+        for inner, number in _flat(value).items()
     }
 
 
