@@ -88,6 +88,7 @@ def write_run(
     slow: float = 1.2,
     timed: bool = True,
     finished: bool = True,
+    validated: bool = False,
     predicted: bool = True,
 ) -> Path:
     """Write all files of a run and return its folder.
@@ -101,6 +102,7 @@ def write_run(
         slow: how much longer the last stage takes than the others.
         timed: with the files of --timing.
         finished: with summary.json.
+        validated: with scores of validation images.
         predicted: with a predicted timeline.
     """
     folder.mkdir(parents=True)
@@ -133,7 +135,10 @@ def write_run(
                 "top5": 0.99,
                 "images": 360,
             }
-            record.add(epoch=step // 15, **test, ema=ema)
+            validation = {"loss": 0.5, "top1": 0.025 * step, "top5": 0.9, "images": 90}
+            validation["ema"] = {**ema, "top1": 0.015 * step}
+            scores = {"validation": validation} if validated else {}
+            record.add(epoch=step // 15, **test, ema=ema, **scores)
     for batch in range(1, NUM_TESTS + 1):
         forward = [span for span in spans if span.kind in ("forward", "wait input")]
         rows += rows_of(forward, "test", batch, stages)

@@ -38,6 +38,14 @@ def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
     assert table["versions"] == ["vigpipe 0.1.0, torch 2.15.0", "–"]
 
 
+def test_validation_and_test_images_have_a_line_each(tmp_path):
+    runs = [write_run(tmp_path / "a", timed=False), write_run(tmp_path / "b", validated=True)]
+    table = dict(run_table(read_runs(runs)))
+    assert table["validation top-1"] == ["–", "75.00%, moving average 45.00%"]
+    assert table["test top-1"] == ["90.00%, moving average 60.00%"] * 2
+    assert "validation top-1" not in dict(run_table(read_runs(runs[:1])))
+
+
 def test_only_a_whole_hash_is_shortened(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
     for commit, shown in (

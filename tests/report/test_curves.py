@@ -43,6 +43,21 @@ def test_the_lines_of_a_single_run_are_named(tmp_path):
     assert entries == ["training", "training, mean of the epoch", "test"]
 
 
+def test_validation_images_have_lines_of_their_own(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False, validated=True)])
+    loss, accuracy = traces(curves.loss_chart([run])), traces(curves.accuracy_chart([run]))
+    assert [trace["name"] for trace in loss[2:]] == ["test", "validation"]
+    assert (loss[3]["x"], loss[3]["y"]) == ([15, 30], [0.5, 0.5])
+    assert {trace["name"]: trace["y"] for trace in accuracy} == {
+        "test top-1": pytest.approx([45, 90]),
+        "test top-5": pytest.approx([99, 99]),
+        "test top-1, moving average": pytest.approx([30, 60]),
+        "validation top-1": pytest.approx([37.5, 75]),
+        "validation top-1, moving average": pytest.approx([22.5, 45]),
+    }
+    assert len({trace["line"]["dash"] for trace in accuracy}) == 5
+
+
 def test_training_and_test_loss_of_an_epoch_stand_side_by_side(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
     training, of_epochs, test = traces(curves.loss_chart([run]))

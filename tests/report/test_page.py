@@ -69,6 +69,16 @@ def test_the_page_holds_every_table(tmp_path):
     assert "not timed" not in text
 
 
+def test_the_page_explains_the_lines_that_its_charts_have(tmp_path):
+    loss, accuracy = "dashes and dots: of the validation images", "top-1 of the validation images"
+    for validated in (True, False):
+        run = write_run(tmp_path / str(validated), timed=False, validated=validated)
+        write_report([run], tmp_path / "report.html")
+        text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+        words = (loss, accuracy, "<dfn>validation image</dfn>", ">validation top-1<")
+        assert [word in text for word in words] == [validated] * 4
+
+
 def test_the_library_stands_in_the_page_once(tmp_path):
     write_report([write_run(tmp_path / name) for name in "ab"], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

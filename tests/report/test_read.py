@@ -29,6 +29,17 @@ def test_a_finished_run_has_steps_evaluations_and_options(tmp_path):
     assert run.timing.warmup_steps == NUM_WARMUP
 
 
+def test_scores_of_validation_images_are_told_from_those_of_test_images(tmp_path):
+    without, validated = read_runs(
+        [write_run(tmp_path / "a"), write_run(tmp_path / "b", validated=True)]
+    )
+    last = validated.evaluations[-1]
+    ours = (last.validation_loss, last.validation_top1, last.validation_ema_top1)
+    assert ours == pytest.approx((0.5, 0.75, 0.45))
+    nothing = {"validation_loss": None, "validation_top1": None, "validation_ema_top1": None}
+    assert last._replace(**nothing) == without.evaluations[-1]
+
+
 def test_an_untimed_run_has_no_timing(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
     assert run.timing is None
@@ -134,6 +145,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         ("metrics.jsonl", b'{"step": 1, "loss": 1%s}\n' % (b"0" * 400), "a finite number"),
         ("metrics.jsonl", b'{"step": -1}\n', "step must be a whole number from 0, is -1"),
         ("metrics.jsonl", b'{"epoch": 1, "loss": 1}\n', "top1 must be a number, is missing"),
+        ("metrics.jsonl", b'{"epoch": 1, "validation": 1}\n', "validation must be an object, is 1"),
         (
             "config.toml",
             b"model = \n",

@@ -44,7 +44,8 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
         ("steps", lambda run: _so_far(run, "steps", "number")),
         ("epochs", lambda run: _so_far(run, "epochs", "epoch")),
         ("training loss", _training_loss),
-        ("test top-1", _top1),
+        ("validation top-1", lambda run: _top1(run, "validation_top1", "validation_ema_top1")),
+        ("test top-1", lambda run: _top1(run, "top1", "ema_top1")),
         ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
         ("peak memory", _peak),
@@ -145,12 +146,13 @@ def _layout(run: ReportedRun) -> str:
     return f"{replicas} replica{plural} × {stages} stages, {microbatches} micro-batches, {schedule}"
 
 
-def _top1(run: ReportedRun) -> str:
-    if not run.evaluations:
+def _top1(run: ReportedRun, name: str, name_of_average: str) -> str:
+    """Write a score of the last evaluation, with that of the moving average where there is one."""
+    if not run.evaluations or getattr(run.evaluations[-1], name) is None:
         return NOTHING
-    last = run.evaluations[-1]
-    average = "" if last.ema_top1 is None else f", moving average {last.ema_top1:.2%}"
-    return f"{last.top1:.2%}{average}"
+    of_average = getattr(run.evaluations[-1], name_of_average)
+    average = "" if of_average is None else f", moving average {of_average:.2%}"
+    return f"{getattr(run.evaluations[-1], name):.2%}{average}"
 
 
 def _settled(run: ReportedRun, name: str, form: str) -> str:

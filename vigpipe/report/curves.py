@@ -23,7 +23,7 @@ class _Point(NamedTuple):
 
 
 def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the training loss of every step and every epoch, and the test loss of evaluations.
+    """Draw the training loss of steps and epochs, and the losses of the evaluations.
 
     A smaller last batch of an epoch is joined with the batch before it, weighted by images: the
     mean over a few images would stand out of the curve.
@@ -35,21 +35,31 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
         lines.append(_line(runs, i, "training", [_at(step, step.loss) for step in joined]))
         lines.append(_line(runs, i, "training, mean of the epoch", _known(of_epochs), dash="dash"))
         lines.append(_line(runs, i, "test", [_at(e, e.loss) for e in run.evaluations], dash="dot"))
+        of_validation = [(row, row.validation_loss) for row in run.evaluations]
+        lines.append(_line(runs, i, "validation", _known(of_validation), dash="dashdot"))
     return _curves(lines, "loss")
 
 
 def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw top-1 and top-5 of the test images."""
+    """Draw top-1 and top-5 of the test images, and top-1 of the validation images."""
     lines = []
     for i, run in enumerate(runs):
         rows = run.evaluations
-        average = [(row, None if row.ema_top1 is None else 100 * row.ema_top1) for row in rows]
-        lines.append(_line(runs, i, "test top-1", [_at(row, 100 * row.top1) for row in rows]))
-        lines.append(
-            _line(runs, i, "test top-5", [_at(row, 100 * row.top5) for row in rows], dash="dot")
+        kinds = (
+            ("test top-1", "solid", [(row, row.top1) for row in rows]),
+            ("test top-5", "dot", [(row, row.top5) for row in rows]),
+            ("test top-1, moving average", "dash", [(row, row.ema_top1) for row in rows]),
+            ("validation top-1", "dashdot", [(row, row.validation_top1) for row in rows]),
+            (
+                "validation top-1, moving average",
+                "longdashdot",
+                [(row, row.validation_ema_top1) for row in rows],
+            ),
         )
-        lines.append(_line(runs, i, "top-1, moving average", _known(average), dash="dash"))
-    figure = _curves(lines, "test images, %")
+        for what, dash, values in kinds:
+            points = [_at(row, 100 * value) for row, value in values if value is not None]
+            lines.append(_line(runs, i, what, points, dash=dash))
+    figure = _curves(lines, "top-1 and top-5, %")
     figure.update_yaxes(range=[0, 102])
     return figure
 
@@ -142,7 +152,7 @@ def _line(
         customdata=[int(point.epoch) for point in points],
         mode="lines+markers" if len(points) <= 40 else "lines",
         line={"color": RUN_COLOURS[index % len(RUN_COLOURS)], "width": 1.6, "dash": dash},
-        marker={"size": 5},
+        marker={"size": 5, "symbol": "diamond" if what.startswith("validation") else "circle"},
         hovertemplate=f"{what}, step %{{x:.0f}}, epoch %{{customdata}}: %{{y:.5g}}"
         f"<extra>{'' if is_alone else '%{fullData.name}'}</extra>",
     )
@@ -163,4 +173,5 @@ def _curves(lines: "Sequence[Scatter | None]", title: str) -> "Figure":
     figure = Figure([line for line in lines if line is not None])
     figure.update_xaxes(title_text="step", rangemode="tozero")
     figure.update_yaxes(title_text=title)
-    return styled(figure, height=360)
+    styled(figure, height=360)
+    return figure.update_layout(legend={"itemwidth": 50})  # long enough to tell dashes apart

@@ -107,20 +107,26 @@ def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
 
 
 def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    evaluations = [row for run in runs for row in run.evaluations]
+    has_validation = any(row.validation_top1 is not None for row in evaluations)
     if any(run.steps for run in runs):
         yield "<h2>Loss</h2>"
+        validation = "; dashes and dots: of the validation images" if has_validation else ""
         yield paragraph(
             "Solid: of every training batch, where a smaller last batch of an epoch is joined with "
             "the one before it; dashed: the mean of an epoch's training images; dotted: of the "
-            "test images."
+            f"test images{validation}."
         )
-        yield explain("step", "epoch")
+        yield explain("step", "epoch", *(["validation image"] if has_validation else []))
         yield as_html(curves.loss_chart(runs), "loss")
-    if any(run.evaluations for run in runs):
+    if evaluations:
         yield "<h2>Accuracy</h2>"
-        has_average = any(row.ema_top1 is not None for run in runs for row in run.evaluations)
+        has_average = any(row.ema_top1 is not None for row in evaluations)
         average = "; dashed: top-1 of the weights' moving average" if has_average else ""
-        yield paragraph(f"Solid: top-1 of the test images; dotted: top-5{average}.")
+        validation = "; dashes and dots: top-1 of the validation images" if has_validation else ""
+        if has_average and has_validation:
+            validation += ", with long dashes of the moving average"
+        yield paragraph(f"Solid: top-1 of the test images; dotted: top-5{average}{validation}.")
         yield explain("top-1", "top-5", *(["moving average"] if has_average else []))
         yield as_html(curves.accuracy_chart(runs), "accuracy")
     if any(run.steps for run in runs):

@@ -31,7 +31,10 @@ class StepMetrics(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Metrics of one pass over the test images; top1 and top5 are shares, from 0 to 1."""
+    """Metrics of one pass over the test images; top1 and top5 are shares, from 0 to 1.
+
+    Metrics of the validation images are None in a run without --validation.
+    """
 
     step: int  # the last optimizer step before the evaluation
     epoch: int
@@ -40,6 +43,9 @@ class Evaluation(NamedTuple):
     top1: float
     top5: float
     ema_top1: float | None  # top1 of the moving average of the weights
+    validation_loss: float | None = None
+    validation_top1: float | None = None
+    validation_ema_top1: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
                 )
             )
             continue
+        validation = row.object("validation") if "validation" in row else None
         evaluations.append(
             Evaluation(
                 step=steps[-1].number if steps else 0,
@@ -168,10 +175,17 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
                 loss=row.number("loss"),
                 top1=row.number("top1"),
                 top5=row.number("top5"),
-                ema_top1=row.object("ema").number("top1") if "ema" in row else None,
+                ema_top1=_ema_top1(row),
+                validation_loss=None if validation is None else validation.number("loss"),
+                validation_top1=None if validation is None else validation.number("top1"),
+                validation_ema_top1=None if validation is None else _ema_top1(validation),
             )
         )
     return tuple(steps), tuple(evaluations)
+
+
+def _ema_top1(scores: Fields) -> float | None:
+    return scores.object("ema").number("top1") if "ema" in scores else None
 
 
 def _read_options(path: Path) -> dict[str, Any]:

@@ -34,6 +34,7 @@ th.name, td.name { text-align: left; }
 td.name { white-space: normal; }
 .runs th, .runs td { text-align: left; vertical-align: top; white-space: normal;
                      overflow-wrap: anywhere; min-width: 5rem; }
+.runs td.name { min-width: 8.5rem; }
 td[title] { text-decoration: underline dotted; cursor: help; }
 .terms { columns: 30rem; column-gap: 2rem; list-style: none; margin: .4rem 0; padding: 0;
          color: var(--faint); font-size: .9rem; }

@@ -14,6 +14,7 @@ TERMS = {
     # Scores.
     "top-1": "the share of images whose most likely class is the right one",
     "top-5": "the share of images whose right class is among the five most likely",
+    "validation image": "held out of the training images, to choose weights by (--validation)",
     "moving average": "of the weights over the steps, evaluated like the weights (--ema)",
     # The bubble and its reasons.
     "bubble": "the share of a step in which a rank waits for others",
