@@ -19,7 +19,7 @@ def scores(top1, top5):
 
 @pytest.fixture
 def run(tmp_path):
-    """A finished run of two epochs on the digits."""
+    """A finished run of two epochs on the digits, a fifth of which were held out."""
     folder = tmp_path / "run"
     folder.mkdir()
     rows = [
@@ -36,7 +36,8 @@ def run(tmp_path):
         "layout": {"ranks": 2}, "versions": {"vigpipe": "1"},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.toml").write_text('data = "digits"\ndata_dir = "data"\nout = "/somewhere"\n')
+    config = 'data = "digits"\ndata_dir = "data"\nout = "/somewhere"\nvalidation = 0.2\n'
+    (folder / "config.toml").write_text(config)
     return folder
 
 
@@ -46,7 +47,7 @@ def test_the_page_has_the_last_scores_and_the_baselines(run, tmp_path, capsys):
     page = (out / "README.md").read_text()
     assert "| trained weights             | 75.0%   | 87.5%   |" in page
     assert "| their moving average        | 62.5%   | 81.2%   |" in page
-    assert "3 steps in 1.5 minutes" in page
+    assert "360 test images, 1150 training images, 3 steps in 1.5 minutes" in page
     assert "c0ffee" in page
     assert "kNN on pixels" in capsys.readouterr().out
     rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))

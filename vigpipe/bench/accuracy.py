@@ -37,6 +37,9 @@ def bench_accuracy(run: Path, out: Path | None) -> None:
         data_dir=Path(options["data_dir"]),
         image_size=parse_image_size(options.get("image_size")),
         crop_pct=options.get("crop_pct", 1.0),
+        seed=options.get("seed", 0),
+        validation=options.get("validation", 0.0),
+        skip_bad_images=options.get("skip_bad_images", False),
     )
     folder = make_output_folder(out, FILES)
     scores = [
