@@ -343,7 +343,7 @@ def test_replicas_read_disjoint_shares_in_the_order_of_the_seed(read_by_six):
 # ---- ends -----------------------------------------------------------------------------------
 
 BROKEN = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from vigpipe.cli import main
 from vigpipe.data.split import ImageSplit
@@ -355,6 +355,8 @@ def decode(self, indices, epoch=0, copies=None, out=None):
     reads += 1
     if os.environ.get("RANK") == "2" and reads == 3:
         Path(sys.argv[1], "broke").touch()
+        if "--workers" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("the disk of rank 2 is gone")
     return whole_decode(self, indices, epoch, copies, out)
 
@@ -380,6 +382,20 @@ def test_an_exception_on_one_rank_ends_all_promptly(tmp_path):
     record = json.loads((out / "failed-rank2.json").read_text())
     assert (record["kind"], record["code"]) == ("own", 1)
     assert len(rows(out)) == 2  # the steps before it
+
+
+def test_a_worker_that_is_killed_ends_all_ranks_with_one_sentence(tmp_path):
+    script, out = tmp_path / "broken.py", tmp_path / "out"
+    script.write_text(BROKEN)
+    line = [sys.executable, str(script), str(tmp_path), "train", *FOUR_RANKS, "--out", str(out)]
+    done = run_command([*line, "--workers", "1"])
+    assert (tmp_path / "broke").exists()
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("vigpipe: rank 2: a process that reads images ahead has ended with")
+    assert "exit code -9" in said
+    assert done.returncode == 70
+    record = json.loads((out / "failed-rank2.json").read_text())
+    assert (record["kind"], record["code"]) == ("own", 70)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -4,7 +4,7 @@ DONE = 0
 # `vigpipe check` found a difference; this is also Python's code for an unexpected exception.
 DIFFERS = 1
 WRONG_INPUT = 2  # wrong use or wrong input, see InputError
-PEER_LOST = 70  # another rank is gone or silent
+PEER_LOST = 70  # another rank, or a process that reads images, is gone or silent
 SAVED = 75  # stopped before the end with a checkpoint; start the run again to continue
 NOT_FINITE = 76  # the loss is NaN or infinite
 INTERRUPTED = 130  # 128 + SIGINT
@@ -18,6 +18,10 @@ class InputError(ValueError):
 
     Commands print the sentence to stderr without a traceback and exit with code 2.
     """
+
+
+class WorkerError(RuntimeError):
+    """A process that works for this rank is gone or silent, described in one sentence."""
 
 
 class TrainingError(RuntimeError):

@@ -18,7 +18,7 @@ from vigpipe.data import Augmentation, open_source
 from vigpipe.data.pixels import Pixels
 from vigpipe.data.reader import AHEAD, Reader, Request
 from vigpipe.data.slots import Slots
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, WorkerError
 
 AUGMENT = Augmentation("box", "rand-m9-mstd0.5-inc1", 0.0, 0.25)
 
@@ -173,8 +173,8 @@ def test_a_worker_reads_no_further_ahead_than_it_is_told():
     ("index", "kind", "words"),
     [
         (13, ZeroDivisionError, "thirteen"),
-        (14, RuntimeError, r"exit code -9; .*fewer --workers"),
-        (15, RuntimeError, r"given any for 0\.5 s; if the storage is slow, raise --timeout"),
+        (14, WorkerError, r"exit code -9; .*fewer --workers"),
+        (15, WorkerError, r"given any for 0\.5 s; if the storage is slow, raise --timeout"),
     ],
 )
 def test_a_worker_that_fails_dies_or_hangs_is_an_error_here(index, kind, words, tmp_path):

@@ -89,7 +89,7 @@ class ImageJob:
 
         Raises:
             InputError: an image cannot be read; the message gives its path.
-            RuntimeError: a worker has ended, or takes too long.
+            WorkerError: a worker has ended, or takes too long.
         """
         if not self._steps or self._steps[0] != step:
             self._steps = range(step, max(step + 1, ahead_to or 0))

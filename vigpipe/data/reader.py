@@ -29,7 +29,7 @@ from vigpipe.data import images
 from vigpipe.data.pixels import Erasure, Pixels
 from vigpipe.data.slots import Slots
 from vigpipe.data.split import Split
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, WorkerError
 from vigpipe.launch import fork_server
 
 # Imported once by the fork server, from which workers are forked, because this process has threads
@@ -106,7 +106,7 @@ class Reader:
 
         Raises:
             InputError: while iterating, an image cannot be read, as in `Split.decode`.
-            RuntimeError: while iterating, a worker has ended, or takes too long.
+            WorkerError: while iterating, a worker has ended, or takes too long.
         """
         if self._num_workers == 0:
             return (_decode(self._splits, request) for request in requests)
@@ -230,17 +230,17 @@ class _Ahead:
             try:
                 return next(self._answers)
             except RuntimeError as error:
-                workers = self._answers._workers
+                workers = self._answers._workers  # no other way to their exit codes
                 dead = [worker.exitcode for worker in workers if not worker.is_alive()]
                 if dead:
-                    raise RuntimeError(
+                    raise WorkerError(
                         f"a process that reads images ahead has ended with exit code {dead[0]}; if "
                         "memory ran out, choose fewer --workers"
                     ) from error
                 if not str(error).startswith("DataLoader timed out"):
                     raise
                 if self._hang_seconds and time.monotonic() - began > self._hang_seconds:
-                    raise RuntimeError(
+                    raise WorkerError(
                         f"no process that reads images ahead has given any for "
                         f"{self._hang_seconds:g} s; if the storage is slow, raise --timeout"
                     ) from error

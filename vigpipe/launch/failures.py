@@ -21,7 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vigpipe.errors import INTERRUPTED, NOT_FINITE, PEER_LOST, SAVED, WRONG_INPUT, InputError
+from vigpipe.errors import (
+    INTERRUPTED,
+    NOT_FINITE,
+    PEER_LOST,
+    SAVED,
+    WRONG_INPUT,
+    InputError,
+    WorkerError,
+)
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
@@ -166,6 +174,9 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
         message, is_common = str(error), True
         code, text = NOT_FINITE, line(message)
+    elif isinstance(error, WorkerError):
+        message = str(error)
+        code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
     elif is_out_of_memory(error):
         message = (
             f"rank {launch.rank} ran out of memory ({str(error).splitlines()[0]}); take more "
