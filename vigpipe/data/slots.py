@@ -39,7 +39,10 @@ class Slots:
                 "smaller --batch-size"
             )
         self._file = _make_file()
-        os.posix_fallocate(self._file, 0, self._num_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, self._num_bytes)
+        else:  # macOS
+            os.ftruncate(self._file, self._num_bytes)
         self._map()
 
     def __getitem__(self, slot: int) -> Tensor:
