@@ -1,7 +1,6 @@
 """Compiling at first use: once, by one process, and without a compiler not at all."""
 
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -71,14 +70,6 @@ def test_a_cache_that_others_may_write_to_is_not_trusted(tmp_path):
     output, errors = run(USE, VIGPIPE_CACHE=str(tmp_path))
     assert output == "[0, 1, 2]"
     assert "others may write there, so nothing is loaded from it" in errors
-
-
-def test_the_cache_is_the_users_own(tmp_path, monkeypatch):
-    monkeypatch.delenv("VIGPIPE_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = compiler._cache_folder()
-    assert folder == tmp_path / "cache" / "vigpipe"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_other_sources_flags_or_processors_have_another_name(monkeypatch):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from vigpipe.files.cache import cache_folder
 from vigpipe.messages import one_line, tell
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -58,7 +59,7 @@ def library() -> Library:
         _print(f"{reason}; the plain operators serve, which are slower")
         return Library(None, reason)
     try:
-        path = _cache_folder() / f"vigpipe-{_key(compiler)}.so"
+        path = cache_folder() / f"vigpipe-{_key(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
         functions = ctypes.CDLL(str(path))
@@ -86,24 +87,6 @@ def _compiler_names() -> tuple[str, ...]:
 
 def _compiler() -> str | None:
     return next((path for path in map(shutil.which, _compiler_names()) if path), None)
-
-
-def _cache_folder() -> Path:
-    """Return a folder that only the user can write to, since its files are executed.
-
-    Raises:
-        OSError: the folder cannot be made, or others can write to it.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("VIGPIPE_CACHE") or Path(base) / "vigpipe")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise OSError(
-            f"{folder}: others may write there, so nothing is loaded from it; take the folder to "
-            "yourself (chown, chmod 700), or name another in VIGPIPE_CACHE"
-        )
-    return folder
 
 
 def _key(compiler: str) -> str:
