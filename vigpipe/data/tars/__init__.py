@@ -1,0 +1,1 @@
+"""Images in tar files, read at their positions: nothing is extracted."""
