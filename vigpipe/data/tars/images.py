@@ -1,0 +1,240 @@
+"""The images in a tar: samples with labels, as WebDataset writes them, or images in class folders.
+
+A sample is a run of members whose paths are equal up to the first dot of the last part:
+
+    a/10026.jpg     an image
+    a/10026.cls     its label, a decimal number; or
+    a/10026.json    {"label": 0, ...}
+
+A tar in which no image has a label beside it holds class folders; or it is itself the folder of one
+class; or it holds tars of either kind, one level deep.
+"""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from vigpipe.data.images import EXTENSIONS
+from vigpipe.data.tars.headers import Members, find_members
+from vigpipe.data.tars.texts import Texts, pack
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import no_duplicates
+
+MOST_CLASSES = 1 << 20  # that samples may have: there are as many as the largest label says
+_MOST_LABEL_BYTES = {"cls": 64, "json": 1 << 20}
+_TAR = ".tar"
+_LONGEST_INNER = 255  # bytes of an inner tar's path, which the name of each of its images repeats
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """The images in a tar file.
+
+    Attributes:
+        names: the path of each in the tar; "inner.tar: path" for one in an inner tar.
+        offsets: (n,) int64, position of the first byte of each in the file.
+        sizes: (n,) int64, number of bytes of each.
+        labels: (n,) int64: the label of a sample, or an index into `folders`.
+        folders: "inner/folder" of every class folder: the name of an inner tar without .tar, and a
+            folder in it; the first is empty for images in no inner tar, the second for those in no
+            folder. There are none if the tar holds samples.
+        num_samples: number of samples, with those that were left out for having no label; 0 if the
+            tar holds class folders.
+    """
+
+    names: Texts
+    offsets: np.ndarray
+    sizes: np.ndarray
+    labels: np.ndarray
+    folders: Texts
+    num_samples: int = 0
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def find_images(descriptor: int, num_bytes: int, where: str, field: str | None) -> TarImages:
+    """Find the images in a tar file, and their labels or class folders.
+
+    Args:
+        descriptor: of the open file.
+        num_bytes: its size.
+        where: its path, for messages.
+        field: key of the label in the JSON of every sample, whose negative labels leave samples
+            out; None for the number in .cls, or the key "label".
+
+    Raises:
+        InputError: in the cases of `find_members`; there is no image; a sample has no image, two,
+            or no label; tars are nested twice.
+        OSError: the file cannot be read.
+    """
+    members = find_members(descriptor, 0, num_bytes, where)
+    samples = _samples(descriptor, members, where, field)
+    return _class_folders(descriptor, members, where) if samples is None else samples
+
+
+# --- samples ---------------------------------------------------------------------------------
+
+
+def _samples(descriptor: int, members: Members, where: str, field: str | None) -> TarImages | None:
+    """Read the labels of all samples; None if no image has a label beside it."""
+    images, labels = array("q"), array("q")
+    num_samples, has_cls = 0, False
+    wrong: InputError | None = None  # the first error, if these are samples
+    for key, parts in _by_key(members):
+        label_kind = "json" if field or all(kind != "cls" for kind, _ in parts) else "cls"
+        with_image = [index for kind, index in parts if f".{kind}" in EXTENSIONS]
+        with_label = [index for kind, index in parts if kind == label_kind]
+        has_cls = has_cls or any(kind.endswith("cls") for kind, _ in parts)
+        if not with_image and not with_label:
+            continue
+        if len(with_image) != 1 or len(with_label) != 1:
+            kinds = escaped(" and ".join(f".{kind}" for kind, _ in parts))
+            wrong = wrong or InputError(
+                f"{where}: {key}: has {kinds}, but a sample is one image and one label (.json"
+                f"{'' if field else ' or .cls'}); complete or remove it"
+            )
+            continue
+        label = _label(descriptor, members, with_label[0], label_kind, field)
+        if label is None and "/" in key and label_kind == "json" and not (field or num_samples):
+            return None  # the JSON is about something else, and the folders are the classes
+        num_samples += 1
+        if label is not None and label >= 0:
+            images.append(with_image[0])
+            labels.append(label)
+        elif label is None or not field:
+            name = f"{where}: {members.names[with_label[0]]}"
+            wrong = wrong or _no_label(name, label_kind, field)
+    if not num_samples and not has_cls:
+        return None
+    if not num_samples:
+        raise InputError(
+            f"{where}: has labels (.cls) but no image beside one; the paths of an image and its "
+            "label are equal up to the first dot of the last part, so rename them"
+        )
+    if wrong:
+        raise wrong
+    chosen = np.array(images, dtype=np.int64)
+    return TarImages(
+        pack(members.names[index] for index in images),
+        members.offsets[chosen],
+        members.sizes[chosen],
+        np.array(labels, dtype=np.int64),
+        pack(()),
+        num_samples,
+    )
+
+
+def _by_key(members: Members) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield what the names of a sample's members have in common, and the rest and index of each."""
+
+    def split(index: int) -> tuple[str, str, int]:
+        folder, slash, name = members.names[index].rpartition("/")
+        stem, _, kind = name.partition(".")
+        return folder + slash + stem, kind.lower(), index
+
+    for key, group in groupby(map(split, range(len(members))), key=lambda part: part[0]):
+        yield key, [(kind, index) for _, kind, index in group]
+
+
+def _label(
+    descriptor: int, members: Members, index: int, kind: str, field: str | None
+) -> int | None:
+    """Read the label in a member; None if it holds none that can be meant."""
+    if members.sizes[index] > _MOST_LABEL_BYTES[kind]:
+        return None
+    content = os.pread(descriptor, int(members.sizes[index]), int(members.offsets[index]))
+    if kind == "cls":
+        digits = content.strip()
+        label = int(digits) if digits.isdigit() else None
+    else:
+        try:
+            facts = json.loads(content, object_pairs_hook=no_duplicates)
+        except (ValueError, RecursionError):
+            facts = None
+        label = facts.get(field or "label") if isinstance(facts, dict) else None
+    is_label = isinstance(label, int) and not isinstance(label, bool) and label < MOST_CLASSES
+    return label if is_label else None
+
+
+def _no_label(name: str, kind: str, field: str | None) -> InputError:
+    where = "" if kind == "cls" else f" as '{escaped(field or 'label')}'"
+    return InputError(
+        f"{name}: has no label, expected a whole number in 0 … {MOST_CLASSES - 1}{where} in at "
+        f"most {_MOST_LABEL_BYTES[kind]} bytes; correct or remove the sample"
+    )
+
+
+# --- class folders ---------------------------------------------------------------------------
+
+
+def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
+    """List the images of a tar, and of the tars in it, with the folders they are in."""
+    offsets, sizes, labels = array("q"), array("q"), array("q")
+    index_of: dict[str, int] = {}  # by folder
+
+    def listed() -> Iterator[str]:
+        for tar, before, inside in _tars(descriptor, members, where):
+            for index in range(len(inside)):
+                name = inside.names[index]
+                if _is_image(name):
+                    folder = f"{tar}/{name.rpartition('/')[0]}"
+                    labels.append(index_of.setdefault(folder, len(index_of)))
+                    offsets.append(int(inside.offsets[index]))
+                    sizes.append(int(inside.sizes[index]))
+                    yield before + name
+
+    names = pack(listed())
+    return TarImages(names, np.array(offsets), np.array(sizes), np.array(labels), pack(index_of))
+
+
+def _tars(descriptor: int, members: Members, where: str) -> Iterator[tuple[str, str, Members]]:
+    """Yield a tar, without a name, and the tars in it: name, beginning of names, members."""
+    inner = [index for index in range(len(members)) if _is_tar(members.names[index])]
+    if not inner:
+        _check_images(members, where)
+    folders = sorted({members.names[index].rpartition("/")[0] for index in inner})
+    if len(folders) > 1:  # they might be train/ and val/
+        raise InputError(
+            f"{where}: has tars in {folders[0] or 'its root'} and in {folders[1]}, expected them "
+            "in one folder; unpack it"
+        )
+    yield "", "", members  # its name on disk may be another one when this comes from the cache
+    for index in inner:
+        name = members.names[index]
+        if len(name.encode()) > _LONGEST_INNER:
+            raise InputError(
+                f"{where}: {name}: is a tar with a name of more than {_LONGEST_INNER} bytes; "
+                "shorten it"
+            )
+        start, size = int(members.offsets[index]), int(members.sizes[index])
+        inside = find_members(descriptor, start, start + size, f"{where}: {name}")
+        for nested in filter(_is_tar, map(inside.names.__getitem__, range(len(inside)))):
+            raise InputError(
+                f"{where}: {name}: {nested}: is a tar in a tar in a tar, but images lie at most "
+                "one tar deeper; unpack the outer ones"
+            )
+        _check_images(inside, f"{where}: {name}")
+        yield PurePosixPath(name).stem, f"{name}: ", inside
+
+
+def _check_images(members: Members, where: str) -> None:
+    if not any(_is_image(members.names[index]) for index in range(len(members))):
+        raise InputError(
+            f"{where}: holds no images ({', '.join(EXTENSIONS)}); add some or remove it"
+        )
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _is_tar(name: str) -> bool:
+    return name.lower().endswith(_TAR)

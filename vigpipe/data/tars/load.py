@@ -1,0 +1,127 @@
+"""Read images out of tar files, each at its position."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
+from vigpipe.data.tars.index import Stamp, read_stamp
+from vigpipe.data.tars.texts import Texts
+from vigpipe.errors import InputError
+
+MOST_OPEN = 64  # files that are kept open: the usual limit of a process is 1,024
+
+
+@dataclass(frozen=True)
+class LoadFromTars:
+    """Reads the images of a split.
+
+    Attributes:
+        tars: the files they are in.
+        tar_of: (n,) index of the file of each.
+        offsets: (n,) int64, position of the first byte of each in its file.
+        sizes: (n,) int64, number of bytes of each.
+        names: the path of each in its tar.
+    """
+
+    tars: "OpenTars"
+    tar_of: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    names: Texts
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of an image, (h, w, 3) uint8.
+
+        Raises:
+            InputError: the image cannot be read or decoded, or its tar is no longer the same.
+        """
+        name, size = self.name_of(index), int(self.sizes[index])
+        if size > LARGEST_BYTES:
+            raise InputError(
+                f"{name}: has {size} bytes, but an image has at most {LARGEST_BYTES}; remove it, "
+                "or leave unreadable images out with `--skip-bad-images`"
+            )
+        tar, offset = int(self.tar_of[index]), int(self.offsets[index])
+        return decode(self.tars.read(tar, offset, size, name), name)
+
+    def name_of(self, index: int) -> str:
+        """Return the path of the tar and the path in it."""
+        return f"{self.tars.paths[self.tar_of[index]]}: {self.names[index]}"
+
+
+class OpenTars:
+    """Tar files, of which those used last stay open; any thread may read from them.
+
+    Args:
+        paths: the files.
+        stamps: of each file, when its images were found.
+    """
+
+    def __init__(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> None:
+        self.paths, self._stamps = tuple(paths), tuple(stamps)
+        self._open: OrderedDict[int, _Descriptor] = OrderedDict()  # used last at the end
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle nothing that is open."""
+        return OpenTars, (self.paths, self._stamps)
+
+    def read(self, tar: int, offset: int, size: int, name: str) -> bytes:
+        """Read bytes of one of the files.
+
+        Args:
+            tar: index of the file.
+            offset: position of the first byte.
+            size: number of bytes.
+            name: what the message of an error begins with.
+
+        Raises:
+            InputError: the file cannot be read, or is not the one in which the images were found.
+            OSError: too many files are open.
+        """
+        try:
+            descriptor = self._descriptor(tar)  # referred to until everything is read
+            content = os.pread(descriptor.number, size, offset)
+            is_same = read_stamp(descriptor.number) == self._stamps[tar]
+        except OSError as error:
+            if error.errno in NOT_THE_FILES_FAULT:
+                raise
+            raise InputError(
+                f"{name}: cannot be read ({error.strerror}); the tar was readable at the start"
+            ) from error
+        if len(content) < size or not is_same:
+            raise InputError(
+                f"{name}: the tar has changed since its images were listed ({len(content)} of "
+                f"{size} bytes were read); start the run again"
+            )
+        return content
+
+    def _descriptor(self, tar: int) -> "_Descriptor":
+        with self._lock:
+            descriptor = self._open.pop(tar, None) or _Descriptor(self.paths[tar])
+            self._open[tar] = descriptor
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+            return descriptor
+
+
+class _Descriptor:
+    """An open file, closed when nobody refers to it: another thread may still be reading from it.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
