@@ -138,6 +138,11 @@ def open_source(
     else:
         # Path's own expanduser raises RuntimeError for an unknown ~user.
         path = Path(os.path.expanduser(name))
+        if "://" in name or name.startswith("pipe:"):
+            raise InputError(
+                f"{name}: is an address or a pipe, but each image is read from files, in any "
+                "order; download them and name their folder"
+            )
         if not os.path.exists(path):  # Path.exists raises OSError for a name of 300 letters
             raise InputError(
                 f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder "

@@ -7,10 +7,10 @@ decoding any image. What is wrong with a data set is an InputError of one senten
 
 from pathlib import Path
 
-from vigpipe.data.formats import folders
+from vigpipe.data.formats import folders, tars
 from vigpipe.data.stored import Stored
 
-_FORMATS = (folders,)  # the first that holds
+_FORMATS = (tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
