@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.test_manifest import flip
+from tests.oracle import FirstOf
 from tests.world import run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
@@ -47,22 +48,9 @@ SMALL = TrainConfig(
 def make_job(config):
     run = prepare(config, torch.float64)
     source = replace(
-        run.source, train=Subset(run.source.train, 48), test=Subset(run.source.test, 30)
+        run.source, train=FirstOf(run.source.train, 48), test=FirstOf(run.source.test, 30)
     )
     return replace(run, source=source)
-
-
-class Subset:
-    """The first samples of a split."""
-
-    def __init__(self, split, count):
-        self.split, self.labels = split, split.labels[:count]
-
-    def __len__(self):
-        return len(self.labels)
-
-    def read(self, *args):
-        return self.split.read(*args)
 
 
 def run(config, folder, rank=0):
@@ -276,7 +264,7 @@ def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
 
 def test_other_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, train=Subset(run.source.train, 47))
+    other = replace(run.source, train=FirstOf(run.source.train, 47))
     with pytest.raises(InputError, match="training images was 48, is 47"):
         train(replace(run, source=other), 0, CPU, tmp_path)
 
@@ -299,7 +287,7 @@ def test_without_validation_images_the_data_are_told_as_before_there_were_any():
 
 def test_other_validation_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, validation=Subset(run.source.validation, 29))
+    other = replace(run.source, validation=FirstOf(run.source.validation, 29))
     with pytest.raises(InputError, match="validation images was 30, is 29"):
         train(replace(run, source=other), 0, CPU, tmp_path)
 
