@@ -86,7 +86,7 @@ class ModelDescription:
 
     def split(self, paths: Sequence[Path]) -> ImageSplit:
         """Make a split of image files, prepared as in evaluation; all labels are 0."""
-        return self._split(_Files(paths, self.in_chans), len(paths))
+        return self._split(_InChannels(Files.at(paths), self.in_chans), len(paths))
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
@@ -105,13 +105,17 @@ class ModelDescription:
 
 
 @dataclass(frozen=True)
-class _Files(Files):
+class _InChannels:
     """Reads image files, and turns them grey for a model of one channel."""
 
+    files: Files
     channels: int
 
     def __call__(self, index: int) -> np.ndarray:
-        return _in_channels(super().__call__(index), self.channels)
+        return _in_channels(self.files(index), self.channels)
+
+    def name_of(self, index: int) -> str:
+        return self.files.name_of(index)
 
 
 def _in_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from vigpipe.data.images import decode
 from vigpipe.data.tars import load as loading
 from vigpipe.data.tars.index import index_images
 from vigpipe.data.tars.load import LoadFromTars, OpenTars
-from vigpipe.data.tars.texts import join
+from vigpipe.data.texts import join
 from vigpipe.errors import InputError
 
 NUM_TARS = 6

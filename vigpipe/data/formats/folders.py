@@ -9,6 +9,7 @@ import numpy as np
 
 from vigpipe.data.images import EXTENSIONS, read_image
 from vigpipe.data.stored import Stored, StoredImages
+from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 
@@ -32,7 +33,7 @@ def read(root: Path) -> Stored:
     def images(classes: dict[str, list[Path]]) -> StoredImages:
         labels = [label_of[name] for name in classes for _ in classes[name]]
         paths = [path for name in classes for path in classes[name]]
-        return StoredImages(np.asarray(labels, dtype=np.int64), Files(paths))
+        return StoredImages(np.asarray(labels, dtype=np.int64), Files.at(paths))
 
     return Stored(tuple(train), images(train), images(test))
 
@@ -41,15 +42,20 @@ def read(root: Path) -> Stored:
 class Files:
     """Reads image files."""
 
-    paths: Sequence[Path]
+    paths: Texts
+
+    @classmethod
+    def at(cls, paths: Sequence[Path]) -> "Files":
+        """Return what reads the files at these paths."""
+        return cls(pack(map(str, paths)))
 
     def __call__(self, index: int) -> np.ndarray:
         """Return the pixels of a file, (h, w, 3) uint8."""
-        return read_image(self.paths[index])
+        return read_image(Path(self.paths[index]))
 
     def name_of(self, index: int) -> str:
         """Return the path of a file."""
-        return str(self.paths[index])
+        return self.paths[index]
 
 
 def split_folders(root: Path) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ from vigpipe.data.tars.images import TarImages
 from vigpipe.data.tars.index import Stamp, index_images
 from vigpipe.data.tars.load import LoadFromTars, OpenTars
 from vigpipe.data.tars.shards import Shards, find_shards, seem_there
-from vigpipe.data.tars.texts import join
+from vigpipe.data.texts import join
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 from vigpipe.files.untrusted import read_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vigpipe.data.tars.fields import BLOCK, GIVES_FACTS, given_facts, parse_header
-from vigpipe.data.tars.texts import Texts
+from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from vigpipe.data.images import EXTENSIONS
 from vigpipe.data.tars.headers import Members, find_members
-from vigpipe.data.tars.texts import Texts, pack
+from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import no_duplicates

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vigpipe.data.tars.images import TarImages, find_images
-from vigpipe.data.tars.texts import Texts
+from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError
 from vigpipe.files.cache import cache_folder
 from vigpipe.files.untrusted import opened

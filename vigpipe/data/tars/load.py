@@ -12,7 +12,7 @@ import numpy as np
 
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
 from vigpipe.data.tars.index import Stamp, read_stamp
-from vigpipe.data.tars.texts import Texts
+from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError
 
 MOST_OPEN = 64  # files that are kept open: the usual limit of a process is 1,024

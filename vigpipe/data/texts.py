@@ -12,7 +12,8 @@ class Texts:
     """Texts by index.
 
     Attributes:
-        content: all texts behind one another, in UTF-8.
+        content: all texts behind one another, in UTF-8; names of files may have other bytes, which
+            are kept as Python does in paths.
         ends: (n,) int64, where each ends in `content`.
     """
 
@@ -24,14 +25,14 @@ class Texts:
 
     def __getitem__(self, index: int) -> str:
         start = self.ends[index - 1] if index else 0
-        return self.content[start : self.ends[index]].decode("utf-8", "replace")
+        return self.content[start : self.ends[index]].decode("utf-8", "surrogateescape")
 
 
 def pack(texts: Iterable[str]) -> Texts:
     """Put texts behind one another."""
     content, ends = bytearray(), array("q")
     for text in texts:
-        content += text.encode()
+        content += text.encode("utf-8", "surrogateescape")
         ends.append(len(content))
     return Texts(bytes(content), np.array(ends, dtype=np.int64))
 
