@@ -1,18 +1,17 @@
 """Open a page in a real headless browser without network, and say what it showed and asked for."""
 
-import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
+
+from tests.debian import need_package
 
 BROWSER = "chromium"
 TIMEOUT_SECONDS = 180
@@ -57,18 +56,7 @@ class Visit:
 
 def need_browser() -> None:
     """Skip the test without a browser; CI installs Debian's, as root."""
-    if shutil.which(BROWSER):
-        return
-    if os.environ.get("CI") != "true" or os.geteuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip(f"{BROWSER} is not installed; with CI=true and as root this installs it")
-    # Another worker of pytest-xdist may come here at the same time, and apt lets only one in.
-    with (Path(tempfile.gettempdir()) / "vigpipe-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not shutil.which(BROWSER):
-            quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True, timeout=300)
-            install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", BROWSER]
-            subprocess.run(install, env=quiet, check=True, timeout=900)
+    need_package(BROWSER, lambda: shutil.which(BROWSER) is not None)
 
 
 def visit(page: Path, folder: Path, *, width: int = 1200, height: int = 2000, dark: bool = False):
