@@ -2,15 +2,18 @@
 
 Each format has a file with two functions: `holds(path)` looks only at names, and tells whether a
 path holds a data set of this format; `read(path)` finds its images, labels and class names without
-decoding any image. What is wrong with a data set is an InputError of one sentence.
+decoding any image. What is wrong with a data set is an InputError of one sentence. `arrays.py`
+and `labels.py` have what several formats share.
 """
 
+import os
 from pathlib import Path
 
-from vigpipe.data.formats import folders, tars
+from vigpipe.data.formats import folders, idx, tars
 from vigpipe.data.stored import Stored
+from vigpipe.errors import InputError
 
-_FORMATS = (tars, folders)  # the first that holds
+_FORMATS = (idx, tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
@@ -25,4 +28,9 @@ def read(path: Path) -> Stored:
     for format_ in _FORMATS[:-1]:
         if format_.holds(path):
             return format_.read(path)
+    if not os.path.isdir(path):
+        raise InputError(
+            f"{path}: is no data set; give a folder with train/<class>/<image> and "
+            "test/<class>/<image>, or one with the files of MNIST"
+        )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from vigpipe.data.formats.labels import listed_names
 from vigpipe.data.images import NUM_THREADS
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.tars.images import TarImages
@@ -21,9 +22,6 @@ from vigpipe.data.tars.shards import Shards, find_shards, seem_there
 from vigpipe.data.texts import join
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
-from vigpipe.files.untrusted import read_text
-
-_CLASS_NAMES = ("classes.txt", "classnames.txt")  # a name on each line
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def _load(tars: _Tars) -> LoadFromTars:
 
 def _from_samples(root: Path, train: _Tars, test: _Tars) -> Stored:
     """Take the labels that the samples have."""
-    names = _class_names(root)
+    names = listed_names(root)
     if names is None:
         largest = max(int(images.labels.max(initial=-1)) for images in train.images)
         names = tuple(map(str, range(largest + 1)))
@@ -132,21 +130,6 @@ def _from_samples(root: Path, train: _Tars, test: _Tars) -> Stored:
         return StoredImages(labels, _load(tars))
 
     return Stored(names, stored(train), stored(test))
-
-
-def _class_names(root: Path) -> tuple[str, ...] | None:
-    """Read a list of class names, if there is one; else the classes have numbers."""
-    for path in (root / name for name in _CLASS_NAMES):
-        if os.path.exists(path):
-            names = tuple(line.strip() for line in read_text(path).rstrip().split("\n"))
-            for number, name in enumerate(names, start=1):
-                if not name or not is_plain(name):
-                    raise InputError(
-                        f"{path}: line {number} is '{escaped(name)}', expected the name of class "
-                        f"{number - 1}; correct the list"
-                    )
-            return names
-    return None
 
 
 # --- class folders ---------------------------------------------------------------------------

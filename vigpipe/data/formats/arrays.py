@@ -1,0 +1,95 @@
+"""Arrays of pixels in files: mapped where they are not compressed, so that processes share them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from vigpipe.data.images import LARGEST_RATIO
+from vigpipe.data.per_process import PerProcess
+from vigpipe.errors import InputError
+
+MOST_UNPACKED = 2 << 30  # bytes of compressed arrays; each process has them in memory once unpacked
+_PIECE = 1 << 20  # bytes that are unpacked at once
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Reads the images of an array.
+
+    Attributes:
+        pixels: (n, h, w) or (n, h, w, C) uint8.
+        name: of the array in messages.
+    """
+
+    pixels: PerProcess[np.ndarray]
+    name: str
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of an image, (h, w, C) uint8."""
+        image = np.array(self.pixels()[index])  # a copy, which can be written to
+        return image[..., None] if image.ndim == 2 else image
+
+    def name_of(self, index: int) -> str:
+        """Say which image of the array an image is."""
+        return f"{self.name}: image {index}"
+
+
+def check_sides(shape: tuple[int, ...], name: str) -> None:
+    """Check the number of images and their sides.
+
+    Args:
+        shape: of the array: (n, h, w) or (n, h, w, C).
+        name: of the array in messages.
+
+    Raises:
+        InputError: there are no images, or these sides could not be resized in reasonable memory.
+    """
+    num_images, height, width = shape[:3]
+    if num_images < 1:
+        raise InputError(f"{name}: has no images, expected at least one; it may be the wrong file")
+    most = Image.MAX_IMAGE_PIXELS or math.inf
+    if min(height, width) < 1 or height * width > most:
+        raise InputError(
+            f"{name}: its images have {width}×{height} pixels, where 1 … {most} pixels are "
+            "expected; it may be damaged"
+        )
+    if max(height, width) > LARGEST_RATIO * min(height, width):
+        raise InputError(
+            f"{name}: its images have {width}×{height} pixels, where one side is at most "
+            f"{LARGEST_RATIO} times the other; it may be damaged"
+        )
+
+
+def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Map uncompressed pixels, uint8 in C order, from a place in a file.
+
+    Raises:
+        InputError: the file cannot be mapped, or has changed since it was looked at.
+    """
+    try:
+        return np.memmap(path, np.uint8, "r", offset, shape)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be mapped into memory ({error})") from error
+
+
+def unpack_pixels(stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
+    """Read pixels, uint8 in C order, from a stream that decompresses; the stream has to end there.
+
+    Raises:
+        EOFError: the stream ends earlier.
+        ValueError: it does not end there.
+    """
+    pixels = np.empty(shape, np.uint8)
+    rest = pixels.data.cast("B")
+    while rest:
+        num_bytes = stream.readinto(rest[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
+        if not num_bytes:
+            raise EOFError(f"{len(rest)} of {pixels.nbytes} bytes of pixels are missing")
+        rest = rest[num_bytes:]
+    if stream.read(1):
+        raise ValueError("there are more bytes than pixels")
+    return pixels

@@ -1,0 +1,37 @@
+"""What every process opens for itself, such as a memory map: it cannot be pickled."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Opened = TypeVar("Opened")
+
+
+class PerProcess(Generic[Opened]):
+    """Opens something when it is first asked for, and keeps it in this process.
+
+    A pickle holds only how to open it. Threads may ask at the same time; it is opened once.
+
+    Args:
+        open_: opens it; a function of a module, or a partial of one, so that it can be pickled.
+    """
+
+    def __init__(self, open_: Callable[[], Opened]) -> None:
+        self._open = open_
+        self._opened: list[Opened] = []  # at most one
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Opened:
+        """Return what is opened.
+
+        Raises:
+            InputError: it cannot be opened; another call tries again.
+        """
+        with self._lock:
+            if not self._opened:
+                self._opened.append(self._open())
+        return self._opened[0]
+
+    def __reduce__(self) -> tuple[type["PerProcess[Opened]"], tuple[Callable[[], Opened]]]:
+        """Pickle how to open it."""
+        return PerProcess, (self._open,)
