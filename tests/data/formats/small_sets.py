@@ -3,6 +3,7 @@
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,3 +35,19 @@ def write_idx(folder: Path, dot: str = "-", packed: bool = False) -> Path:
             path = folder / f"{stem}-{name}{dot}idx{array.ndim}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(content) if packed else content)
     return folder
+
+
+def keras_arrays(*channels: int) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file with Keras' names."""
+    return {
+        "x_train": noise("train", *channels),
+        "y_train": LABELS["train"],
+        "x_test": noise("test", *channels),
+        "y_test": LABELS["test"],
+    }
+
+
+def write_npz(path: Path, arrays: dict[str, np.ndarray], packed: bool = False) -> Path:
+    save: Any = np.savez_compressed if packed else np.savez  # their types take no arrays by name
+    save(path, **arrays)
+    return path

@@ -9,11 +9,11 @@ and `labels.py` have what several formats share.
 import os
 from pathlib import Path
 
-from vigpipe.data.formats import folders, idx, tars
+from vigpipe.data.formats import folders, idx, npz, tars
 from vigpipe.data.stored import Stored
 from vigpipe.errors import InputError
 
-_FORMATS = (idx, tars, folders)  # the first that holds
+_FORMATS = (idx, npz, tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
@@ -31,6 +31,6 @@ def read(path: Path) -> Stored:
     if not os.path.isdir(path):
         raise InputError(
             f"{path}: is no data set; give a folder with train/<class>/<image> and "
-            "test/<class>/<image>, or one with the files of MNIST"
+            "test/<class>/<image>, one with the files of MNIST, or a .npz file"
         )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected
