@@ -2,18 +2,18 @@
 
 Each format has a file with two functions: `holds(path)` looks only at names, and tells whether a
 path holds a data set of this format; `read(path)` finds its images, labels and class names without
-decoding any image. What is wrong with a data set is an InputError of one sentence. `arrays.py`
-and `labels.py` have what several formats share.
+decoding any image. What is wrong with a data set is an InputError of one sentence. `arrays.py`,
+`tables.py` and `labels.py` have what several formats share.
 """
 
 import os
 from pathlib import Path
 
-from vigpipe.data.formats import folders, idx, npz, tars
+from vigpipe.data.formats import arrow, folders, idx, npz, parquet, tars
 from vigpipe.data.stored import Stored
 from vigpipe.errors import InputError
 
-_FORMATS = (idx, npz, tars, folders)  # the first that holds
+_FORMATS = (idx, npz, arrow, parquet, tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
@@ -31,6 +31,7 @@ def read(path: Path) -> Stored:
     if not os.path.isdir(path):
         raise InputError(
             f"{path}: is no data set; give a folder with train/<class>/<image> and "
-            "test/<class>/<image>, one with the files of MNIST, or a .npz file"
+            "test/<class>/<image>, one with the files of MNIST, of parquet or of Hugging Face's "
+            "save_to_disk, or a .npz file"
         )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected

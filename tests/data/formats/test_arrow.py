@@ -1,0 +1,200 @@
+import json
+import pickle
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.data.formats.small_sets import (
+    LABELS,
+    NAMES,
+    features,
+    noise,
+    table,
+    write_saved,
+    write_stream,
+)
+from vigpipe.data import open_source
+from vigpipe.data.formats.arrow import holds, read
+from vigpipe.errors import InputError
+
+REAL = Path(__file__).parent / "saved-by-datasets"
+
+
+@pytest.mark.parametrize("tested", ["test", "validation", "val"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_pixels_labels_and_class_names_are_those_of_the_table(tmp_path, tested, files):
+    stored = read(write_saved(tmp_path, tested, files))
+    assert holds(tmp_path)
+    assert stored.class_names == tuple(NAMES)
+    for split, images in stored.splits.items():
+        np.testing.assert_array_equal(images.labels, LABELS[split])
+        loaded = np.stack([images.load(i) for i in range(len(images))])
+        np.testing.assert_array_equal(loaded, noise(split, 3))
+    row = 7 if files == 1 else 1
+    name = f"train/data-{files - 1:05}-of-{files:05}.arrow: row {row}"
+    assert stored.train.load.name_of(7) == f"{tmp_path}/{name}"
+
+
+def test_what_datasets_itself_has_saved_is_read():
+    """datasets 5.2.0 wrote it: 5 and 3 images of 2×2 pixels, in which all are 10 × (row + 1)."""
+    source = open_source(str(REAL))
+    assert source.class_names == ("no", "yes")
+    assert source.train.labels.tolist() == [0, 1, 0, 1, 0]
+    assert (source.train.read(range(5)) * 255).round()[:, 0, 0, 0].tolist() == [10, 20, 30, 40, 50]
+    assert (source.test.read(range(3)) * 255).round()[:, 2, 1, 1].tolist() == [10, 20, 30]
+
+
+def test_labels_without_names_are_called_by_their_numbers(tmp_path):
+    tables = {split: table(split, features(None)) for split in LABELS}
+    assert read(write_saved(tmp_path, **tables)).class_names == ("0", "1", "2")
+
+
+def test_images_are_mapped_by_each_process_and_not_pickled(tmp_path):
+    load = read(write_saved(tmp_path)).train.load
+    before = pa.total_allocated_bytes()
+    pickled = pickle.dumps(load)
+    assert b"PNG" not in pickled
+    again = pickle.loads(pickled)
+    np.testing.assert_array_equal(again(7), load(7))
+    assert pa.total_allocated_bytes() - before < 64  # bits that say which rows have bytes, at most
+
+
+def test_threads_may_load_at_the_same_time(tmp_path):
+    load = pickle.loads(pickle.dumps(read(write_saved(tmp_path)).train.load))
+    with ThreadPoolExecutor(8) as threads:
+        loaded = np.stack(list(threads.map(load, [i % 12 for i in range(240)])))
+    np.testing.assert_array_equal(loaded, np.tile(noise("train", 3), (20, 1, 1, 1)))
+
+
+def test_an_image_that_is_only_a_path_is_a_bad_image(tmp_path):
+    images = table("train")["image"].to_pylist()
+    images[4:6] = [{"bytes": None, "path": "/etc/passwd"}, None]
+    type_ = table("train").schema.field("image").type
+    write_saved(tmp_path, train=table("train", image=pa.array(images, type_)))
+    load = read(tmp_path).train.load
+    for index in (4, 5):
+        with pytest.raises(InputError, match=r"row [45]: has no encoded image, at most a path"):
+            load(index)
+    source = open_source(str(tmp_path), skip_bad_images=True)
+    assert (source.num_bad_images, len(source.train)) == (2, 10)
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+def rewrite(path: Path, **options) -> None:
+    write_stream(path, pa.ipc.open_stream(path.read_bytes()).read_all(), **options)
+
+
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
+
+
+def dictionary(path: Path) -> None:
+    rows = pa.ipc.open_stream(path.read_bytes()).read_all()
+    more = pa.array(["a"] * len(rows)).dictionary_encode()
+    write_stream(path, rows.append_column("more", more))
+
+
+def say(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+FILE = "train/data-00001-of-00002.arrow"
+REFUSED = {
+    "a missing file": (lambda root: (root / FILE).unlink(), "cannot be read"),
+    "an empty file": (lambda root: cut(root / FILE, 0), "cannot be read"),
+    "no end": (lambda root: cut(root / FILE, -8), "does not end where its rows end"),
+    "cut off": (lambda root: cut(root / FILE, -2000), "data-00001.*damaged or not wholly"),
+    "bytes behind": (
+        lambda root: (root / FILE).write_bytes((root / FILE).read_bytes() * 2),
+        "does not end where its rows end",
+    ),
+    "lz4": (lambda root: rewrite(root / FILE, compression="lz4"), "it is compressed"),
+    "zstd": (lambda root: rewrite(root / FILE, compression="zstd"), "it is compressed"),
+    "a dictionary": (lambda root: dictionary(root / FILE), "it has dictionaries"),
+    "no table of splits": (
+        lambda root: (root / "dataset_dict.json").rename(root / "state.json"),
+        "is a single split, expected a DatasetDict .* train_test_split",
+    ),
+    "no test split": (
+        lambda root: say(root / "dataset_dict.json", splits=["train", "rest"]),
+        "has the splits train, rest, expected train and one of test, validation, val",
+    ),
+    "no list of splits": (lambda root: say(root / "dataset_dict.json", splits=1), "no list"),
+    "no list of files": (lambda root: say(root / "train/state.json", _data_files=7), "no list"),
+    "a file elsewhere": (
+        lambda root: say(root / "train/state.json", _data_files=[{"filename": "../../passwd"}]),
+        "no list `_data_files` of names of files beside it",
+    ),
+    "one of two files": (
+        lambda root: say(
+            root / "train/state.json", _data_files=[{"filename": "data-00000-of-00002.arrow"}]
+        ),
+        "is one of 2 files by its name, but 1 are there",
+    ),
+    "chosen rows": (
+        lambda root: say(root / "train/state.json", _indices_data_files=[{"filename": "i.arrow"}]),
+        "lists the chosen rows in another file",
+    ),
+    "a class too many": (
+        lambda root: write_saved(root, test=table("test", label=pa.array([0, 1, 2, 3, 0, 1]))),
+        "test image 3 has the label 3, but with 3 classes labels are 0 … 2",
+    ),
+    "an unknown class": (
+        lambda root: write_saved(root, test=table("test", label=pa.array([-1] * 6))),
+        "test image 0 has the label -1, but classes count from 0",
+    ),
+    "no rows": (
+        lambda root: write_saved(root, files=1, test=table("test")[:0]),
+        "there are no test images",
+    ),
+    "no label": (
+        lambda root: write_saved(root, test=table("test", label=pa.array([0, 1, None] * 2))),
+        "data-00000-of-00002.arrow: 1 of 3 rows have no label",
+    ),
+    "other names": (
+        lambda root: write_saved(root, test=table("test", features(["dog", "cat", "emu"]))),
+        r"the names of its classes, differ from those of \.\./train/data-00000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_told_in_one_sentence(tmp_path, case):
+    damage, message = REFUSED[case]
+    damage(write_saved(tmp_path))
+    with pytest.raises(InputError, match=message) as caught:
+        read(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_an_image_whose_bytes_lie_outside_its_file_is_refused(tmp_path):
+    """pyarrow reads such a file without a word, and the process dies where it looks at the row."""
+    path = write_saved(tmp_path, files=1) / "train/data-00000-of-00001.arrow"
+    image = table("train")["image"].chunk(0).field("bytes")
+    offsets = np.frombuffer(image.buffers()[1], np.int32)[:6].tobytes()
+    content = path.read_bytes()
+    assert offsets in content
+    path.write_bytes(content.replace(offsets, offsets[:-4] + b"\0\0\0\x7f", 1))
+    with pytest.raises(InputError, match=r"00001\.arrow: cannot be read"):
+        read(tmp_path)
+
+
+def test_without_pyarrow_the_message_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("vigpipe.data.formats.tables.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install pyarrow, or .* vigpipe\[arrow\]"):
+        read(write_saved(tmp_path))
+
+
+def test_a_file_that_changes_while_it_is_in_use_is_an_error_of_one_sentence(tmp_path):
+    pickled = pickle.dumps(read(write_saved(tmp_path)).train.load)
+    shutil.copy(tmp_path / "test/data-00000-of-00002.arrow", tmp_path / FILE)
+    with pytest.raises(InputError, match="3 images, but 6 labels"):
+        pickle.loads(pickled)(7)

@@ -1,0 +1,157 @@
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.formats.small_sets import LABELS, NAMES, features, noise, table, write_parquet
+from vigpipe.data.formats import parquet
+from vigpipe.data.formats.parquet import holds, read
+from vigpipe.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["data/{}-00000-of-00001.parquet", "{}-00000-of-00001-8f2c.parquet", "{}/0000.parquet"],
+)
+def test_pixels_labels_and_class_names_are_those_of_the_table(tmp_path, layout):
+    stored = read(write_parquet(tmp_path, layout))
+    assert holds(tmp_path)
+    assert stored.class_names == tuple(NAMES)
+    for split, images in stored.splits.items():
+        np.testing.assert_array_equal(images.labels, LABELS[split])
+        loaded = np.stack([images.load(i) for i in range(len(images))])
+        np.testing.assert_array_equal(loaded, noise(split, 3))
+    assert stored.train.load.name_of(7) == f"{tmp_path / layout.format('train')}: row 7"
+
+
+def test_several_files_are_read_in_the_order_of_their_names(tmp_path):
+    for i in (1, 0):
+        part = {split: table(split).slice(i * 3, 3) for split in LABELS}
+        write_parquet(tmp_path, f"{{}}-{i:05}-of-00002.parquet", **part)
+    stored = read(tmp_path)
+    assert stored.train.labels.tolist() == LABELS["train"][:6].tolist()
+    np.testing.assert_array_equal(stored.train.load(4), noise("train", 3)[4])
+    (tmp_path / "test-00000-of-00002.parquet").unlink()
+    with pytest.raises(InputError, match="is one of 2 files by its name, but 1 are there"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"use_dictionary": False}, {"data_page_version": "2.0"}])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_files_may_be_compressed_and_pages_be_of_either_kind(tmp_path, compression, options):
+    write_parquet(tmp_path)
+    path = next((tmp_path / "data").glob("train*"))
+    small = {"dictionary_pagesize_limit": 400, "data_page_size": 400, "write_batch_size": 1}
+    pq.write_table(table("train"), path, compression=compression, **small, **options)
+    load = read(tmp_path).train.load
+    for index in range(12):
+        np.testing.assert_array_equal(load(index), noise("train", 3)[index])
+
+
+def test_labels_without_names_are_called_by_their_numbers(tmp_path):
+    tables = {split: table(split, features(None)) for split in LABELS}
+    assert read(write_parquet(tmp_path, **tables)).class_names == ("0", "1", "2")
+
+
+def test_a_row_group_is_decompressed_once_in_each_process(tmp_path, monkeypatch):
+    groups, decompress = [], parquet.encoded
+    monkeypatch.setattr(parquet, "encoded", lambda column: groups.append(0) or decompress(column))
+    load = read(write_parquet(tmp_path)).train.load
+    assert not groups  # opening decompresses none
+    for _ in range(2):
+        for index in (0, 4, 11):
+            load(index)
+    assert len(groups) == 2  # of rows 0 … 4 and 10 … 11
+    pickled = pickle.dumps(load)
+    assert b"PNG" not in pickled
+    np.testing.assert_array_equal(pickle.loads(pickled)(7), load(7))
+
+
+def test_a_table_beside_image_files_makes_no_parquet_data_set_of_them(tmp_path):
+    for folder in (tmp_path, tmp_path / "train"):
+        folder.mkdir(exist_ok=True)
+        (folder / "metadata.parquet").touch()
+        (folder / ".train.parquet").touch()
+    assert not holds(tmp_path)
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+def train(root: Path) -> Path:
+    return next((root / "data").glob("train*"))
+
+
+def test_large_data_sets_are_refused_with_the_way_to_map_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "MOST_BYTES", 1000)
+    with pytest.raises(InputError, match=r"at most 1000 are kept .*\.save_to_disk\(NEW\)"):
+        read(write_parquet(tmp_path))
+
+
+REFUSED = {
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
+    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
+    "no test split": (lambda path: next(path.parent.glob("test*")).unlink(), "files of train, exp"),
+    "no split": (
+        lambda path: [p.rename(p.with_name(f"{i}.parquet")) for i, p in enumerate(path_list(path))],
+        "has parquet files of no split, expected train and one of test",
+    ),
+    "labels as text": (
+        lambda path: pq.write_table(table("train", label=pa.array(["a"] * 12)), path),
+        "label has the type string",
+    ),
+    "no rows": (lambda path: pq.write_table(table("train")[:0], path), "there are no train images"),
+    "no label": (
+        lambda path: pq.write_table(table("train", label=pa.array([0, None, 1] * 4)), path),
+        "4 of 12 rows have no label",
+    ),
+    "a folder for a file": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
+}
+
+
+def path_list(path: Path) -> list[Path]:
+    return sorted(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_told_in_one_sentence(tmp_path, case):
+    damage, message = REFUSED[case]
+    damage(train(write_parquet(tmp_path)))
+    with pytest.raises(InputError, match=message) as caught:
+        read(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_one_large_value_in_every_row_is_kept_once(tmp_path):
+    """As plain values, these 64 KiB of a file would be 64 MiB in memory, and could be terabytes."""
+    big = np.random.default_rng(0).bytes(1 << 16)
+    bomb = pa.array([{"bytes": big, "path": None}] * 1000)
+    path = train(write_parquet(tmp_path))
+    pq.write_table(table("train", features(None))[:0], path)
+    rows = pa.table({"image": bomb, "label": pa.array([0] * 1000)})
+    pq.write_table(rows.replace_schema_metadata(table("train").schema.metadata), path)
+    assert path.stat().st_size < 1 << 18
+    before = pa.total_allocated_bytes()
+    load = read(tmp_path).train.load
+    with pytest.raises(InputError, match="row 0: cannot be read as an image"):
+        load(0)
+    assert pa.total_allocated_bytes() - before < 1 << 18
+
+
+def test_a_row_group_with_more_bytes_than_its_file_says_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_RATIO", 0)
+    load = read(write_parquet(tmp_path)).train.load
+    with pytest.raises(InputError, match=r"row group 0 has .* bytes in 5 rows, but the file says"):
+        load(0)
+
+
+def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(tmp_path):
+    path = train(write_parquet(tmp_path))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="is not a regular file"):
+        read(tmp_path)

@@ -1,0 +1,125 @@
+import json
+
+import pyarrow as pa
+import pytest
+
+from tests.data.formats.small_sets import LABELS, features, table
+from vigpipe.data.formats.tables import check_shards, find_columns, read_labels
+from vigpipe.errors import InputError
+
+WHERE = "train.parquet"
+IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+def schema(described: dict | None = None, **columns: pa.DataType) -> pa.Schema:
+    """A schema, with Hugging Face's description of the columns if one is given."""
+    metadata = {"huggingface": json.dumps({"info": {"features": described}})} if described else {}
+    return pa.schema(list(columns.items()), metadata)
+
+
+def found(schema: pa.Schema) -> tuple:
+    columns = find_columns(schema, WHERE)  # pyright: ignore[reportArgumentType]
+    return columns.image, columns.label, columns.class_names
+
+
+def test_the_description_says_what_the_columns_are():
+    assert found(table("train").schema) == ("image", "label", ("cat", "dog", "emu"))
+    assert found(table("train", features(None)).schema) == ("image", "label", None)
+    described = {
+        "sound": {"_type": "Audio"},
+        "picture": {"_type": "Image"},
+        "kind": {"_type": "ClassLabel", "names": ["a", "b"]},
+        "label": {"_type": "Value"},
+    }
+    types = {"sound": IMAGE, "picture": IMAGE, "kind": pa.int64(), "label": pa.int64()}
+    assert found(schema(described, **types)) == ("picture", "kind", ("a", "b"))
+
+
+def test_without_a_description_the_types_and_usual_names_say_it():
+    types = {"id": pa.int64(), "img": IMAGE, "labels": pa.uint8()}
+    assert found(schema(None, **types)) == ("img", "labels", None)
+
+
+def test_of_several_the_one_with_the_usual_name_is_taken():
+    described = {name: {"_type": "ClassLabel", "names": ["a"]} for name in ("group", "label")}
+    types = {"image": IMAGE, "mask": IMAGE, "group": pa.int64(), "label": pa.int64()}
+    assert found(schema(described, **types)) == ("image", "label", ("a",))
+
+
+CLASSES = {"_type": "ClassLabel", "names": ["a"]}
+REFUSED = {
+    "several labels": (
+        schema(
+            {"fine_label": CLASSES, "coarse_label": CLASSES},
+            **{"img": IMAGE, "fine_label": pa.int64(), "coarse_label": pa.int64()},
+        ),
+        "several columns where .* is expected: fine_label, coarse_label; drop the others",
+    ),
+    "several images": (
+        schema(None, left=IMAGE, right=IMAGE, label=pa.int64()),
+        "several columns where one column of encoded images, .* left, right; drop",
+    ),
+    "no labels": (
+        schema(None, image=IMAGE, kind=pa.int64()),
+        "has no column of class labels, .* among its columns image, kind",
+    ),
+    "no images": (
+        schema(None, image=pa.list_(pa.uint8()), label=pa.int64()),
+        "has no column of encoded images, .* among its columns image, label",
+    ),
+    "images as lists": (
+        schema({"image": {"_type": "Image"}}, image=pa.list_(pa.uint8()), label=pa.int64()),
+        r"image has the type list<.*, expected encoded images .* datasets\.Image\(\)",
+    ),
+    "labels as text": (
+        schema(None, image=IMAGE, label=pa.string()),
+        r"label has the type string, .* class_encode_column\('label'\)",
+    ),
+    "a name twice": (
+        pa.schema([("image", IMAGE), ("label", pa.int8()), ("label", pa.int8())]),
+        "two columns have the same name",
+    ),
+    "names that are no list": (
+        schema({"label": {"_type": "ClassLabel", "names": "ab"}}, image=IMAGE, label=pa.int64()),
+        "class names are not a list of texts",
+    ),
+    "a name that forges a line": (
+        schema(None, **{"a\n\x1b[2J": pa.int64()}),
+        r"among its columns a\\n\\x1b\[2J;",
+    ),
+    "no JSON": (pa.schema([("image", IMAGE)], {"huggingface": "{"}), "JSONDecodeError"),
+    "other JSON": (pa.schema([("image", IMAGE)], {"huggingface": "[]"}), "TypeError"),
+    "no features": (pa.schema([("image", IMAGE)], {"huggingface": '{"info": {}}'}), "KeyError"),
+    "deep JSON": (
+        pa.schema([("image", IMAGE)], {"huggingface": "[" * 100_000}),
+        "RecursionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_columns_that_do_not_fit_are_told_in_one_sentence(case):
+    refused, message = REFUSED[case]
+    with pytest.raises(InputError, match=message) as caught:
+        found(refused)
+    assert str(caught.value).isprintable()
+
+
+def test_labels_of_any_whole_type_are_read_and_missing_ones_refused():
+    for type_ in (pa.int8(), pa.uint64()):
+        column = pa.chunked_array([LABELS["train"][:5], LABELS["train"][5:]]).cast(type_)
+        assert read_labels(column, WHERE).tolist() == LABELS["train"].tolist()  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="1 of 3 rows have no label"):
+        read_labels(pa.chunked_array([[0, None, 1]]), WHERE)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_missing_file_is_noticed_by_the_names_of_the_others(tmp_path):
+    for names in (
+        ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+        ["train-00000-of-00001-3f1a.parquet"],
+        ["0000.parquet", "0001.parquet"],
+        ["train-of.parquet"],
+    ):
+        check_shards([tmp_path / name for name in names])
+    with pytest.raises(InputError, match="is one of 2 files by its name, but 1 are there"):
+        check_shards([tmp_path / "train-00000-of-00002.parquet"])

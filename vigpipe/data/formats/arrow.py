@@ -1,0 +1,191 @@
+"""A folder of Hugging Face's `DatasetDict.save_to_disk`: Arrow streams, which are mapped.
+
+dataset_dict.json              the names of the splits
+train/state.json               the names of the files
+train/data-00000-of-00001.arrow
+test/ ...                      or validation/ or val/
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vigpipe.data.formats.labels import check_labels
+from vigpipe.data.formats.tables import (
+    TEST_SPLITS,
+    Columns,
+    EncodedImages,
+    Part,
+    check_same,
+    check_shards,
+    encoded,
+    find_columns,
+    need_pyarrow,
+    read_labels,
+    reading,
+)
+from vigpipe.data.per_process import PerProcess
+from vigpipe.data.stored import Stored, StoredImages
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import opened, read_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SPLITS = "dataset_dict.json"
+_STATE = "state.json"
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
+_ADVICE = "it is damaged or not wholly downloaded: fetch the data set or save it again"
+
+
+def holds(path: Path) -> bool:
+    """Whether a folder was written by save_to_disk, by the names in it."""
+    return any(os.path.isfile(path / name) for name in (_SPLITS, _STATE))
+
+
+def read(root: Path) -> Stored:
+    """Map the files, and read the labels and the names of the classes.
+
+    Raises:
+        InputError: pyarrow is not installed, a split or a file is missing or damaged, or a column
+            is not as `find_columns` expects it.
+    """
+    need_pyarrow(root)
+    paths = {name: _files(root / name) for name in _splits(root)}
+    columns = check_same({path: _columns(path) for files in paths.values() for path in files})
+    train, test = (_read_split(files, columns) for files in paths.values())
+    class_names = check_labels(train.labels, test.labels, columns.class_names, str(root))
+    return Stored(class_names, train, test)
+
+
+def _splits(root: Path) -> tuple[str, str]:
+    """Find the names of the train and the test split."""
+    if not os.path.isfile(root / _SPLITS):
+        raise InputError(
+            f"{root}: is a single split, expected a DatasetDict of train and test; cut it with "
+            "train_test_split of datasets, and save that"
+        )
+    table = read_json(root / _SPLITS)
+    names = table.get("splits") if isinstance(table, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{root / _SPLITS}: has no list `splits`; save the data set again")
+    for test in TEST_SPLITS:
+        if "train" in names and test in names:
+            return "train", test
+    raise InputError(
+        f"{root}: has the splits {escaped(', '.join(names)) or 'none'}, expected train and one of "
+        f"{', '.join(TEST_SPLITS)}; rename or cut them with datasets, and save them again"
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of a split, in order."""
+    state = read_json(folder / _STATE)
+    entries: Any = state.get("_data_files") if isinstance(state, dict) else None
+    entries = entries if isinstance(entries, list) else []
+    names = [e["filename"] for e in entries if isinstance(e, dict) and _is_name(e.get("filename"))]
+    if not names or len(names) < len(entries):
+        raise InputError(
+            f"{folder / _STATE}: has no list `_data_files` of names of files beside it; save the "
+            "data set again"
+        )
+    if state.get("_indices_data_files"):
+        raise InputError(
+            f"{folder / _STATE}: lists the chosen rows in another file, as old versions of "
+            "datasets did; load the data set and save it again"
+        )
+    paths = [folder / name for name in names]
+    check_shards(paths)
+    return paths
+
+
+def _is_name(text: Any) -> bool:  # noqa: ANN401
+    return isinstance(text, str) and text != "" and Path(text).name == text
+
+
+def _columns(path: Path) -> Columns:
+    import pyarrow as pa
+
+    opened(path).close()  # refuses what is not a regular file
+    with reading(path, _ADVICE), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
+        return find_columns(rows.schema, path)
+
+
+def _read_split(paths: Sequence[Path], columns: Columns) -> StoredImages:
+    parts, labels = [], [np.empty(0, np.int64)]
+    for path in paths:
+        with reading(path, _ADVICE):
+            labels.append(read_labels(_column(path, columns.label), path))
+        images = PerProcess(partial(_images, path, columns.image, len(labels[-1])))
+        images()
+        parts.append(Part(path, 0, len(labels[-1]), images))
+    return StoredImages(np.concatenate(labels), EncodedImages(parts))
+
+
+def _images(path: Path, column: str, num_rows: int) -> "pa.ChunkedArray":
+    with reading(path, _ADVICE):
+        images = encoded(_column(path, column))
+        if len(images) != num_rows:
+            raise ValueError(f"{len(images)} images, but {num_rows} labels")
+        return images
+
+
+def _column(path: Path, name: str) -> "pa.ChunkedArray":
+    """Map a column; its numbers and bytes stay in the file until they are looked at.
+
+    Raises:
+        pa.ArrowException: the file is damaged.
+        ValueError: it is cut off or compressed.
+    """
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:  # closing it keeps the map of what is in use
+        for message in pa.ipc.MessageReader.open_stream(file):
+            if message.type == "dictionary":
+                raise ValueError("it has dictionaries, which save_to_disk does not write")
+            if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
+                raise ValueError("it is compressed, which save_to_disk does not do")
+        end = file.tell()
+        file.seek(max(0, end - len(_END)))
+        if file.read() != _END:
+            raise ValueError("it does not end where its rows end")
+        file.seek(0)
+        with pa.ipc.open_stream(file) as stream:
+            index = stream.schema.get_field_index(name)
+        options = pa.ipc.IpcReadOptions(included_fields=[index], use_threads=False)
+        file.seek(0)
+        with pa.ipc.open_stream(file, options=options) as stream:
+            return stream.read_all().column(0)
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Tell whether the buffers of a record batch are compressed.
+
+    Decompressing could take any amount of memory, and pyarrow cannot say beforehand whether it will
+    do so. In Arrow's Message.fbs, the record batch is field 2 of a message, and its compression is
+    field 3; both are at fixed places in flatbuffers, which pyarrow has verified.
+
+    Args:
+        metadata: a message without its body.
+    """
+
+    def field(table: int, number: int) -> int:
+        """Return the place of a field of a table, 0 if it is not there."""
+        vtable = table - struct.unpack_from("<i", metadata, table)[0]
+        place = 4 + 2 * number
+        if place >= struct.unpack_from("<H", metadata, vtable)[0]:
+            return 0
+        offset = struct.unpack_from("<H", metadata, vtable + place)[0]
+        return offset and table + offset
+
+    def target(place: int) -> int:
+        return place + struct.unpack_from("<I", metadata, place)[0]
+
+    batch = target(field(target(0), 2))
+    return field(batch, 3) != 0

@@ -1,0 +1,305 @@
+"""Tables of Apache Arrow with a column of encoded images and one of labels, as Hugging Face's.
+
+`arrow.py` and `parquet.py` open the files; here is what their tables have in common. Tables of
+others than Hugging Face's library `datasets` will do, if they look the same.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
+from vigpipe.data.per_process import PerProcess
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import no_duplicates
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BYTES = "bytes"  # the field with an encoded image, beside one with its path, which is not followed
+TEST_SPLITS = ("test", "validation", "val")  # the first that is there
+_MOST_METADATA = 16 << 20  # bytes of JSON
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are used.
+
+    Attributes:
+        image: name of the column of images.
+        label: name of the column of labels.
+        class_names: names of the classes by label; None if the table has none.
+    """
+
+    image: str
+    label: str
+    class_names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that are opened together: those of a file, or of a row group of one.
+
+    Attributes:
+        path: the file.
+        first_row: number of the first row in the file.
+        num_rows: how many there are.
+        images: their encoded images.
+    """
+
+    path: Path
+    first_row: int
+    num_rows: int
+    images: "PerProcess[pa.ChunkedArray]"
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Decodes the images of a split, whose rows are in several parts."""
+
+    parts: Sequence[Part]
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([part.num_rows for part in self.parts])
+
+    def __call__(self, index: int) -> np.ndarray:
+        """Return the pixels of an image, (h, w, 3) uint8."""
+        part, row = self._find(index)
+        content = part.images()[row].as_py()
+        name = self.name_of(index)
+        if content is None:
+            raise InputError(
+                f"{name}: has no encoded image, at most a path, which is not followed; store the "
+                "images themselves, as datasets' save_to_disk does"
+            )
+        if len(content) > LARGEST_BYTES:
+            raise InputError(
+                f"{name}: its {len(content)} bytes are more than the {LARGEST_BYTES} that an image "
+                "may have; store it smaller"
+            )
+        return decode(content, name)
+
+    def name_of(self, index: int) -> str:
+        """Name the file and the row of an image."""
+        part, row = self._find(index)
+        return f"{part.path}: row {part.first_row + row}"
+
+    def _find(self, index: int) -> tuple[Part, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        part = self.parts[number]
+        return part, index - int(self._ends[number]) + part.num_rows
+
+
+def need_pyarrow(path: Path) -> None:
+    """Raise InputError if pyarrow is not installed; it is not imported."""
+    if find_spec("pyarrow") is None:
+        raise InputError(
+            f"{path}: Arrow and parquet files are read with pyarrow, which is not installed; "
+            "install it: pip install pyarrow, or vigpipe with its extra, vigpipe[arrow]"
+        )
+
+
+@contextmanager
+def reading(path: Path, advice: str) -> Iterator[None]:
+    """Turn what pyarrow raises for a bad file, of whatever type, into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
+            raise
+        raise InputError(f"{path}: cannot be read ({escaped(str(error))}); {advice}") from error
+
+
+def check_shards(paths: Sequence[Path]) -> None:
+    """Check that no file is missing where names count them, as in train-00000-of-00002.parquet.
+
+    Raises:
+        InputError: a file is missing.
+    """
+    for path in paths:
+        words = path.name.split(".")[0].replace("_", "-").split("-")
+        if "of" not in words[:-1]:
+            continue
+        count = words[words.index("of") + 1]
+        if count.isdecimal() and int(count) != len(paths):
+            raise InputError(
+                f"{path}: is one of {int(count)} files by its name, but {len(paths)} are there; "
+                "fetch or save the data set again"
+            )
+
+
+def find_columns(schema: "pa.Schema", where: Path) -> Columns:
+    """Find the columns of the images and of their labels.
+
+    Hugging Face's description in the schema says which columns are images and class labels. Without
+    one, images are the structure with the field `bytes`, and labels the integers called `label` or
+    `labels`.
+
+    Raises:
+        InputError: there is no such column, or there are several, or it is of another type.
+    """
+    import pyarrow as pa
+
+    features = _features(schema, where)
+    types = {field.name: field.type for field in schema}
+    if len(types) < len(schema):
+        raise InputError(f"{where}: two columns have the same name; rename one")
+    kinds = {name: _kind(features.get(name)) for name in types}
+    image = _only(
+        [n for n, kind in kinds.items() if kind == "Image" or (not kind and _has_bytes(types[n]))],
+        ("image", "img"),
+        "column of encoded images, as datasets.Image() makes them",
+        types,
+        where,
+    )
+    if not _has_bytes(types[image]):
+        raise InputError(
+            f"{where}: the column {escaped(image)} has the type {escaped(str(types[image]))}, "
+            "expected encoded images in a field `bytes`; save the data set after cast_column with "
+            "datasets.Image()"
+        )
+    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    label = _only(
+        labels or [name for name in types if name in ("label", "labels")],
+        ("label", "labels"),
+        "column of class labels, as datasets.ClassLabel() makes them, or called label",
+        types,
+        where,
+    )
+    if not pa.types.is_integer(types[label]):
+        raise InputError(
+            f"{where}: the column {escaped(label)} has the type {escaped(str(types[label]))}, "
+            f"expected a whole number for each image; save the data set after "
+            f"class_encode_column({escaped(label)!r})"
+        )
+    return Columns(image, label, _class_names(features.get(label), where))
+
+
+def _features(schema: "pa.Schema", where: Path) -> Mapping[str, Any]:
+    """Read Hugging Face's description of the columns; empty if there is none."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
+        return {}
+    try:
+        if len(text) > _MOST_METADATA:
+            raise ValueError(f"it has {len(text)} bytes, expected at most {_MOST_METADATA}")
+        features = json.loads(text, object_pairs_hook=no_duplicates)["info"]["features"]
+        if not isinstance(features, dict):
+            raise TypeError("its features are no table")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(
+            f"{where}: Hugging Face's description of the columns cannot be read "
+            f"({type(error).__name__}: {escaped(str(error))}); save the data set again"
+        ) from error
+    return features
+
+
+def _kind(feature: Any) -> str:  # noqa: ANN401
+    kind = feature.get("_type") if isinstance(feature, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _has_bytes(type_: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    if not pa.types.is_struct(type_) or type_.get_field_index(BYTES) < 0:
+        return False
+    bytes_type = type_.field(BYTES).type
+    return pa.types.is_binary(bytes_type) or pa.types.is_large_binary(bytes_type)
+
+
+def _only(
+    names: Sequence[str],
+    usual: Sequence[str],
+    what: str,
+    types: Mapping[str, Any],
+    where: Path,
+) -> str:
+    """Choose the only column, or of several the only one with a usual name."""
+    if len(names) > 1:
+        names = [name for name in names if name in usual] or names
+    if len(names) == 1:
+        return names[0]
+    found = ", ".join(names or types)
+    if names:
+        raise InputError(
+            f"{where}: has several columns where one {what}, is expected: {escaped(found)}; drop "
+            "the others with datasets' remove_columns, and save it again"
+        )
+    raise InputError(
+        f"{where}: has no {what}, among its columns {escaped(found)}; rename or cast the column, "
+        "and save it again"
+    )
+
+
+def _class_names(feature: Any, where: Path) -> tuple[str, ...] | None:  # noqa: ANN401
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"{where}: its class names are not a list of texts; save the data set again"
+        )
+    return tuple(names)
+
+
+def check_same(columns: Mapping[Path, Columns]) -> Columns:
+    """Require that all files have the same columns and class names, and return them.
+
+    Raises:
+        InputError: two files differ.
+    """
+    (first, expected), *others = columns.items()
+    for path, found in others:
+        if found != expected:
+            raise InputError(
+                f"{path}: its column of images or of labels, or the names of its classes, differ "
+                f"from those of {os.path.relpath(first, path.parent)}; save both from one data set"
+            )
+    return expected
+
+
+def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
+    """Turn a column of whole numbers into an array, (n,) int64.
+
+    Raises:
+        InputError: there are rows without a label.
+    """
+    import pyarrow as pa
+
+    column.validate(full=True)
+    if column.null_count:
+        raise InputError(
+            f"{path}: {column.null_count} of {len(column)} rows have no label; leave them out, or "
+            "take another split"
+        )
+    return column.cast(pa.int64()).to_numpy().copy()
+
+
+def encoded(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Take the encoded images out of a column of structures, and validate them.
+
+    Raises:
+        pa.ArrowInvalid: the column is damaged.
+    """
+    import pyarrow as pa
+
+    images = []
+    for chunk in column.chunks:
+        chunk.validate()  # that its fields are as long as itself
+        field = chunk.flatten()[chunk.type.get_field_index(BYTES)]
+        field.validate(full=True)  # that its values lie within it
+        images.append(field)
+    return pa.chunked_array(images, images[0].type if images else pa.binary())
