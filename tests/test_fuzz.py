@@ -21,12 +21,20 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+from tests.data.formats.small_sets import (
+    keras_arrays,
+    write_idx,
+    write_npz,
+    write_parquet,
+    write_saved,
+)
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.cli import main
 from vigpipe.config.files import as_toml, read_config_file
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
-from vigpipe.data import images
+from vigpipe.data import formats, images
 from vigpipe.errors import InputError
+from vigpipe.files.names import is_plain
 from vigpipe.model.weights import load_weights, read_weights
 from vigpipe.parallel.plan import read_plan
 from vigpipe.planning.profile import read_profile
@@ -224,6 +232,60 @@ def test_image_files(content, tmp_path):
 def test_pictures_themselves_are_read(tmp_path):
     for content in PICTURES.values():
         assert refusal(images.read_image, content, tmp_path / "x.png") is None
+
+
+# ---- data sets --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory):
+    """For each format the path that is read, a file to damage, and its whole content."""
+    root = tmp_path_factory.mktemp("sets")
+    found = {}
+    for kind, name in (("idx", "train-images-idx3-ubyte"), ("idx.gz", "t10k-labels-idx1-ubyte.gz")):
+        folder = write_idx(root / kind, packed=kind == "idx.gz")
+        found[kind] = (folder, folder / name)
+    for kind in ("npz", "packed npz"):
+        path = write_npz(root / f"{kind}.npz", keras_arrays(3), packed=kind != "npz")
+        found[kind] = (path, path)
+    folder = write_saved(root / "arrow", files=1)
+    found["arrow"] = (folder, folder / "train/data-00000-of-00001.arrow")
+    found["state"] = (folder, folder / "test/state.json")
+    folder = write_parquet(root / "parquet")
+    found["parquet"] = (folder, folder / "data/train-00000-of-00001.parquet")
+    return {kind: (path, file, file.read_bytes()) for kind, (path, file) in found.items()}
+
+
+@thousands
+@given(data=st.data())
+def test_files_of_data_sets(data, data_sets):
+    """Open the data set, and load all that it says are images."""
+    path, file, content = data_sets[data.draw(st.sampled_from(sorted(data_sets)))]
+    said = []
+    try:
+        file.unlink(missing_ok=True)  # not written over: images read before may still map it
+        file.write_bytes(data.draw(damaged(content)))
+        stored = formats.read(path)
+        for images_ in stored.splits.values():
+            assert set(images_.labels) <= set(range(len(stored.class_names)))
+            for index in range(len(images_)):
+                try:
+                    pixels = images_.load(index)
+                    assert (pixels.dtype, pixels.shape[2:]) == (np.uint8, (stored.look.channels,))
+                except InputError as error:
+                    said.append(str(error))
+    except InputError as error:
+        said.append(str(error))
+    finally:
+        file.unlink()
+        file.write_bytes(content)
+    assert all(str(path) in text and is_plain(text) for text in said)
+
+
+def test_whole_data_sets_are_read(data_sets):
+    for path, _, _ in data_sets.values():
+        stored = formats.read(path)
+        assert all(stored.load(image).any() for image in stored.image_ids())
 
 
 # ---- weights ----------------------------------------------------------------------------------

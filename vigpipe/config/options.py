@@ -66,7 +66,8 @@ class TrainConfig:
         drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
         dropout: dropout rate in the readout.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
-            test/<class>/<image>, or with tar files.
+            test/<class>/<image>; or tar files, MNIST's files, a .npz file, or a folder of Hugging
+            Face's save_to_disk or of parquet files.
         data_dir: folder of the CIFAR-10 files.
         download: fetch CIFAR-10 if it is not in the data folder.
         image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.

@@ -1,4 +1,4 @@
-"""Sources of images and labels: digits, CIFAR-10, a folder of images, or generated noise."""
+"""Sources of images and labels: digits, CIFAR-10, data sets in files, or generated noise."""
 
 import contextlib
 import gzip
@@ -29,7 +29,7 @@ class Source:
     """Labelled images to train on and to test with, and perhaps some for validation.
 
     Attributes:
-        name: name of the source, or the path of its folder.
+        name: name of the source, or the path of its folder or file.
         class_names: name of each class, by label.
         channels: C, 1 for grey and 3 for colour.
         image_size: (H, W) of every image that `read` returns, in pixels.
