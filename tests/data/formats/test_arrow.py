@@ -84,6 +84,12 @@ def test_an_image_that_is_only_a_path_is_a_bad_image(tmp_path):
     assert (source.num_bad_images, len(source.train)) == (2, 10)
 
 
+def test_a_single_split_is_known_and_other_files_called_state_are_not(tmp_path):
+    assert holds(REAL / "train")
+    (tmp_path / "state.json").touch()
+    assert not holds(tmp_path)
+
+
 # ---- what is refused ------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ def test_a_split_is_read_alike_after_it_was_pickled_for_a_worker(tmp_path, kind)
     assert train.labels.tolist() == LABELS["train"].tolist()
 
 
-@pytest.mark.parametrize("name", ["x.tfrecord", "x.h5", "x.parquet", "x.arrow"])
+@pytest.mark.parametrize("name", ["x.h5", "x.parquet", "x.arrow"])
 def test_other_files_are_refused_with_what_may_be_given(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=rf"{name}: is no data set; give a folder .* \.npz file"):

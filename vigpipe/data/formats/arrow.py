@@ -45,8 +45,9 @@ _ADVICE = "it is damaged or not wholly downloaded: fetch the data set or save it
 
 
 def holds(path: Path) -> bool:
-    """Whether a folder was written by save_to_disk, by the names in it."""
-    return any(os.path.isfile(path / name) for name in (_SPLITS, _STATE))
+    """Whether a folder was written by save_to_disk, also of a single split, by the names in it."""
+    is_split = all(os.path.isfile(path / name) for name in (_STATE, "dataset_info.json"))
+    return is_split or os.path.isfile(path / _SPLITS)
 
 
 def read(root: Path) -> Stored:
