@@ -16,6 +16,7 @@ from vigpipe.bench.options import (
     CheckpointBench,
     CutsBench,
     EmulateBench,
+    FeedBench,
     OpsBench,
     PipelineBench,
     PredictBench,
@@ -47,6 +48,7 @@ SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
+FeedOptions = Annotated[FeedBench, Parameter(name="*")]
 VigOptions = Annotated[VigBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
@@ -355,6 +357,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.throughput import bench_vig
 
         bench_vig(config)
+
+    @bench.command
+    def feed(*, config: FeedOptions = FeedBench()) -> None:  # noqa: B008
+        """Time the way from JPEG files to batches on the device against timm's loader."""
+        from vigpipe.bench.feed import bench_feed
+
+        bench_feed(config)
 
     @bench.command(name="checkpoint")
     def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008

@@ -175,3 +175,27 @@ class SoakBench:
     unbroken: Path | None = None
     seed: int = 0
     out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedBench(OpsBench):
+    """Options of `vigpipe bench feed`.
+
+    Attributes:
+        repeats: timed rounds of every contender.
+        threads: threads of this process; each worker has one.
+        pictures: folder of images, train/<class>/<image>, to read; if it does not exist, it is made
+            from scikit-learn's photographs.
+        images: number of images that every contender reads, in all rounds together.
+        batch_size: images of a batch.
+        workers: processes that read ahead, for each contender.
+        model: the model whose steps hide the reading; by default vig_ti_224 on a GPU and
+            vig_cifar_ti on a CPU.
+    """
+
+    repeats: int = 9
+    pictures: Path = Path("runs/photographs")
+    images: int = 5000
+    batch_size: int = 50
+    workers: int = 1
+    model: Model | None = None

@@ -135,7 +135,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+    image.load()  # or numpy would decode it, and take an error for an array of one object
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _reason(error: BaseException) -> str:

@@ -31,6 +31,7 @@ from vigpipe.data.slots import Slots
 from vigpipe.data.split import Split
 from vigpipe.errors import InputError, WorkerError
 from vigpipe.launch import fork_server
+from vigpipe.launch.device import keep_freed_memory
 
 # Imported once by the fork server, from which workers are forked, because this process has threads
 # by now. A worker imports the main module again, so imports of the command's are listed too.
@@ -289,6 +290,7 @@ def _begin(lifeline: Connection, _worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides
     images.NUM_THREADS = 1  # there are several workers instead
+    keep_freed_memory()  # decoded images are large, and come and go
 
     def end_with_the_rank() -> None:
         lifeline.poll(None)
