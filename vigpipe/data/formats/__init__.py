@@ -31,7 +31,7 @@ def read(path: Path) -> Stored:
     if not os.path.isdir(path):
         raise InputError(
             f"{path}: is no data set; give a folder with train/<class>/<image> and "
-            "test/<class>/<image>, one with the files of MNIST, of parquet or of Hugging Face's "
-            "save_to_disk, or a .npz file"
+            "test/<class>/<image>, one with tar files or with the files of MNIST, of parquet or of "
+            "Hugging Face's save_to_disk, or a .npz file"
         )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected
