@@ -33,6 +33,7 @@ from vigpipe.cli import main
 from vigpipe.config.files import as_toml, read_config_file
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
 from vigpipe.data import formats, images
+from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
 from vigpipe.model.weights import load_weights, read_weights
@@ -220,7 +221,7 @@ PICTURES = pictures()
 @given(content=st.sampled_from(list(PICTURES.values())).flatmap(damaged) | st.binary(max_size=64))
 def test_image_files(content, tmp_path):
     def read(path):
-        pixels = images.read_image(path)
+        pixels = to_array(images.read_image(path))
         assert pixels.shape[2:] == (3,)
         assert pixels.dtype == np.uint8
 
@@ -270,7 +271,7 @@ def test_files_of_data_sets(data, data_sets):
             assert set(images_.labels) <= set(range(len(stored.class_names)))
             for index in range(len(images_)):
                 try:
-                    pixels = images_.load(index)
+                    pixels = to_array(images_.load(index))
                     assert (pixels.dtype, pixels.shape[2:]) == (np.uint8, (stored.look.channels,))
                 except InputError as error:
                     said.append(str(error))
@@ -285,7 +286,7 @@ def test_files_of_data_sets(data, data_sets):
 def test_whole_data_sets_are_read(data_sets):
     for path, _, _ in data_sets.values():
         stored = formats.read(path)
-        assert all(stored.load(image).any() for image in stored.image_ids())
+        assert all(to_array(stored.load(image)).any() for image in stored.image_ids())
 
 
 # ---- weights ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from timm.data.transforms_factory import create_transform
 
 from vigpipe.data import Augmentation, open_source, transforms
 from vigpipe.data.augment import TimmAugment, keep_one_bit
+from vigpipe.data.picture import to_array
 from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.errors import InputError
 
@@ -22,7 +23,7 @@ SHIFT = Augmentation("shift", "none", 0.0, 0.0)
 def picture(size, seed=0, channels=3):
     """Smooth enough that resizing and rotating leave something to compare."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, channels), dtype=np.uint8)
-    return transforms.centre_crop(coarse, size)
+    return to_array(transforms.centre_crop(coarse, size))
 
 
 NORMALISE = Normalise(255, 0.5, 0.5)
@@ -31,7 +32,7 @@ NORMALISE = Normalise(255, 0.5, 0.5)
 def augmented(ours, images, seeds):
     """What a model sees: augmented, normalised, and then erased."""
     pixels, erasures = ours(images, seeds)
-    stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+    stacked = torch.from_numpy(np.stack([to_array(p) for p in pixels])).permute(0, 3, 1, 2)
     return NORMALISE([Pixels(stacked, erasures)], len(pixels), stacked.shape[1:])
 
 

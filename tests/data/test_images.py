@@ -13,6 +13,7 @@ from PIL import Image
 
 from vigpipe.data import images
 from vigpipe.data.formats import folders
+from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
 
@@ -81,7 +82,7 @@ GOOD_IMAGES = {
 def test_every_kind_of_image_becomes_rgb(tmp_path, name):
     make, options, expected = GOOD_IMAGES[name]
     path = save(make(), tmp_path / name, **options)
-    pixels = images.read_image(path)
+    pixels = to_array(images.read_image(path))
     assert pixels.shape == (1, 2, 3)
     assert pixels.dtype == np.uint8
     if expected is None:
@@ -93,12 +94,12 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
 def test_a_16_bit_pgm_keeps_its_upper_byte(tmp_path):
     path = tmp_path / "x.pgm"
     path.write_bytes(b"P5 2 1 65535\n" + bytes([0x12, 0x34, 0xFF, 0xFF]))
-    assert images.read_image(path)[0].tolist() == [[0x12] * 3, [0xFF] * 3]
+    assert to_array(images.read_image(path))[0].tolist() == [[0x12] * 3, [0xFF] * 3]
 
 
 def test_a_png_under_the_name_of_a_jpeg_is_read(tmp_path):
     path = png(tmp_path / "x.png").rename(tmp_path / "x.JPEG")
-    assert images.read_image(path)[0, 0].tolist() == list(RED)
+    assert to_array(images.read_image(path))[0, 0].tolist() == list(RED)
 
 
 # --- what cannot be read ---------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_any_damage_to_a_file_is_an_input_error_or_none(tmp_path_factory, junk, 
     path = tmp_path_factory.mktemp("junk") / f"x.{format}"
     path.write_bytes(data[:where] + junk + data[where + len(junk) :])
     try:
-        assert images.read_image(path).ndim == 3
+        assert images.read_image(path).mode == "RGB"
     except InputError:
         assert list(images.find_bad_images(images.read_image, [path])) == [path]
 

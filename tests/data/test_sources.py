@@ -16,6 +16,7 @@ from PIL import Image
 
 from vigpipe.data import images, open_source, sources, split, transforms
 from vigpipe.data.formats import folders
+from vigpipe.data.picture import to_array
 from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.data.stored import InMemory, Look, StoredImages
 from vigpipe.errors import InputError
@@ -89,7 +90,7 @@ def test_augmented_digits_are_not_mirrored_and_stay_in_0_to_1():
     for i, pixels in enumerate(plain.permute(0, 2, 3, 1).numpy()):
         generator = random.Random(transforms.image_seed(0, 0, i))
         crop = transforms.random_crop(pixels, (16, 16), generator, flip=False)
-        expected = torch.tensor(crop).permute(2, 0, 1) / 240
+        expected = torch.tensor(to_array(crop)).permute(2, 0, 1) / 240
         torch.testing.assert_close(x[i], expected.clamp(max=1))
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 
 from vigpipe.data import transforms
+from vigpipe.data.picture import to_array
 
 
 def picture(size, seed=0):
@@ -41,7 +42,7 @@ def test_random_crops_are_those_of_timm(size):
         random.seed(seed)
         expected = theirs(Image.fromarray(pixels))
         random.setstate(state)
-        torch.testing.assert_close(torch.tensor(ours).permute(2, 0, 1) / 255, expected)
+        torch.testing.assert_close(torch.tensor(to_array(ours)).permute(2, 0, 1) / 255, expected)
 
 
 @old_timm
@@ -52,7 +53,7 @@ def test_test_images_are_resized_and_cut_as_timm_does(size, side):
     pixels = picture(size)
     ours = transforms.centre_crop(pixels, (side, side))
     expected = theirs(Image.fromarray(pixels))
-    torch.testing.assert_close(torch.tensor(ours).permute(2, 0, 1) / 255, expected)
+    torch.testing.assert_close(torch.tensor(to_array(ours)).permute(2, 0, 1) / 255, expected)
 
 
 @old_timm
@@ -66,7 +67,7 @@ def test_test_images_of_any_shape_are_cut_to_any_shape_as_timm_does(size, goal, 
     pixels = picture(size)
     ours = transforms.centre_crop(pixels, goal, crop_pct)
     expected = theirs(Image.fromarray(pixels))
-    torch.testing.assert_close(torch.tensor(ours).permute(2, 0, 1) / 255, expected)
+    torch.testing.assert_close(torch.tensor(to_array(ours)).permute(2, 0, 1) / 255, expected)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10**9))
@@ -80,8 +81,10 @@ def test_a_random_box_lies_within_the_image(height, width, seed):
 def test_about_half_of_the_images_are_mirrored():
     ramp = np.tile(np.arange(0, 240, 6, dtype=np.uint8)[None, :, None], (40, 1, 3))
     crops = [
-        transforms.random_crop(
-            ramp, (8, 8), random.Random(transforms.image_seed(0, 0, i)), flip=True
+        to_array(
+            transforms.random_crop(
+                ramp, (8, 8), random.Random(transforms.image_seed(0, 0, i)), flip=True
+            )
         )
         for i in range(400)
     ]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.data.test_sources import write_png
 from vigpipe.data import open_source
+from vigpipe.data.picture import to_array
 from vigpipe.data.stored import StoredImages
 from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
@@ -28,7 +29,7 @@ def divided(labels, fraction: float, seed: int = 0) -> tuple[list[int], list[int
     images = StoredImages(np.asarray(labels), Numbers())
     indices = []
     for part in hold_out(images, fraction, seed):
-        indices.append([int(part.load(i).item()) for i in range(len(part))])
+        indices.append([int(to_array(part.load(i)).item()) for i in range(len(part))])
         assert part.labels.tolist() == [labels[i] for i in indices[-1]]
     left, held_out = indices
     return left, held_out

@@ -7,7 +7,7 @@ reads an image, in any order, gets the same pixels. Nothing else in the trainer 
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 
 from vigpipe.config.choices import RandomCrop
 from vigpipe.data import transforms
+from vigpipe.data.picture import Picture, size_of, to_array, to_pil
 from vigpipe.data.pixels import Erasure
 from vigpipe.errors import InputError
 
@@ -70,7 +71,7 @@ class TimmAugment:
         from timm.data.random_erasing import RandomErasing
         from timm.data.transforms_factory import create_transform
 
-        self._size, self._flip = size, flip
+        self._size, self._channels, self._flip = size, channels, flip
         name = augmentation.auto_augment
         make: Any = create_transform
         try:
@@ -104,40 +105,39 @@ class TimmAugment:
         )
 
     def __call__(
-        self, images: Sequence[np.ndarray], seeds: Sequence[int]
-    ) -> tuple[list[np.ndarray], tuple[Erasure, ...]]:
+        self, images: Iterable[Picture], seeds: Sequence[int]
+    ) -> tuple[list[Picture], tuple[Erasure, ...]]:
         """Augment images.
 
         Args:
-            images: b images, each (h, w, C) uint8.
+            images: b images, of whatever size.
             seeds: b seeds from `transforms.image_seed`.
 
         Returns:
-            b images, each (H, W, C) uint8, and the boxes to erase once they are normalised.
+            b images of H × W pixels, and the boxes to erase once they are normalised.
         """
-        out: list[np.ndarray] = []
+        out: list[Picture] = []
         erasures: list[Erasure] = []
         with _borrowed_generators():
-            for pixels, seed in zip(images, seeds, strict=True):
+            for picture, seed in zip(images, seeds, strict=True):
                 random.seed(seed)
                 np.random.seed(seed % 2**32)
                 torch.default_generator.manual_seed(seed % 2**63)  # not CUDA's, as torch's own does
-                out.append(self._augmented(pixels))
+                out.append(self._augmented(picture))
                 if self._erase is not None:
-                    canvas = _Canvas(len(out) - 1, out[-1].shape)
+                    canvas = _Canvas(len(out) - 1, (self._channels, *size_of(out[-1])))
                     self._erase(canvas)
                     erasures += canvas.erasures
         return out, tuple(erasures)
 
-    def _augmented(self, pixels: np.ndarray) -> np.ndarray:
+    def _augmented(self, picture: Picture) -> Picture:
         if self._shifts:
-            pixels = self._shifted(transforms.centre_crop(pixels, self._size))
+            picture = self._shifted(to_array(transforms.centre_crop(picture, self._size)))
         if self._steps:
-            image: Any = transforms.to_pil(pixels)
+            picture = to_pil(picture)
             for step in self._steps:
-                image = step(image)
-            pixels = transforms.to_array(image, pixels.shape[2])
-        return pixels
+                picture = step(picture)
+        return picture
 
     def _shifted(self, pixels: np.ndarray) -> np.ndarray:
         rows, columns = (
@@ -155,19 +155,18 @@ class _Canvas:
 
     Args:
         index: of the image in its batch.
-        shape: (H, W, C).
+        shape: (C, H, W).
     """
 
     dtype = torch.float32
 
-    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, index: int, shape: tuple[int, int, int]) -> None:
         self._index, self._shape = index, shape
         self.erasures: list[Erasure] = []
 
     def size(self) -> tuple[int, int, int]:
         """Return (C, H, W)."""
-        height, width, channels = self._shape
-        return channels, height, width
+        return self._shape
 
     def __setitem__(self, box: tuple[slice, slice, slice], noise: torch.Tensor) -> None:
         _, rows, columns = box

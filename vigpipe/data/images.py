@@ -31,26 +31,20 @@ _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
 NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def read_image(path: Path) -> np.ndarray:
+def read_image(path: Path) -> Image.Image:
     """Decode one image file, as `decode` does.
 
     Raises:
         InputError: the file cannot be read or decoded; the message gives path, reason and advice.
     """
     try:
-        return rgb_pixels(_opened(_content(path)))
+        return to_rgb(_opened(_content(path)))
     except Exception as error:
         raise _bad_image(str(path), error) from error
 
 
-def decode(content: bytes, name: str) -> np.ndarray:
-    """Decode one image, the first frame of an animation, to (H, W, 3) uint8 RGB.
-
-    Transparent pixels are put on white. CMYK is converted to RGB without a colour profile. Of 16
-    bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
-    greys unchanged (mode I;16, or I from PGM), and converting those would turn all values above 255
-    white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
-    in torchvision and timm.
+def decode(content: bytes, name: str) -> Image.Image:
+    """Decode one image, the first frame of an animation, to RGB, as `to_rgb` does.
 
     Args:
         content: the bytes of an image file.
@@ -60,20 +54,15 @@ def decode(content: bytes, name: str) -> np.ndarray:
         InputError: the bytes cannot be decoded.
     """
     try:
-        return rgb_pixels(_opened(content))
+        return to_rgb(_opened(content))
     except Exception as error:
         raise _bad_image(name, error) from error
-
-
-def rgb_pixels(image: Image.Image) -> np.ndarray:
-    """Return the pixels of an opened image, as `decode` does: (H, W, 3) uint8 RGB."""
-    return np.asarray(_to_rgb(image))
 
 
 Item = TypeVar("Item")
 
 
-def find_bad_images(load: Callable[[Item], np.ndarray], items: Sequence[Item]) -> dict[Item, str]:
+def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> dict[Item, str]:
     """Decode images once, in threads, and return those that fail, with reasons.
 
     The result is in the order of the items, so ranks may share the work (`items[rank::world_size]`)
@@ -119,7 +108,19 @@ def _opened(content: bytes) -> Image.Image:
     return image
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode an opened image to RGB.
+
+    Transparent pixels are put on white. CMYK is converted to RGB without a colour profile. Of 16
+    bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
+    greys unchanged (mode I;16, or I from PGM), and converting those would turn all values above 255
+    white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
+    in torchvision and timm.
+
+    Raises:
+        ValueError: the range of its pixels is not known.
+        Exception: of whatever type Pillow raises for what it cannot decode.
+    """
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     clear = image.info.get("transparency")  # a colour in the file's bits; Pillow compares 8 bits
     if clear is not None and (is_16_bit or (isinstance(clear, tuple) and max(clear) > 255)):
@@ -135,7 +136,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    image.load()  # or numpy would decode it, and take an error for an array of one object
+    image.load()  # decodes it, here, where its errors are understood
     return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from vigpipe.data import formats
 from vigpipe.data.augment import Augmentation
 from vigpipe.data.images import find_bad_images
+from vigpipe.data.picture import size_of
 from vigpipe.data.split import ImageSplit, Preparation, Split
 from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
 from vigpipe.data.validation import hold_out
@@ -154,8 +155,8 @@ def open_source(
         bad_images = list(found or ())
     stored = stored.without(bad_images)
     if size is None:
-        size, size_of = _first_size(stored.train, skip_bad_images)
-        stored = stored.of_one_size(size, size_of)
+        size, example = _first_size(stored.train, skip_bad_images)
+        stored = stored.of_one_size(size, example)
     train, held_out = stored.train, None
     if validation:
         train, held_out = hold_out(train, validation, seed)
@@ -178,10 +179,8 @@ def _first_size(images: StoredImages, skip_bad_images: bool) -> tuple[tuple[int,
     """Return (H, W) of the first image, or of the first that can be read, and its name."""
     for index in range(len(images.labels)) if skip_bad_images else ():
         with contextlib.suppress(InputError):
-            height, width, _ = images.load(index).shape
-            return (height, width), images.load.name_of(index)
-    height, width, _ = images.load(0).shape
-    return (height, width), images.load.name_of(0)
+            return size_of(images.load(index)), images.load.name_of(index)
+    return size_of(images.load(0)), images.load.name_of(0)
 
 
 def _digits() -> Stored:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vigpipe.data import images, transforms
 from vigpipe.data.augment import Augmentation, TimmAugment
+from vigpipe.data.picture import Picture, size_of, to_array, write_channels
 from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
@@ -179,20 +180,19 @@ class ImageSplit:
             for i, copy in zip(indices, copies, strict=True)
         ]
         has_work = self._preparation.augment or any(index not in self._cache for index in indices)
-        if has_work and self._largest_bytes > THREADS_PAY_BYTES:
-            pixels = list(
-                self._threads.map(self._pixels, indices, seeds)
-            )  # raises the first image's error first
-        else:
-            pixels = [self._pixels(*pair) for pair in zip(indices, seeds, strict=True)]
+        use_threads = (
+            has_work and self._largest_bytes > THREADS_PAY_BYTES and images.NUM_THREADS > 1
+        )
+        # Either way the error of the first bad image is raised.
+        pictures = (self._threads.map if use_threads else map)(self._picture, indices, seeds)
         erasures = ()
         if self._timm is not None:
-            pixels, erasures = self._timm(pixels, seeds)
+            pictures, erasures = self._timm(pictures, seeds)
         if out is None:
             shape = (len(indices), self._look.channels, *self._size)
             out = torch.empty(shape, dtype=torch.uint8)
-        for place, image in zip(out.numpy(), pixels, strict=True):
-            place[...] = image.transpose(2, 0, 1)
+        for place, picture in zip(out.numpy(), pictures, strict=True):
+            write_channels(picture, place)
         return Pixels(out, erasures)
 
     def normaliser(
@@ -216,18 +216,21 @@ class ImageSplit:
         pixels = self.decode(indices, epoch, copies)
         return self.normaliser()([pixels], len(pixels.images), pixels.images.shape[1:])
 
-    def _pixels(self, index: int, seed: int) -> np.ndarray:
-        """Return an image resized and cropped, (H, W, C) uint8, without timm's augmentation."""
-        pixels = self._cache.get(index)
-        if pixels is None:
-            pixels = self._load(index)
-            self._largest_bytes = max(self._largest_bytes, pixels.nbytes)
+    def _picture(self, index: int, seed: int) -> Picture:
+        """Return an image of the model's size, or, for timm's augmentation, as it is stored."""
+        picture: Picture | None = self._cache.get(index)
+        if picture is None:
+            picture = self._load(index)
+            self._largest_bytes = max(self._largest_bytes, self._bytes_of(picture))
             if not self._preparation.augment:
-                pixels = transforms.centre_crop(pixels, self._size, self._preparation.crop_pct)
+                picture = transforms.centre_crop(picture, self._size, self._preparation.crop_pct)
             # Whatever the sizes of the images, this rule keeps the cache below CACHE_BYTES.
-            if pixels.nbytes * len(self) <= self._cache_bytes:
-                self._cache[index] = pixels
+            if self._bytes_of(picture) * len(self) <= self._cache_bytes:
+                self._cache[index] = picture = to_array(picture)
         if self._preparation.augment is True:
             generator = random.Random(seed)
-            pixels = transforms.random_crop(pixels, self._size, generator, self._look.flip)
-        return pixels
+            picture = transforms.random_crop(picture, self._size, generator, self._look.flip)
+        return picture
+
+    def _bytes_of(self, picture: Picture) -> int:
+        return math.prod(size_of(picture)) * self._look.channels

@@ -1,11 +1,12 @@
 """Labelled images as they are stored: what every format gives, before anything is done to them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from vigpipe.data.picture import Picture, size_of
 from vigpipe.errors import InputError
 
 
@@ -16,8 +17,8 @@ class Load(Protocol):
     has opened out of its pickle. Threads call it at the same time.
     """
 
-    def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of the image at an index, (h, w, C) uint8, of whatever size.
+    def __call__(self, index: int) -> Picture:
+        """Return the image at an index, of whatever size.
 
         Raises:
             InputError: the image cannot be read; the message begins with `name_of(index)`.
@@ -54,7 +55,7 @@ class _Taken:
     load: Load
     indices: np.ndarray
 
-    def __call__(self, index: int) -> np.ndarray:
+    def __call__(self, index: int) -> Picture:
         return self.load(int(self.indices[index]))
 
     def name_of(self, index: int) -> str:
@@ -99,8 +100,8 @@ class Stored:
         """The train and the test images by name."""
         return {"train": self.train, "test": self.test}
 
-    def load(self, image: "ImageId") -> np.ndarray:
-        """Return the pixels of an image, (h, w, C) uint8."""
+    def load(self, image: "ImageId") -> Picture:
+        """Return an image."""
         split, index = image
         return self.splits[split].load(index)
 
@@ -108,16 +109,16 @@ class Stored:
         """List all images."""
         return [(name, i) for name, images in self.splits.items() for i in range(len(images))]
 
-    def of_one_size(self, size: tuple[int, int], size_of: str) -> "Stored":
+    def of_one_size(self, size: tuple[int, int], example: str) -> "Stored":
         """Require that all images have the size of a given one.
 
         Args:
             size: (H, W) in pixels.
-            size_of: name of the image that has this size.
+            example: name of the image that has this size.
         """
 
         def checked(images: StoredImages) -> StoredImages:
-            return StoredImages(images.labels, _OfOneSize(images.load, size, size_of))
+            return StoredImages(images.labels, _OfOneSize(images.load, size, example))
 
         return replace(self, train=checked(self.train), test=checked(self.test))
 
@@ -153,16 +154,17 @@ ImageId = tuple[str, int]  # the split, train or test, and the index in it
 class _OfOneSize:
     load: Load
     size: tuple[int, int]
-    size_of: str
+    example: str
 
-    def __call__(self, index: int) -> np.ndarray:
-        pixels = self.load(index)
-        if pixels.shape[:2] != self.size:
+    def __call__(self, index: int) -> Picture:
+        picture = self.load(index)
+        height, width = size_of(picture)
+        if (height, width) != self.size:
             raise InputError(
-                f"{self.name_of(index)}: is {pixels.shape[1]}×{pixels.shape[0]} pixels, but "
-                f"{self.size_of} is {self.size[1]}×{self.size[0]}; resize all with `--image-size`"
+                f"{self.name_of(index)}: is {width}×{height} pixels, but {self.example} is "
+                f"{self.size[1]}×{self.size[0]}; resize all with `--image-size`"
             )
-        return pixels
+        return picture
 
     def name_of(self, index: int) -> str:
         return self.load.name_of(index)
@@ -173,16 +175,16 @@ class InMemory:
     """Images that are in memory.
 
     Attributes:
-        pixels: (n, h, w, C) uint8.
+        pictures: n images, such as an array, (n, h, w, C) uint8.
         name: of the data set.
     """
 
-    pixels: np.ndarray
+    pictures: Sequence[Picture] | np.ndarray
     name: str
 
-    def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of an image, (h, w, C) uint8."""
-        return self.pixels[index]
+    def __call__(self, index: int) -> Picture:
+        """Return an image."""
+        return self.pictures[index]
 
     def name_of(self, index: int) -> str:
         """Say which image of the data set an image is."""

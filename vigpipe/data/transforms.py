@@ -10,8 +10,9 @@ import hashlib
 import math
 import random
 
-import numpy as np
 from PIL import Image
+
+from vigpipe.data.picture import Picture, size_of, to_pil
 
 SMALL_IMAGE = 64  # pixels; up to this side a crop keeps at least 35 % of the area, else timm's 8 %
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
@@ -39,20 +40,20 @@ def crop_scale(size: tuple[int, int]) -> tuple[float, float]:
     return (0.35 if max(size) <= SMALL_IMAGE else 0.08, 1.0)
 
 
-def centre_crop(pixels: np.ndarray, size: tuple[int, int], crop_pct: float = 1.0) -> np.ndarray:
+def centre_crop(picture: Picture, size: tuple[int, int], crop_pct: float = 1.0) -> Picture:
     """Resize (bicubic, antialiased) so that the image covers a size, then crop the centre.
 
     Args:
-        pixels: (h, w, C) uint8.
+        picture: of whatever size.
         size: (H, W) of the result in pixels.
         crop_pct: fraction that is kept of the side that is shorter relative to `size`.
 
     Returns:
-        (H, W, C) uint8.
+        Of H × W pixels.
     """
-    height, width = pixels.shape[:2]
+    height, width = size_of(picture)
     if (height, width) == size and crop_pct == 1.0:
-        return pixels
+        return picture
     goal_height, goal_width = (math.floor(side / crop_pct) for side in size)
     if goal_height == goal_width:
         shorter = min(height, width)
@@ -60,32 +61,32 @@ def centre_crop(pixels: np.ndarray, size: tuple[int, int], crop_pct: float = 1.0
     else:
         ratio = min(height / goal_height, width / goal_width)
         height, width = round(height / ratio), round(width / ratio)
-    image = to_pil(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    image = to_pil(picture).resize((width, height), Image.Resampling.BICUBIC)
     top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
-    return to_array(image.crop((left, top, left + size[1], top + size[0])), pixels.shape[2])
+    return image.crop((left, top, left + size[1], top + size[0]))
 
 
 def random_crop(
-    pixels: np.ndarray, size: tuple[int, int], generator: random.Random, flip: bool
-) -> np.ndarray:
+    picture: Picture, size: tuple[int, int], generator: random.Random, flip: bool
+) -> Image.Image:
     """Crop a random box, resize it (bicubic, antialiased), and mirror every second image.
 
     Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
 
     Args:
-        pixels: (h, w, C) uint8.
+        picture: of whatever size.
         size: (H, W) of the result in pixels.
         generator: random generator seeded by `image_seed`.
         flip: mirror every second image at random; set if that keeps its class.
 
     Returns:
-        (H, W, C) uint8.
+        Of H × W pixels.
     """
-    box = random_box(pixels.shape[0], pixels.shape[1], crop_scale(size), generator)
-    top, left, height, width = box
-    image = to_pil(pixels[top : top + height, left : left + width])
-    out = to_array(image.resize((size[1], size[0]), Image.Resampling.BICUBIC), pixels.shape[2])
-    return out[:, ::-1] if flip and generator.random() < 0.5 else out
+    top, left, height, width = random_box(*size_of(picture), crop_scale(size), generator)
+    image = to_pil(picture).crop((left, top, left + width, top + height))
+    image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    mirror = flip and generator.random() < 0.5
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else image
 
 
 def random_box(
@@ -121,13 +122,3 @@ def random_box(
     elif width / height > CROP_RATIO[1]:
         box_width = max(1, round(height * CROP_RATIO[1]))
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
-
-
-def to_pil(pixels: np.ndarray) -> Image.Image:
-    """Convert pixels, (H, W, C) uint8, to a grey (C = 1) or a colour image."""
-    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-
-def to_array(image: Image.Image, channels: int) -> np.ndarray:
-    """Convert a grey or a colour image to pixels, (H, W, C) uint8."""
-    return np.asarray(image).reshape(image.height, image.width, channels)

@@ -15,7 +15,7 @@ from vigpipe.config.choices import MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
-from vigpipe.data.images import rgb_pixels
+from vigpipe.data.images import to_rgb
 from vigpipe.data.split import ImageSplit, Preparation
 from vigpipe.data.stored import InMemory, Load, Look, StoredImages
 from vigpipe.errors import InputError
@@ -90,8 +90,8 @@ class ModelDescription:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
-        pixels = _in_channels(rgb_pixels(image), self.in_chans)
-        return self._split(InMemory(pixels[None], "the image"), 1).read([0])[0]
+        image = _in_channels(to_rgb(image), self.in_chans)
+        return self._split(InMemory([image], "the image"), 1).read([0])[0]
 
     def _split(self, load: Load, num_images: int) -> ImageSplit:
         images = StoredImages(np.zeros(num_images, dtype=np.int64), load)
@@ -111,18 +111,16 @@ class _InChannels:
     files: Files
     channels: int
 
-    def __call__(self, index: int) -> np.ndarray:
+    def __call__(self, index: int) -> Image.Image:
         return _in_channels(self.files(index), self.channels)
 
     def name_of(self, index: int) -> str:
         return self.files.name_of(index)
 
 
-def _in_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Turn (h, w, 3) uint8 grey for a model of one channel: (h, w, channels)."""
-    if channels == 3:
-        return pixels
-    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+def _in_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Turn RGB grey for a model of one channel."""
+    return image if channels == 3 else image.convert("L")
 
 
 def read_description(

@@ -40,7 +40,7 @@ class Transform:
             InputError: the file cannot be read as an image.
         """
         if not isinstance(image, Image.Image):
-            image = Image.fromarray(read_image(Path(image)))
+            image = read_image(Path(image))
         return self.description.prepare(image)
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from vigpipe.data.images import find_bad_images
 from vigpipe.parallel.agreement import all_gather_values, run_with_heartbeats
 
@@ -12,7 +10,7 @@ Item = TypeVar("Item")
 
 
 def find_bad_images_together(
-    load: Callable[[Item], np.ndarray], share: Sequence[Item], world_size: int
+    load: Callable[[Item], object], share: Sequence[Item], world_size: int
 ) -> frozenset[Item]:
     """Decode every image once and tell all ranks which ones fail; all ranks call this.
 

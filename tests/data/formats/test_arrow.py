@@ -20,6 +20,7 @@ from tests.data.formats.small_sets import (
 )
 from vigpipe.data import open_source
 from vigpipe.data.formats.arrow import holds, read
+from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 
 REAL = Path(__file__).parent / "saved-by-datasets"
@@ -33,7 +34,7 @@ def test_pixels_labels_and_class_names_are_those_of_the_table(tmp_path, tested, 
     assert stored.class_names == tuple(NAMES)
     for split, images in stored.splits.items():
         np.testing.assert_array_equal(images.labels, LABELS[split])
-        loaded = np.stack([images.load(i) for i in range(len(images))])
+        loaded = np.stack([to_array(images.load(i)) for i in range(len(images))])
         np.testing.assert_array_equal(loaded, noise(split, 3))
     row = 7 if files == 1 else 1
     name = f"train/data-{files - 1:05}-of-{files:05}.arrow: row {row}"

@@ -13,6 +13,7 @@ import pytest
 from tests.data.formats.small_sets import LABELS, NAMES, keras_arrays, noise, write_npz
 from vigpipe.data.formats import npz
 from vigpipe.data.formats.npz import holds, read
+from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 
 
@@ -33,7 +34,7 @@ def test_pixels_and_labels_are_those_of_keras_arrays(save, channels):
     assert not stored.look.is_encoded
     for split, images in stored.splits.items():
         np.testing.assert_array_equal(images.labels, LABELS[split])
-        loaded = np.stack([images.load(i) for i in range(len(images))])
+        loaded = np.stack([to_array(images.load(i)) for i in range(len(images))])
         np.testing.assert_array_equal(loaded, noise(split, *channels).reshape(loaded.shape))
     assert stored.test.load.name_of(4) == f"{path}: x_test: image 4"
 
@@ -79,7 +80,8 @@ def test_a_refused_compressed_file_becomes_a_mapped_one_as_the_message_says(tmp_
     command = str(caught.value).partition("without compression, ")[2].partition(", and it")[0]
     code = "import numpy as np\n" + command
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    assert read(tmp_path / "new.npz").train.load(3).tolist() == noise("train", 3)[3].tolist()
+    loaded = to_array(read(tmp_path / "new.npz").train.load(3))
+    assert loaded.tolist() == noise("train", 3)[3].tolist()
 
 
 # ---- what is refused ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from tests.data.formats.small_sets import LABELS, NAMES, features, noise, table, write_parquet
 from vigpipe.data.formats import parquet
 from vigpipe.data.formats.parquet import holds, read
+from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 
 
@@ -23,7 +24,7 @@ def test_pixels_labels_and_class_names_are_those_of_the_table(tmp_path, layout):
     assert stored.class_names == tuple(NAMES)
     for split, images in stored.splits.items():
         np.testing.assert_array_equal(images.labels, LABELS[split])
-        loaded = np.stack([images.load(i) for i in range(len(images))])
+        loaded = np.stack([to_array(images.load(i)) for i in range(len(images))])
         np.testing.assert_array_equal(loaded, noise(split, 3))
     assert stored.train.load.name_of(7) == f"{tmp_path / layout.format('train')}: row 7"
 

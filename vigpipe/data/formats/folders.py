@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vigpipe.data.images import EXTENSIONS, read_image
 from vigpipe.data.stored import Stored, StoredImages
@@ -49,8 +50,8 @@ class Files:
         """Return what reads the files at these paths."""
         return cls(pack(map(str, paths)))
 
-    def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of a file, (h, w, 3) uint8."""
+    def __call__(self, index: int) -> Image.Image:
+        """Return an image, in RGB."""
         return read_image(Path(self.paths[index]))
 
     def name_of(self, index: int) -> str:

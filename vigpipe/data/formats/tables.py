@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
 from vigpipe.data.per_process import PerProcess
@@ -72,8 +73,8 @@ class EncodedImages:
     def _ends(self) -> np.ndarray:
         return np.cumsum([part.num_rows for part in self.parts])
 
-    def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of an image, (h, w, 3) uint8."""
+    def __call__(self, index: int) -> Image.Image:
+        """Return an image, in RGB."""
         part, row = self._find(index)
         content = part.images()[row].as_py()
         name = self.name_of(index)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
 from vigpipe.data.tars.index import Stamp, read_stamp
@@ -36,8 +37,8 @@ class LoadFromTars:
     sizes: np.ndarray
     names: Texts
 
-    def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of an image, (h, w, 3) uint8.
+    def __call__(self, index: int) -> Image.Image:
+        """Return an image, in RGB.
 
         Raises:
             InputError: the image cannot be read or decoded, or its tar is no longer the same.

@@ -1,0 +1,46 @@
+"""One image: its pixels as an array, or as Pillow has decoded them.
+
+Making one of the other copies it: 0.07 ms for 500 × 375 pixels, beside 1.7 ms for decoding them. So
+an image stays what it was read as until somebody needs the other.
+"""
+
+import numpy as np
+from PIL import Image
+
+Picture = np.ndarray | Image.Image  # (h, w, C) uint8, or of Pillow's mode L (C = 1) or RGB (C = 3)
+
+
+def size_of(picture: Picture) -> tuple[int, int]:
+    """Return (h, w) in pixels."""
+    if isinstance(picture, Image.Image):
+        return picture.height, picture.width
+    return picture.shape[0], picture.shape[1]
+
+
+def to_pil(picture: Picture) -> Image.Image:
+    """Return a picture as Pillow's, copied if it was an array."""
+    if isinstance(picture, Image.Image):
+        return picture
+    return Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
+
+
+def to_array(picture: Picture) -> np.ndarray:
+    """Return the pixels of a picture, (h, w, C) uint8, copied if it was Pillow's."""
+    if isinstance(picture, np.ndarray):
+        return picture
+    return np.asarray(picture).reshape(*size_of(picture), -1)
+
+
+def write_channels(picture: Picture, out: np.ndarray) -> None:
+    """Write the pixels of a picture, one channel after the other.
+
+    Args:
+        picture: of h × w pixels.
+        out: (C, h, w) uint8.
+    """
+    if isinstance(picture, np.ndarray):
+        out[...] = picture.transpose(2, 0, 1)
+        return
+    for band, channel in zip(picture.getbands(), out, strict=True):
+        pixels = picture.tobytes("raw", band)  # a third of the time of an array that is transposed
+        channel[...] = np.frombuffer(pixels, np.uint8).reshape(channel.shape)
