@@ -93,7 +93,7 @@ def bench_feed(config: FeedBench) -> None:
     if not config.pictures.exists():
         print(f"{config.pictures}: {config.images} pictures are made from scikit-learn's")
         make_pictures(config.pictures, config.images)
-    kilobytes = _mean_bytes(config) / 1e3
+    kilobytes = _read_once(config) / 1e3
     results, differences = {}, 0.0
     for transform, is_training in TRANSFORMS.items():
         reading = Reading(config.pictures, is_training, config.batch_size, config.workers, device)
@@ -115,11 +115,11 @@ def bench_feed(config: FeedBench) -> None:
         f"the device, with {config.workers} worker(s) for each contender on {num_cores} core(s). "
         f"Training: random box, mirroring, RandAugment and erasing as published for ImageNet; "
         f"evaluation: {CROP_PCT} of the bicubically resized image. All contenders read the same "
-        "images in the same order. Images/s a core: images over the CPU time of this process and "
-        "its workers. Ratio: to the faster of timm's two ways. timm's workers are forks of this "
-        "process, so they keep freed memory as it does, which timm by itself does not ask for. "
-        f"The images of evaluation differ from timm's by at most {differences:.1e}, where "
-        f"two neighbouring greys are {2 / 255:.1e} apart."
+        "images in the same order, from files that the system has in memory. Images/s a core: "
+        "images over the CPU time of this process and its workers. Ratio: to the faster of timm's "
+        "two ways. timm's workers are forks of this process, so they keep freed memory as it does, "
+        "which timm by itself does not ask for. The images of evaluation differ from timm's by at "
+        f"most {differences:.1e}, where two neighbouring greys are {2 / 255:.1e} apart."
     )
     _write(config.out, text, results, steps, device)
 
@@ -142,8 +142,11 @@ def _batches_of_a_round(config: FeedBench) -> int:
     return num_batches
 
 
-def _mean_bytes(config: FeedBench) -> float:
-    """Return the mean size of the images' files in bytes.
+def _read_once(config: FeedBench) -> float:
+    """Read every file, so that nobody waits for the disk later, and return their mean size.
+
+    Returns:
+        Bytes of a file.
 
     Raises:
         InputError: there are fewer images than are to be read.
@@ -157,7 +160,7 @@ def _mean_bytes(config: FeedBench) -> float:
             f"{config.images}; read fewer, or name a folder that does not exist, to be made"
         )
     names = [images.load.name_of(i) for i in range(len(images))]
-    return sum(Path(name).stat().st_size for name in names) / len(names)
+    return sum(len(Path(name).read_bytes()) for name in names) / len(names)
 
 
 def largest_difference(loaders: Mapping[str, Loader]) -> float:
@@ -188,9 +191,10 @@ def read_in_turn(
     efforts: dict[str, list[Effort]] = {name: [] for name in loaders}
     for round_index in range(NUM_WARMUP + config.repeats):
         steps = range(round_index * num_batches, (round_index + 1) * num_batches)
-        for name, loader in loaders.items():
+        first = round_index % len(loaders)  # or whoever comes first would always be the same
+        for name in (*list(loaders)[first:], *list(loaders)[:first]):
 
-            def read(loader: Loader = loader, steps: range = steps) -> None:
+            def read(loader: Loader = loaders[name], steps: range = steps) -> None:
                 for _ in loader.read(steps):
                     pass
 
@@ -226,8 +230,9 @@ def _write(
             continue
         (folder / "README.md").write_text(
             f"# From JPEG files to batches on the device\n\n{page}\n\n{origin(device)}- warm-up: "
-            f"{NUM_WARMUP} round; the contenders alternate round by round, every round is in "
-            "rows.csv; figures are medians (least – most), ratios are taken round by round\n",
+            f"{NUM_WARMUP} round; the contenders alternate, and each round begins with another; "
+            "every round is in rows.csv; figures are medians (least – most), ratios are taken round "
+            "by round\n",
             encoding="utf-8",
         )
     everything = {name: (rounds.efforts, rounds.num_images) for name, rounds in results.items()}
