@@ -230,8 +230,8 @@ def _write(
             continue
         (folder / "README.md").write_text(
             f"# From JPEG files to batches on the device\n\n{page}\n\n{origin(device)}- warm-up: "
-            f"{NUM_WARMUP} round; the contenders alternate, and each round begins with another; "
-            "every round is in rows.csv; figures are medians (least – most), ratios are taken round "
+            f"{NUM_WARMUP} round; contenders alternate, and each round begins with another; every "
+            "round is in rows.csv; figures are medians (least – most), ratios are taken round "
             "by round\n",
             encoding="utf-8",
         )
