@@ -33,7 +33,7 @@ pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
 CIFAR10_SUBSET = ROOT.parent / "shared" / "data" / "cifar10-subset"
-STEP = {"step", "epoch", "loss", "lr", "step_seconds", "images_per_second"}
+STEP = {"step", "epoch", "loss", "lr", "step_seconds", "images_per_second", "data_seconds"}
 EVALUATION = {"epoch", "training_loss", "loss", "top1", "top5", "images"}
 SHORT = ["--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
 FOUR_RANKS = ["--stages", "2", "--dp", "2", "--microbatches", "2"]
@@ -96,6 +96,7 @@ def test_every_step_and_the_evaluation_have_a_row(run, request):
     assert evaluation.keys() == EVALUATION
     assert [(row["step"], row["epoch"]) for row in steps] == [(1, 1), (2, 1), (3, 1)]
     assert all(row["images_per_second"] > 0 < row["step_seconds"] for row in steps)
+    assert all(row["data_seconds"] > 0 for row in steps)
     assert evaluation["images"] == 360
     assert 0 <= evaluation["top1"] <= evaluation["top5"] <= 1
 

@@ -97,8 +97,8 @@ def train(
 
     Args:
         on_step: is given the row of each optimizer step (step, epoch, loss, lr, step_seconds,
-            images_per_second) soon after it; the run does not wait. It stops the run, with a
-            checkpoint, by returning True.
+            images_per_second, data_seconds) soon after it; the run does not wait. It stops the
+            run, with a checkpoint, by returning True.
         on_evaluation: is given the row of each evaluation in the same way (epoch, training_loss,
             loss, top1, top5, images; with the option `validation` also a dictionary of that name).
         quiet: print nothing.

@@ -45,6 +45,7 @@ from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
+from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
@@ -106,6 +107,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     record = run_with_heartbeats(open_record, run.layout.world_size)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout)
+    slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
     def announce(event: str, message: str, step: int | None = None) -> None:
@@ -152,8 +154,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             announce("skipped", why, step.number)
         elif record is not None and loss is not None:
             facts = step.number, trained.epoch, loss, trained.lr
-            record.add_step(*facts, step.seconds, trained.batch.num_samples)
-            progress.add(*facts, trained.batch.num_samples)
+            num_samples, waited = trained.batch.num_samples, step.agreement.data_seconds
+            record.add_step(*facts, step.seconds, num_samples, waited)
+            progress.add(*facts, num_samples)
+            if why := slow_data.add(waited, step.seconds):
+                announce("data", why, step.number)
 
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""

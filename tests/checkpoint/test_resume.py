@@ -66,7 +66,7 @@ def run_rank(rank, world_size, config, folder):
 def rows(folder):
     """What metrics.jsonl tells, but for the times."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("step_seconds", "images_per_second")
+    timed = ("step_seconds", "images_per_second", "data_seconds")
     return [{k: v for k, v in row.items() if k not in timed} for row in found if "event" not in row]
 
 

@@ -24,13 +24,15 @@ pytestmark = pytest.mark.multiprocess
 
 
 def tell(rank, world_size):
-    status = Status(finite=rank != 1, stop=rank == 2, save=False, busy_seconds=rank / 4)
+    status = Status(
+        finite=rank != 1, stop=rank == 2, save=False, busy_seconds=rank / 4, data_seconds=rank / 8
+    )
     agreed = agree(status, world_size)
-    return agreed.finite, agreed.stop, agreed.save, agreed.busy_seconds
+    return agreed.finite, agreed.stop, agreed.save, agreed.busy_seconds, agreed.data_seconds
 
 
 def test_all_ranks_agree():
-    assert run_ranks(tell, 3) == [(False, True, False, [0.0, 0.25, 0.5])] * 3
+    assert run_ranks(tell, 3) == [(False, True, False, [0.0, 0.25, 0.5], 0.25)] * 3
 
 
 def test_a_rank_alone_agrees_with_itself():

@@ -123,6 +123,7 @@ def write_run(
             lr=4e-3,
             step_seconds=seconds,
             images_per_second=100 / seconds,
+            data_seconds=seconds / 8,
         )
         if step > NUM_WARMUP:
             rows += rows_of(now, "train", step, stages)

@@ -87,7 +87,9 @@ def test_warmup_is_left_out_of_medians(tmp_path):
     assert settled_steps(timed)[0].number == NUM_WARMUP + 1
     assert settled_steps(untimed)[0].number == 2
     expected = median(step.seconds for step in timed.steps[NUM_WARMUP:])
-    assert dict(run_table([timed]))["step, median"] == [f"{expected:.4f} s"]
+    table = dict(run_table([timed]))
+    assert table["step, median"] == [f"{expected:.4f} s"]
+    assert table["waiting for data a step, median"] == [f"{expected / 8:.4f} s"]
 
 
 def test_ratios_are_to_the_first_run(tmp_path):

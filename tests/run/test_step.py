@@ -139,7 +139,7 @@ def train_in(
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timeless = ("step_seconds", "images_per_second", "time")
+    timeless = ("step_seconds", "images_per_second", "data_seconds", "time")
     return [{k: v for k, v in row.items() if k not in timeless} for row in rows]
 
 

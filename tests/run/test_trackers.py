@@ -25,7 +25,7 @@ def train(folder, track, *, steps_done=0, steps=3, logged=None):
     log = [] if logged is None else logged
     record = RunRecord(folder, CONFIG, steps_done, log.append, track)
     for step in range(steps_done + 1, steps + 1):
-        record.add_step(step, 1, 1 / step, 0.5, 0.25, 8)
+        record.add_step(step, 1, 1 / step, 0.5, 0.25, 8, 0.125)
     record.add_event("straggler", steps, "rank 1 is slow")
     record.add_evaluation(1, SCORES)
     record.finish({})
@@ -50,6 +50,7 @@ def test_csv_has_every_row_also_of_the_steps_before_a_resumption(tmp_path):
     steps = [row for row in rows if row["lr"]]
     assert [row["step"] for row in steps] == ["1", "2", "3", "4"]
     assert [float(row["loss"]) for row in steps] == [1 / 1, 1 / 2, 1 / 3, 1 / 4]
+    assert {(row["step_seconds"], row["data_seconds"]) for row in steps} == {("0.25", "0.125")}
     event, evaluation = rows[4:]
     assert (event["step"], event["event"], event["message"]) == ("4", "straggler", "rank 1 is slow")
     assert (evaluation["step"], evaluation["top1"], evaluation["ema_top1"]) == ("4", "0.5", "0.75")

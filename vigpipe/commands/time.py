@@ -62,7 +62,9 @@ def time_steps(
         if 0 <= since < 2 * recorder.num_steps:
             seconds[is_timed].append(step_seconds)
         if record is not None and loss is not None:
-            record.add_step(rank_state.step, epoch, loss, lr, step_seconds, batch.num_samples)
+            waited = step.agreement.data_seconds
+            facts = rank_state.step, epoch, loss, lr, step_seconds, batch.num_samples, waited
+            record.add_step(*facts)
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     timing = gather_timing(rank_state, clocks)

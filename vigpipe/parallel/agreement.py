@@ -28,12 +28,14 @@ class Status(NamedTuple):
         save: whether this rank considers a checkpoint to be due.
         busy_seconds: seconds this rank spent in the forwards and backwards of the previous step,
             without waiting.
+        data_seconds: seconds this rank waited for the batch of the step.
     """
 
     finite: bool = True
     stop: bool = False
     save: bool = False
     busy_seconds: float = 0.0
+    data_seconds: float = 0.0
 
 
 NOTHING_WANTED = Status()
@@ -68,6 +70,11 @@ class Agreement:
     def busy_seconds(self) -> list[float]:
         """Seconds each rank spent in forwards and backwards, in rank order."""
         return [status.busy_seconds for status in self.statuses]
+
+    @property
+    def data_seconds(self) -> float:
+        """Seconds that the slowest rank waited for its batch."""
+        return max(status.data_seconds for status in self.statuses)
 
 
 def agree(
@@ -104,7 +111,7 @@ def agree(
             dist.all_gather_into_tensor(gathered, own)
             rows = gathered.view(world_size, -1).tolist()
             everybody = all(row[0] for row in rows)
-            statuses = [Status(*map(bool, row[1:4]), busy_seconds=row[4]) for row in rows]
+            statuses = [Status(*map(bool, row[1:4]), *row[4:]) for row in rows]
         if everybody:
             return Agreement(statuses)
         waited = time.monotonic() - began

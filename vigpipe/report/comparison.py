@@ -48,6 +48,7 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
         ("test top-1", lambda run: _top1(run, "top1", "ema_top1")),
         ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
+        ("waiting for data a step, median", lambda run: _settled(run, "data_seconds", "{:.4f} s")),
         ("peak memory", _peak),
         ("commit", _commit),
         ("host", lambda run: _text(run, "host")),
@@ -156,8 +157,9 @@ def _top1(run: ReportedRun, name: str, name_of_average: str) -> str:
 
 
 def _settled(run: ReportedRun, name: str, form: str) -> str:
-    steps = settled_steps(run)
-    return form.format(median(getattr(step, name) for step in steps)) if steps else NOTHING
+    values = [getattr(step, name) for step in settled_steps(run)]
+    known = [value for value in values if value is not None]
+    return form.format(median(known)) if known else NOTHING
 
 
 def _peak(run: ReportedRun) -> str:

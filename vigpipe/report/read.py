@@ -23,6 +23,7 @@ class StepMetrics(NamedTuple):
     lr: float
     seconds: float
     images_per_second: float
+    data_seconds: float | None = None  # runs of earlier versions do not tell it
 
     @property
     def images(self) -> float:
@@ -163,6 +164,7 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
                     seconds=row.number("step_seconds"),
                     images_per_second=row.number("images_per_second"),
                     epoch=row.whole("epoch"),
+                    data_seconds=row.number("data_seconds") if "data_seconds" in row else None,
                 )
             )
             continue

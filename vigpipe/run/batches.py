@@ -1,5 +1,6 @@
 """Read the batches of a run, as one rank needs them."""
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ def batches(rank_state: RankState) -> Iterator[NextBatch]:
 
     Args:
         rank_state: this rank's state; the first step to read is `rank_state.step`, counted from 0.
+            It is told how long each batch took.
 
     Yields:
         One batch for each step until the end of the run.
@@ -35,5 +37,7 @@ def batches(rank_state: RankState) -> Iterator[NextBatch]:
     run = rank_state.run
     for step in range(rank_state.step, run.num_steps):
         evaluation = run.next_evaluation(step)  # workers read test images then
+        began = time.perf_counter()
         batch = rank_state.job.batch(step, ahead_to=evaluation)
+        rank_state.data_seconds = time.perf_counter() - began
         yield NextBatch(step // run.steps_per_epoch + 1, batch, step + 1 == evaluation)

@@ -67,6 +67,7 @@ class RankState:
         step: number of optimizer steps handed out, including skipped ones.
         open_step: the last step, until `run.step.complete_step` has completed it; else None.
         busy_seconds: duration of the forwards and backwards of the last complete step.
+        data_seconds: for how long this rank waited for the last batch.
     """
 
     run: Run
@@ -89,6 +90,7 @@ class RankState:
     step: int = 0
     open_step: "Step | None" = None
     busy_seconds: float = 0.0
+    data_seconds: float = 0.0
 
     @property
     def is_writer(self) -> bool:

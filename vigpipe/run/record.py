@@ -83,7 +83,14 @@ class RunRecord:
         self._tell_tracker(lambda tracker: tracker.add(row, self._step))
 
     def add_step(
-        self, step: int, epoch: int, loss: float, lr: float, seconds: float, num_samples: int
+        self,
+        step: int,
+        epoch: int,
+        loss: float,
+        lr: float,
+        seconds: float,
+        num_samples: int,
+        data_seconds: float,
     ) -> None:
         """Append the row of an optimizer step.
 
@@ -94,6 +101,7 @@ class RunRecord:
             lr: learning rate of the step.
             seconds: duration of the step.
             num_samples: number of samples of the step over all replicas.
+            data_seconds: for how long the slowest rank waited for its batch before the step.
         """
         row = {
             "step": step,
@@ -102,6 +110,7 @@ class RunRecord:
             "lr": lr,
             "step_seconds": seconds,
             "images_per_second": num_samples / seconds,
+            "data_seconds": data_seconds,
         }
         self.add(**row)
         self._count(row)
@@ -135,7 +144,7 @@ class RunRecord:
         self._num_samples += num_samples
 
     def add_event(self, event: str, step: int, message: str) -> None:
-        """Append an event: a skipped step, a straggler, a resumption.
+        """Append an event: a skipped step, a straggler, slow data, a resumption.
 
         Args:
             event: kind of the event, one word.

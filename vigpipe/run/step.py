@@ -72,7 +72,7 @@ def train_step(
         rank_state: this rank's state, which the step changes.
         batch: this replica's share of the global batch.
         status: what this rank tells the others; whether its numbers are finite and how long it
-            has worked are filled in here.
+            has worked and waited are filled in here.
 
     Returns:
         The step. It is complete if the rank does not run ahead of its device; otherwise the step
@@ -103,7 +103,9 @@ def train_step(
     # All ranks take the step, or none does: one that is not finite changes nothing. And nothing
     # changes before all ranks have agreed, because a rank that loses its peer until then saves its
     # state as that of the step before (`checkpoint.rescue`).
-    status = status._replace(busy_seconds=rank_state.busy_seconds)
+    status = status._replace(
+        busy_seconds=rank_state.busy_seconds, data_seconds=rank_state.data_seconds
+    )
     is_taken = is_finite
     if rank_state.runs_ahead:
         is_taken = _is_finite_everywhere(is_finite, world_size)

@@ -25,7 +25,7 @@ _MLFLOW_SECONDS = 5  # between requests
 _MLFLOW_PATIENCE = 60  # seconds to wait for the last request at the end of a run
 _MLFLOW_MOST = 1000  # metrics that a server takes in one request
 _COLUMNS = (
-    *("step", "epoch", "loss", "lr", "step_seconds", "images_per_second"),
+    *("step", "epoch", "loss", "lr", "step_seconds", "images_per_second", "data_seconds"),
     *("training_loss", "top1", "top5", "images", "ema_loss", "ema_top1", "ema_top5"),
     *("validation_loss", "validation_top1", "validation_top5", "validation_images"),
     *("validation_ema_loss", "validation_ema_top1", "validation_ema_top5"),

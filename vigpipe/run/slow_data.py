@@ -1,0 +1,51 @@
+"""Notice that the ranks wait for their images, so that the data set the pace of the run."""
+
+from collections import deque
+from statistics import median
+
+WINDOW = 20  # steps in a median: the first steps, and single slow reads, do not count
+LARGEST_SHARE = 0.2  # of a step with its waiting; less is not worth a sentence
+LEAST_SECONDS = 0.005  # of waiting: below it, steps are too short to be told apart from noise
+
+
+class SlowData:
+    """Watches how long a run waits for its images, and says so once if it is long.
+
+    Args:
+        num_workers: processes of a rank that read ahead.
+        runs_ahead: whether a rank reads while its device is still busy with the step before, so
+            that only the rest of the reading is waiting.
+    """
+
+    def __init__(self, num_workers: int, *, runs_ahead: bool) -> None:
+        self._num_workers, self._runs_ahead = num_workers, runs_ahead
+        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._is_told = False
+
+    def add(self, data_seconds: float, step_seconds: float) -> str | None:
+        """Take the times of one step.
+
+        Args:
+            data_seconds: for how long the slowest rank has asked for the batch.
+            step_seconds: duration of the step.
+
+        Returns:
+            What is wrong, in a sentence; None if nothing is, or if it has been said before.
+        """
+        hidden = step_seconds if self._runs_ahead else 0.0
+        self._recent.append((max(0.0, data_seconds - hidden), step_seconds))
+        if self._is_told or len(self._recent) < WINDOW:
+            return None
+        waited, step = (median(seconds) for seconds in zip(*self._recent, strict=True))
+        if waited < LEAST_SECONDS or waited < LARGEST_SHARE * (waited + step):
+            return None
+        self._is_told = True
+        advice = (
+            f"choose more than --workers {self._num_workers} if there are idle cores"
+            if self._num_workers
+            else "let processes read them ahead, with --workers 2"
+        )
+        return (
+            f"a step waits {1e3 * waited:.0f} ms for its images, and then takes "
+            f"{1e3 * step:.0f} ms; {advice}"
+        )
