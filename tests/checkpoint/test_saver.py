@@ -3,7 +3,9 @@
 import os
 import resource
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from tests.checkpoint.test_manifest import PLAIN
 from tests.world import wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
-from vigpipe.checkpoint.saver import Saver, rank_file_name
+from vigpipe.checkpoint.saver import POLL_SECONDS, Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
 
 RANK_FILES = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
@@ -137,6 +139,16 @@ def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    # Symptom: now and then the reason was missing. Cause: the writer looked while the file that
+    # holds it had been made, but not written.
+    write_text = Path.write_text
+
+    def slow(path, text, **options):
+        if "No space" in text:
+            time.sleep(5 * POLL_SECONDS)
+        return write_text(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", slow)
     monkeypatch.setattr(ranks[3], "_write_file", full)
     save(ranks, 5)
     finish(ranks)

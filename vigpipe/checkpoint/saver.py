@@ -170,10 +170,11 @@ def _give_up(path: Path, error: Exception) -> None:
     """Tell the writer of a file that could not be written; make room first if the disk is full."""
     with contextlib.suppress(OSError):
         path.unlink()
-    failed = path.with_suffix(".failed")
-    failed.touch()
-    with contextlib.suppress(OSError):
-        failed.write_text(_reason(error))
+    reason = path.with_suffix(".reason")
+    reason.touch()
+    with contextlib.suppress(OSError):  # a disk that is still full leaves it empty
+        reason.write_text(_reason(error))
+    reason.rename(path.with_suffix(".failed"))  # so the writer never reads half of it
 
 
 def _reason(error: Exception) -> str:
