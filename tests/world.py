@@ -142,6 +142,9 @@ def _rank(pipe: Connection, place: tuple[int, int, int, str, float], call: bytes
     try:
         function, args = pickle.loads(call)
         init_process_group(launch, "gloo", timeout)
+        # A rank may be connected while its peer still waits for it to be. If the function ended its
+        # group then, the peer would fail: "Gloo connectFullMesh failed ... closed by peer".
+        dist.barrier()
         message = pickle.dumps(("result", function(rank, world_size, *args)))
     except BaseException as error:
         message = _failure(error, is_lost_peer(error))
