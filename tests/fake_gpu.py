@@ -24,7 +24,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.data.pixels import Pixels
 from vigpipe.data.split import ImageSplit
-from vigpipe.parallel.agreement import Agreement, Status
+from vigpipe.parallel.agreement import Agreement, Peers, Status
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
@@ -134,7 +134,8 @@ class FakeGpu:
         """Read this rank's share of a step, and record what reading it asks of the GPU."""
         with self._pretending():
             self.watch.seen = seen = Seen()
-            return self._fake(self.rank_state.job.batch(step)), seen
+            item = step * self.config.dp + self.rank_state.replica_index
+            return self._fake(self.rank_state.job.batch(item)), seen
 
     def test_batches(self, num_images: int) -> tuple[list[ReplicaBatch], Seen]:
         """Read this rank's share of the first test images, likewise."""
@@ -175,9 +176,9 @@ class FakeGpu:
             def read(self) -> list[float]:
                 return [1.0] * self.num_values
 
-        def agree(status: Status, world_size: int, *_: Any, **__: Any) -> Agreement:
+        def agree(status: Status, peers: Peers, *_: Any, **__: Any) -> Agreement:
             seen.on_host.append("agree")
-            return Agreement([status] * world_size)
+            return Agreement([status] * peers.size)
 
         def pin(tensor: Tensor) -> Tensor:
             assert not is_on_gpu(tensor)

@@ -313,7 +313,7 @@ def reads(rank, world_size, config):
     split = Recording(run.source.train)
     run = replace(run, source=replace(run.source, train=split))
     split.labels_read = 0  # the source itself looked at their range
-    shares = [batch for _, batch, _ in batches(make_rank_state(run, rank, CPU))]
+    shares = list(batches(make_rank_state(run, rank, CPU)))
     assert all((batch.labels is not None) == bool(split.labels_read) for batch in shares)
     return split.images, bool(split.labels_read)
 

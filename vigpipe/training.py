@@ -1,10 +1,11 @@
 """A training run from top to bottom.
 
-The way of one batch: `data.job.ImageJob.batch` reads a replica's share of a step (called by
-`run.batches.batches`), `run.step.train_step` runs it through `parallel.schedule.Pipeline`, which
-takes every micro-batch through `parallel.split.StageModule`; `parallel.gradients` sums the
-gradients over the replicas, all ranks agree whether every number is finite, and the optimizer
-steps. `run.record` keeps the row, and `checkpoint.checkpoints` now and then the state.
+The way of one batch: the run's strategy (`replication`) names the item that this rank takes a step
+with. `data.job.ImageJob.batch` reads it, and `run.step.train_step` runs it through
+`parallel.schedule.Pipeline`, which takes every micro-batch through `parallel.split.StageModule`;
+`parallel.gradients` sums the gradients over the replicas, all ranks agree whether every number is
+finite, and the optimizer steps. `run.record` keeps the row, and `checkpoint.checkpoints` now and
+then the state.
 """
 
 import math
@@ -37,8 +38,9 @@ from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import Status, all_gather_values, run_with_heartbeats
+from vigpipe.replication.strategy import Evaluate, TakeItem
 from vigpipe.run.anomaly import find_anomaly
-from vigpipe.run.batches import batches
+from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
 from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
@@ -80,6 +82,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         timeout_seconds=config.timeout or math.inf,
     )
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
+    strategy = rank_state.strategy
     # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
     console = Console(
         quiet=not rank_state.is_writer,
@@ -116,12 +119,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             record.add_event(event, rank_state.step if step is None else step, message)
         log(message)
 
-    def evaluate_now() -> Scores:
+    def evaluate_now(epoch: int) -> Scores:
         """Score the weights, and their moving average if there is one."""
         with save_and_stop.patient():
             scores = evaluate_all(rank_state)
         if record is not None and scores.test is not None:
-            epoch = -(-rank_state.step // run.steps_per_epoch)
             training_loss = record.add_evaluation(epoch, scores.as_row())
             told = "" if training_loss is None else f"training loss {training_loss:.4f}; "
             log(f"epoch {epoch}: {told}{scores}")
@@ -140,6 +142,25 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
     untold: deque[TrainedBatch] = deque()  # steps of which nothing has been told yet
 
+    def take_step(turn: TakeItem) -> None:
+        """Take the step of an item, and tell the user of all steps that are complete."""
+        batch = read_batch(rank_state, turn)
+        status = Status(
+            stop=save_and_stop.is_stop_due(),
+            save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
+        )
+        with rank_state.timed("train", rank_state.step + 1):
+            step = train_step(rank_state, batch, status)
+        untold.append(TrainedBatch(step, batch))
+        strategy.hear(step.agreement)
+        tell_complete_steps()
+        for straggler in stragglers.add(step.agreement.busy_seconds):
+            announce("straggler", str(straggler))
+
+    def tell_complete_steps() -> None:
+        while untold and untold[0].step.is_complete:
+            tell_step(untold.popleft())
+
     def tell_step(trained: TrainedBatch) -> None:
         """Record a complete step and show it, or explain why it was not taken."""
         nonlocal loss, num_skipped
@@ -153,7 +174,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             why = _explain_skipped(rank_state, trained, num_skipped)
             announce("skipped", why, step.number)
         elif record is not None and loss is not None:
-            facts = step.number, trained.epoch, loss, trained.lr
+            facts = step.number, run.course.epoch(trained.batch.step), loss, step.lr
             num_samples, waited = trained.batch.num_samples, step.agreement.data_seconds
             record.add_step(*facts, step.seconds, num_samples, waited)
             progress.add(*facts, num_samples)
@@ -176,35 +197,21 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
     with nullcontext() if record is None else closing(record):
         with save_and_stop, _on_lost_peer(rank_state, save_for_lost_peer), progress:
-            if not is_evaluated:
-                scores, is_evaluated = evaluate_now(), True
-                if checkpoints.is_best(scores):
+            for turn in strategy.turns(rank_state.step, is_evaluated):
+                if isinstance(turn, TakeItem):
+                    take_step(turn)
+                    is_evaluated = not turn.is_evaluation_due
+                    continue
+                complete_step(rank_state)
+                tell_complete_steps()
+                if isinstance(turn, Evaluate):
+                    scores, is_evaluated = evaluate_now(turn.epoch), True
+                    if checkpoints.is_best(scores):
+                        strategy.ask_to_save()
+                    continue
+                with save_and_stop.patient():
                     save_now()
-            for epoch, batch, is_evaluation_due in batches(rank_state):
-                status = Status(
-                    stop=save_and_stop.is_stop_due(),
-                    save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
-                )
-                lr = rank_state.lr
-                with rank_state.timed("train", rank_state.step + 1):
-                    step = train_step(rank_state, batch, status)
-                agreement = step.agreement
-                untold.append(TrainedBatch(step, epoch, lr, batch))
-                if is_evaluation_due or agreement.save or agreement.stop:
-                    complete_step(rank_state)
-                while untold and untold[0].step.is_complete:
-                    tell_step(untold.popleft())
-                for straggler in stragglers.add(agreement.busy_seconds):
-                    announce("straggler", str(straggler))
-
-                is_evaluated, is_best = not is_evaluation_due, False
-                if is_evaluation_due and not agreement.stop:
-                    scores, is_evaluated = evaluate_now(), True
-                    is_best = checkpoints.is_best(scores)
-                if agreement.save or agreement.stop or is_best:
-                    with save_and_stop.patient():
-                        save_now()
-                if agreement.stop:
+                if turn.stop:
                     save_and_stop.leaves = True
                     with save_and_stop.patient():
                         return _stop(rank_state, checkpoints, save_and_stop.why, log)
@@ -238,18 +245,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
 
 class TrainedBatch(NamedTuple):
-    """A step with what it was made of.
-
-    Attributes:
-        step: the step.
-        epoch: number of its epoch, counted from 1.
-        lr: its learning rate.
-        batch: this replica's share of its batch.
-    """
+    """A step with the batch that it was taken with."""
 
     step: Step
-    epoch: int
-    lr: float
     batch: ReplicaBatch
 
 

@@ -49,7 +49,7 @@ def trained(config: TrainConfig, rank: int) -> RankState:
     torch.set_num_threads(1)
     run = prepare(config, torch.float32)
     rank_state = make_rank_state(run, rank, CPU, make_recorder(run, rank, CPU))
-    for _, batch, _ in batches(rank_state):
+    for batch in batches(rank_state):
         with rank_state.timed("train", rank_state.step + 1):
             train_step(rank_state, batch)
     if config.timing:

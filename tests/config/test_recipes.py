@@ -209,7 +209,7 @@ def test_a_full_recipe_gives_the_same_run_on_every_layout(stages, dp, full, alon
 def test_the_average_is_timms_and_the_weights_come_back(full, alone):
     rank_state = make_rank_state(prepare(full, torch.float32), 0, CPU)
     reference = ModelEmaV3(torch.nn.ModuleList(rank_state.models), decay=0.5)
-    for _, batch, _ in batches(rank_state):
+    for batch in batches(rank_state):
         train_step(rank_state, batch)
         reference.update(torch.nn.ModuleList(rank_state.models))
     expected = {k.removeprefix("0."): v for k, v in reference.module.state_dict().items()}

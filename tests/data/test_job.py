@@ -58,7 +58,8 @@ def job_of(split: Any, share, **options: Any) -> Any:
 
 def epoch_of(job, num_samples, share, first=0) -> list[Any]:
     steps = num_steps(num_samples, share.batch_size)
-    return [job.batch(first + step) for step in range(steps)]
+    items = range(first * share.num_replicas + share.replica_index, 10**6, share.num_replicas)
+    return [job.batch(item) for item in items[:steps]]
 
 
 @st.composite
@@ -108,12 +109,12 @@ def test_images_labels_and_keys_of_a_row_belong_together():
 
 def test_any_batch_is_there_at_once_whatever_was_read_before():
     in_order = job_of(RecordingSplit(23), Share(5, 2))
-    expected = [in_order.batch(step, ahead_to=15) for step in range(15)]
+    expected = [in_order.batch(step, range(step + 1, 15)) for step in range(15)]
     split = RecordingSplit(23)
     job = job_of(split, Share(5, 2))
     for step in (7, 8, 2, 14, 14, 0):
         split.reads.clear()
-        batch = job.batch(step, ahead_to=step + 3)
+        batch = job.batch(step, range(step + 1, step + 3))
         assert torch.equal(batch.images, expected[step].images)
         assert torch.equal(batch.labels, expected[step].labels)
         assert torch.equal(batch.keys, expected[step].keys)
@@ -124,9 +125,8 @@ def test_scoring_visits_each_image_once_and_training_goes_on_where_it_was():
     split = RecordingSplit(23)
     job, expected = (job_of(split, Share(5, 2)) for _ in range(2))
     for step in range(4):
-        assert torch.equal(
-            job.batch(step, ahead_to=9).images, expected.batch(step, ahead_to=9).images
-        )
+        ahead = range(step + 1, 9)
+        assert torch.equal(job.batch(step, ahead).images, expected.batch(step, ahead).images)
         scored = list(job.test_batches(split, 8))
         assert [x for batch in scored for x in batch.labels.tolist() if x >= 0] == list(range(8))
 
@@ -195,7 +195,7 @@ def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
                 with_labels=labels,
                 mix=mix,
                 dtype=torch.float64,
-            ).batch(step)
+            ).batch(step * num_replicas + r)
             for images, labels in ((True, True), (True, False), (False, True))
         )
         assert both.images is not None

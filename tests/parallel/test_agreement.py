@@ -12,6 +12,7 @@ from vigpipe.errors import InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel import agreement
 from vigpipe.parallel.agreement import (
+    Peers,
     Status,
     agree,
     all_gather_values,
@@ -27,7 +28,7 @@ def tell(rank, world_size):
     status = Status(
         finite=rank != 1, stop=rank == 2, save=False, busy_seconds=rank / 4, data_seconds=rank / 8
     )
-    agreed = agree(status, world_size)
+    agreed = agree(status, Peers(world_size))
     return agreed.finite, agreed.stop, agreed.save, agreed.busy_seconds, agreed.data_seconds
 
 
@@ -36,7 +37,7 @@ def test_all_ranks_agree():
 
 
 def test_a_rank_alone_agrees_with_itself():
-    agreed = agree(Status(save=True, busy_seconds=2.0), 1)
+    agreed = agree(Status(save=True, busy_seconds=2.0), Peers())
     assert (agreed.finite, agreed.stop, agreed.save) == (True, False, True)
     assert broadcast_value("x", 1) == "x"
     assert all_gather_values("x", 1) == ["x"]
@@ -51,15 +52,15 @@ def ready_after(rank, world_size, looks):
         num_looks += 1
         return num_looks >= looks[rank]
 
-    def counted(*args):
+    def counted(*args, **options):
         nonlocal num_exchanges
         num_exchanges += 1
-        gather(*args)
+        gather(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreement, "EXCHANGE_SECONDS", -1.0)  # one look for each exchange
         patch.setattr(dist, "all_gather_into_tensor", counted)
-        agreed = agree(Status(busy_seconds=rank), world_size, is_ready)
+        agreed = agree(Status(busy_seconds=rank), Peers(world_size), is_ready)
     return agreed.busy_seconds, num_exchanges
 
 
@@ -71,7 +72,7 @@ def test_ranks_exchange_statuses_until_all_of_them_are_ready():
 
 def test_a_device_that_does_not_end_a_step_is_given_up():
     with pytest.raises(RuntimeError, match=r"Timed out waiting [0-9]+ms for the device") as caught:
-        agree(Status(), 1, lambda: False, timeout_seconds=0.05)
+        agree(Status(), Peers(), lambda: False, timeout_seconds=0.05)
     assert is_lost_peer(caught.value)
 
 

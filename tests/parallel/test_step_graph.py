@@ -67,7 +67,7 @@ def state_after(config):
     run = prepare(config, torch.float32)
     run = replace(run, source=shortened(run.source, 20, 4))
     rank_state, losses = make_rank_state(run, 0, CPU), []
-    for _, batch, _ in batches(rank_state):
+    for batch in batches(rank_state):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
         losses.append(step.loss)

@@ -45,7 +45,7 @@ def changed_when_a_collective_begins(rank: int, world_size: int) -> tuple[list[s
     """
     torch.set_num_threads(1)
     rank_state = make_rank_state(prepare(CLIPPED, torch.float32), rank, torch.device("cpu"))
-    first, second = (batch for _, batch, _ in islice(batches(rank_state), 2))
+    first, second = islice(batches(rank_state), 2)
     train_step(rank_state, first)  # the optimizer has a state only then
     before = {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
 
@@ -183,7 +183,7 @@ def open_step(outcome: type[ToHost]) -> RankState:
         patch.setattr("vigpipe.run.rank.runs_ahead", lambda device: True)
         patch.setattr("vigpipe.run.step.ToHost", outcome)
         rank_state = make_rank_state(prepare(alone, torch.float32), 0, torch.device("cpu"))
-        train_step(rank_state, next(batches(rank_state)).batch)
+        train_step(rank_state, next(batches(rank_state)))
     rank_state.job.close()
     assert rank_state.open_step is not None
     return rank_state

@@ -243,6 +243,7 @@ class _EmulatedRank:
         )
         num_samples = layout.num_microbatches * case.microbatch_size
         self.batch = ReplicaBatch(
+            step=0,
             num_samples=num_samples * layout.num_replicas,
             sizes=(case.microbatch_size,) * layout.num_microbatches,
             keys=torch.zeros(num_samples, dtype=torch.int64),

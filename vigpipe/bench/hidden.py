@@ -179,8 +179,8 @@ def measure_steps(config: FeedBench, device: torch.device) -> Steps:
     batch = rank_state.job.batch(0)
     ways: dict[str, Callable[[int, int], ReplicaBatch]] = {
         MEMORY: lambda step, end: batch,
-        WORKERS: rank_state.job.batch,
-        RANK: by_rank.batch,
+        WORKERS: lambda step, end: rank_state.job.batch(step, range(step + 1, end)),
+        RANK: lambda step, end: by_rank.batch(step),
     }
     efforts: dict[str, list[Effort]] = {way: [] for way in ways}
     for repeat in range(1 + config.repeats):

@@ -96,7 +96,7 @@ class VigpipeLoader:
     def read(self, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images and labels of each step."""
         for step in steps:
-            batch = self._job.batch(step, ahead_to=steps.stop)
+            batch = self._job.batch(step, range(step + 1, steps.stop))
             assert batch.images is not None
             assert batch.labels is not None
             yield batch.images, batch.labels

@@ -75,5 +75,5 @@ def step_of(rank_state: RankState | None) -> Callable[[], object]:
     """
     if rank_state is None:
         return lambda: None
-    batch = next(batches(rank_state)).batch
+    batch = next(batches(rank_state))
     return lambda: train_step(rank_state, batch)

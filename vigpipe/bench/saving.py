@@ -33,7 +33,7 @@ def bench_checkpoint(
     rank_state = make_rank_state(run, rank, device)
     problems: list[str] = []
     checkpoints = Checkpoints(rank_state, folder, problems.append)
-    batch = next(batches(rank_state)).batch
+    batch = next(batches(rank_state))
     alone, saving = f"{NUM_STEPS} steps", f"{NUM_STEPS} steps and a checkpoint"
     contenders = {
         alone: partial(_steps, rank_state, batch, lambda: None),

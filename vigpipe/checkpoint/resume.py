@@ -214,4 +214,4 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
             )
     tensors = dict(read_tensors(checkpoint, file_of, needed_tensors(rank_state, file_of)))
     restore(rank_state, tensors, str(checkpoint))
-    rank_state.start_at(manifest.step)
+    rank_state.step = manifest.step

@@ -72,7 +72,7 @@ class Difference:
 def trace(rank_state: RankState, num_steps: int) -> Trace | None:
     """Train some steps and record their results; None except on the rank that writes."""
     result = Trace()
-    for _, batch, _ in islice(batches(rank_state), num_steps):
+    for batch in islice(batches(rank_state), num_steps):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
         gradients = {n: p.grad for n, p in rank_state.parameters().items() if p.grad is not None}

@@ -47,10 +47,10 @@ def time_steps(
     seconds: dict[bool, list[float]] = {True: [], False: []}
     loss = None
     clocks = read_clocks()
-    for number, (epoch, batch, _) in enumerate(batches(rank_state)):
+    for number, batch in enumerate(batches(rank_state)):
         since = number - recorder.num_warmup
         is_timed = since < 0 or since % 2 == 0
-        lr, start = rank_state.lr, time.perf_counter()
+        start = time.perf_counter()
         if is_timed:
             with rank_state.timed("train", rank_state.step + 1):
                 step = train_step(rank_state, batch)
@@ -63,8 +63,8 @@ def time_steps(
             seconds[is_timed].append(step_seconds)
         if record is not None and loss is not None:
             waited = step.agreement.data_seconds
-            facts = rank_state.step, epoch, loss, lr, step_seconds, batch.num_samples, waited
-            record.add_step(*facts)
+            facts = rank_state.step, run.course.epoch(batch.step), loss, step.lr
+            record.add_step(*facts, step_seconds, batch.num_samples, waited)
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     timing = gather_timing(rank_state, clocks)

@@ -74,7 +74,9 @@ class ReplicaBatch:
     """One replica's share of a step.
 
     Attributes:
-        num_samples: samples of the whole step, over all replicas.
+        step: index of the step.
+        num_samples: samples that the loss is the mean of: those of the whole step, over all
+            replicas, unless the replicas take steps of their own.
         sizes: number of this replica's samples in each of its M micro-batches; padding, which comes
             last in a micro-batch, is not counted.
         keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is
@@ -86,6 +88,7 @@ class ReplicaBatch:
             on padding.
     """
 
+    step: int
     num_samples: int
     sizes: tuple[int, ...]
     keys: Tensor

@@ -1,6 +1,10 @@
-"""What the trainer asks of labelled images: one rank's share of any step, by the step's number."""
+"""What the trainer asks of labelled images: any item, which is one replica's share of a step.
 
-from collections.abc import Iterable, Iterator
+An item is determined by its number: with D replicas, item k is share k % D of step k // D.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
 from typing import NamedTuple
@@ -21,16 +25,18 @@ from vigpipe.model.keyed_dropout import sample_keys
 
 
 class _Plan(NamedTuple):
-    """What this replica reads for a step.
+    """What is read for one share of a step.
 
     Attributes:
         step: index of the step.
-        num_samples: samples of the step over all replicas.
-        positions: those of this replica, see `Share.positions`.
-        visits: what it visits.
+        share: how the step is cut, and which share it is.
+        num_samples: samples of the whole step.
+        positions: those of the share, see `Share.positions`.
+        visits: what the share visits.
     """
 
     step: int
+    share: Share
     num_samples: int
     positions: Tensor
     visits: Visits
@@ -41,7 +47,7 @@ class ImageJob:
 
     Args:
         source: the images and their labels.
-        share: how a step's samples are cut, and which of them are this replica's.
+        share: how a step's samples are cut, and which of them this replica scores.
         device: where this rank computes.
         with_images: whether the rank needs the images (first stage).
         with_labels: whether it needs the labels (last stage).
@@ -77,47 +83,54 @@ class ImageJob:
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
         self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._steps = range(0)  # the training steps that are being read
+        self._items: Sequence[int] = ()  # of the training, that are being read ahead
         self._batches: Iterator[ReplicaBatch] = iter(())
 
-    def batch(self, step: int, ahead_to: int | None = None) -> ReplicaBatch:
-        """Return this replica's share of a training step, whatever was read before.
+    def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
+        """Return the batch of a training item, whatever was read before.
 
         Args:
-            step: index of the step, from 0; the batch depends on nothing else.
-            ahead_to: workers may read the steps before this one ahead of time; by default none.
+            item: number of the item, from 0; the batch depends on nothing else.
+            ahead: the items after this one, which workers may read ahead of time.
 
         Raises:
             InputError: an image cannot be read; the message gives its path.
             WorkerError: a worker has ended, or takes too long.
         """
-        if not self._steps or self._steps[0] != step:
-            self._steps = range(step, max(step + 1, ahead_to or 0))
-            visited = ((number, self._order(number)) for number in self._steps)
-            self._batches = self._read(self._train, visited, self._mix)
-        self._steps = self._steps[1:]
+        if self._items and self._items[0] == item:
+            self._items = self._items[1:]
+        else:
+            self._items = ahead
+            plans = map(self._plan_item, (item, *ahead))
+            self._batches = self._read(self._train, plans, self._mix)
         return next(self._batches)
 
-    def test_batches(self, split: Split, most_images: int | None = None) -> Iterator[ReplicaBatch]:
+    def test_batches(
+        self, split: Split, most_images: int | None = None, share: Share | None = None
+    ) -> Iterator[ReplicaBatch]:
         """Yield this replica's share of images that are visited once, in order.
 
         Args:
             split: of the source.
             most_images: number of images, from the first; None for all.
+            share: how each batch of images is cut, and which share is read; by default the one that
+                was given first.
         """
+        share = share or self._share
         num_images = len(split) if most_images is None else min(len(split), most_images)
-        self._steps = range(0)  # nothing of the training is being read any more
-        return self._read(split, enumerate(plain_order(num_images, self._share.batch_size)), None)
+        self._items = ()  # nothing of the training is being read ahead any more
+        order = enumerate(plain_order(num_images, share.batch_size))
+        return self._read(split, (_plan(share, number, visits) for number, visits in order), None)
 
     def close(self) -> None:
         """End the workers."""
-        self._steps, self._batches = range(0), iter(())
+        self._items, self._batches = (), iter(())
         self._reader.close()
 
     def _read(
-        self, split: Split, visited: Iterable[tuple[int, Visits]], mix: Mix | None
+        self, split: Split, plans: Iterable[_Plan], mix: Mix | None
     ) -> Iterator[ReplicaBatch]:
-        plans, plans_to_read = tee(self._plan(step, visits) for step, visits in visited)
+        plans, plans_to_read = tee(plans)
         index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
         requests = (request for plan in plans_to_read for request in self._requests(index, plan))
         parts = self._reader.read(requests) if self._with_images else None
@@ -129,14 +142,13 @@ class ImageJob:
                 images = self._beside.run(partial(self._images, plan, of_step, mix))
             if self._with_labels:
                 labels = self._labels(plan, split.labels, mix)
-            sizes = self._share.sizes(plan.num_samples)
+            sizes = plan.share.sizes(plan.num_samples)
             keys = sample_keys(self._seed, plan.step, plan.positions)
-            yield ReplicaBatch(plan.num_samples, sizes, keys, images, labels)
+            yield ReplicaBatch(plan.step, plan.num_samples, sizes, keys, images, labels)
 
-    def _plan(self, step: int, visits: Visits) -> _Plan:
-        num_samples = len(visits.indices)
-        positions = self._share.positions(num_samples)
-        return _Plan(step, num_samples, positions, visits.at(positions[positions >= 0].numpy()))
+    def _plan_item(self, item: int) -> _Plan:
+        step, index = divmod(item, self._share.num_replicas)
+        return _plan(replace(self._share, replica_index=index), step, self._order(step))
 
     def _requests(self, split: int, plan: _Plan) -> Iterator[Request]:
         indices, epoch, copies = plan.visits
@@ -145,37 +157,47 @@ class ImageJob:
             yield Request(split, indices[part].tolist(), epoch, of_part)
 
     def _images(self, plan: _Plan, parts: Iterable[Pixels], mix: Mix | None) -> Tensor:
-        """Normalise, erase, pad and mix the images of a step, on the device."""
+        """Normalise, erase, pad and mix the images of a share, on the device."""
         images = self._normalise(parts, len(plan.visits.indices), self._shape)
-        sizes = self._share.sizes(plan.num_samples)
-        images = _padded(images, sizes, self._share.microbatch_size, 0)
+        sizes = plan.share.sizes(plan.num_samples)
+        images = _padded(images, sizes, plan.share.microbatch_size, 0)
         if mix is not None:
-            for i, samples in enumerate(self._microbatches(images, sizes)):
-                mix.images(samples, self._mixture(mix, plan.step, i))
+            for i, samples in enumerate(_microbatches(images, sizes)):
+                mix.images(samples, _mixture(mix, plan, i))
         return images
 
     def _labels(self, plan: _Plan, labels: np.ndarray, mix: Mix | None) -> Tensor:
-        """Pad the labels of a step, or make probabilities of them."""
+        """Pad the labels of a share, or make probabilities of them."""
         hard = torch.from_numpy(labels[plan.visits.indices])
-        sizes = self._share.sizes(plan.num_samples)
-        hard = _padded(hard, sizes, self._share.microbatch_size, NO_LABEL)
+        sizes = plan.share.sizes(plan.num_samples)
+        hard = _padded(hard, sizes, plan.share.microbatch_size, NO_LABEL)
         if mix is None:
             return hard
         soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
-        samples = zip(self._microbatches(hard, sizes), self._microbatches(soft, sizes), strict=True)
+        samples = zip(_microbatches(hard, sizes), _microbatches(soft, sizes), strict=True)
         for i, (of_hard, of_soft) in enumerate(samples):
-            of_soft[:] = mix.labels(of_hard, self._mixture(mix, plan.step, i), self._dtype)
+            of_soft[:] = mix.labels(of_hard, _mixture(mix, plan, i), self._dtype)
         return soft
 
-    def _mixture(self, mix: Mix, step: int, microbatch: int) -> Mixture:
-        """Draw how one of this replica's micro-batches is mixed."""
-        first = self._share.replica_index * self._share.num_microbatches
-        return mix.draw(step, first + microbatch)
 
-    def _microbatches(self, rows: Tensor, sizes: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield the samples of each micro-batch, without padding."""
-        for microbatch, size in zip(rows.split(self._share.microbatch_size), sizes, strict=True):
-            yield microbatch[:size]
+def _plan(share: Share, step: int, visits: Visits) -> _Plan:
+    """Plan a share of a step that visits these images."""
+    num_samples = len(visits.indices)
+    positions = share.positions(num_samples)
+    own_visits = visits.at(positions[positions >= 0].numpy())
+    return _Plan(step, share, num_samples, positions, own_visits)
+
+
+def _mixture(mix: Mix, plan: _Plan, microbatch: int) -> Mixture:
+    """Draw how one of a share's micro-batches is mixed."""
+    first = plan.share.replica_index * plan.share.num_microbatches
+    return mix.draw(plan.step, first + microbatch)
+
+
+def _microbatches(rows: Tensor, sizes: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield the samples of each micro-batch, without padding."""
+    for microbatch, size in zip(rows.split(len(rows) // len(sizes)), sizes, strict=True):
+        yield microbatch[:size]
 
 
 def _padded(samples: Tensor, sizes: tuple[int, ...], microbatch_size: int, fill: int) -> Tensor:

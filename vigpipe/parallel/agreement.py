@@ -19,8 +19,20 @@ EXCHANGE_SECONDS = 0.02  # between two exchanges of statuses while a rank is not
 POLL_SECONDS = 1e-4  # between two looks whether it is
 
 
+class Peers(NamedTuple):
+    """The ranks that take every step together, this one among them.
+
+    Attributes:
+        size: number of ranks.
+        group: their process group; None for all ranks of the run.
+    """
+
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+
 class Status(NamedTuple):
-    """What a rank tells all others before they step their optimizers.
+    """What a rank tells its peers before they step their optimizers.
 
     Attributes:
         finite: whether this rank's gradients, and the loss if it has the last stage, are finite.
@@ -43,59 +55,59 @@ NOTHING_WANTED = Status()
 
 @dataclass
 class Agreement:
-    """The statuses of all ranks in one step; the same on every rank.
+    """The statuses of all peers in one step; the same on every one of them.
 
     Attributes:
-        statuses: one status for each rank, in rank order.
+        statuses: one status for each peer, in rank order.
     """
 
     statuses: Sequence[Status]
 
     @property
     def finite(self) -> bool:
-        """Whether the numbers of all ranks are finite."""
+        """Whether the numbers of all peers are finite."""
         return all(status.finite for status in self.statuses)
 
     @property
     def stop(self) -> bool:
-        """Whether at least one rank was asked to stop."""
+        """Whether at least one peer was asked to stop."""
         return any(status.stop for status in self.statuses)
 
     @property
     def save(self) -> bool:
-        """Whether at least one rank considers a checkpoint to be due."""
+        """Whether at least one peer considers a checkpoint to be due."""
         return any(status.save for status in self.statuses)
 
     @property
     def busy_seconds(self) -> list[float]:
-        """Seconds each rank spent in forwards and backwards, in rank order."""
+        """Seconds each peer spent in forwards and backwards, in rank order."""
         return [status.busy_seconds for status in self.statuses]
 
     @property
     def data_seconds(self) -> float:
-        """Seconds that the slowest rank waited for its batch."""
+        """Seconds that the slowest peer waited for its batch."""
         return max(status.data_seconds for status in self.statuses)
 
 
 def agree(
     status: Status,
-    world_size: int,
+    peers: Peers,
     until: Callable[[], bool] = lambda: True,
     timeout_seconds: float | None = None,
 ) -> Agreement:
-    """Exchange the statuses of all ranks in small all-gathers on the host; every rank calls this.
+    """Exchange the statuses of peers in small all-gathers on the host; each of them calls this.
 
-    They are exchanged again and again until every rank is ready. So a peer that is lost is noticed
+    They are exchanged again and again until every peer is ready. So one that is lost is noticed
     at once, also while the GPUs wait for one another.
 
     Args:
         status: what this rank tells the others.
-        world_size: number of ranks; with 1, nothing is exchanged.
+        peers: this rank and the others; nothing is exchanged if it is alone.
         until: whether this rank is ready.
         timeout_seconds: how long this rank waits until it is ready; None for no limit.
 
     Returns:
-        The statuses of all ranks.
+        The statuses of all peers.
 
     Raises:
         RuntimeError: a peer was lost, or this rank is not ready in time.
@@ -103,13 +115,13 @@ def agree(
     began = time.monotonic()
     while True:
         is_ready = becomes_true(until, EXCHANGE_SECONDS)
-        if world_size == 1:
+        if peers.size == 1:
             everybody, statuses = is_ready, [status]
         else:
             own = torch.tensor([float(is_ready), *map(float, status)], dtype=torch.float64)
-            gathered = own.new_empty(world_size * len(own))
-            dist.all_gather_into_tensor(gathered, own)
-            rows = gathered.view(world_size, -1).tolist()
+            gathered = own.new_empty(peers.size * len(own))
+            dist.all_gather_into_tensor(gathered, own, group=peers.group)
+            rows = gathered.view(peers.size, -1).tolist()
             everybody = all(row[0] for row in rows)
             statuses = [Status(*map(bool, row[1:4]), *row[4:]) for row in rows]
         if everybody:
@@ -141,12 +153,22 @@ def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
     return box[0]
 
 
-def all_gather_values(value: Any, world_size: int) -> list[Any]:  # noqa: ANN401
-    """Return the values of all ranks, in rank order, on every rank; every rank calls this."""
+def all_gather_values(
+    value: Any,  # noqa: ANN401
+    world_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> list[Any]:
+    """Return the values of some ranks, in rank order, on each of them; each calls this.
+
+    Args:
+        value: this rank's value.
+        world_size: number of ranks.
+        group: their process group; None for all ranks of the run.
+    """
     if world_size == 1:
         return [value]
     values: list[Any] = [None] * world_size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 

@@ -38,6 +38,6 @@ def make_trial(run: Run, microbatch_size: int, device: torch.device) -> Trial:
     )
     recorder = Recorder(make_clock(device), 0, 0, num_warmup=NUM_WARMUP, num_steps=MAX_STEPS)
     rank_state = make_rank_state(unsplit, 0, device, recorder)
-    batch = next(batches(rank_state)).batch
+    batch = next(batches(rank_state))
     rank_state.job.close()
     return rank_state, batch

@@ -28,7 +28,7 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)
     first_messages = [
         message
-        for messages in all_gather_values(own_messages[:1], rank_state.run.layout.world_size)
+        for messages in all_gather_values(own_messages[:1], *rank_state.strategy.peers)
         for message in messages
     ]
     if not first_messages:

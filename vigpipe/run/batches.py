@@ -2,28 +2,27 @@
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from vigpipe.data.batches import ReplicaBatch
+from vigpipe.replication.strategy import TakeItem
 from vigpipe.run.rank import RankState
 
 
-class NextBatch(NamedTuple):
-    """The batch of one step.
+def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
+    """Read the batch of the item that this rank is to take a step with.
 
-    Attributes:
-        epoch: number of the epoch, counted from 1.
-        batch: this replica's share of the batch.
-        is_evaluation_due: whether the model must be scored after the step.
+    Args:
+        rank_state: this rank's state. It is told how long the batch took.
+        turn: names the item, and those that workers may read ahead.
     """
+    began = time.perf_counter()
+    batch = rank_state.job.batch(turn.item, turn.ahead)
+    rank_state.data_seconds = time.perf_counter() - began
+    return batch
 
-    epoch: int
-    batch: ReplicaBatch
-    is_evaluation_due: bool
 
-
-def batches(rank_state: RankState) -> Iterator[NextBatch]:
-    """Read this rank's share of every step that is left.
+def batches(rank_state: RankState) -> Iterator[ReplicaBatch]:
+    """Read this rank's batch of every step that is left, and leave out what else is due.
 
     What a step reads depends only on its number, so a resumed run continues exactly where it ended.
 
@@ -34,10 +33,6 @@ def batches(rank_state: RankState) -> Iterator[NextBatch]:
     Yields:
         One batch for each step until the end of the run.
     """
-    run = rank_state.run
-    for step in range(rank_state.step, run.num_steps):
-        evaluation = run.next_evaluation(step)  # workers read test images then
-        began = time.perf_counter()
-        batch = rank_state.job.batch(step, ahead_to=evaluation)
-        rank_state.data_seconds = time.perf_counter() - began
-        yield NextBatch(step // run.steps_per_epoch + 1, batch, step + 1 == evaluation)
+    for turn in rank_state.strategy.turns(rank_state.step, is_evaluated=True):
+        if isinstance(turn, TakeItem):
+            yield read_batch(rank_state, turn)

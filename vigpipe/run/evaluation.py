@@ -153,7 +153,7 @@ def evaluate(rank_state: RankState, split: Split, most_images: int | None = None
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
         config = run.config
-        agree(NOTHING_WANTED, run.layout.world_size, outcome.has_come, config.timeout)
+        agree(NOTHING_WANTED, rank_state.strategy.peers, outcome.has_come, config.timeout)
     if not pipeline.has_last:
         return None
     loss, top1, top5, images = outcome.read()

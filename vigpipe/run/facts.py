@@ -28,6 +28,7 @@ from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
+from vigpipe.replication.course import Course
 from vigpipe.run.trackers import check_tracker
 
 
@@ -72,10 +73,11 @@ class Run:
         assert self.config.epochs is not None
         return self.config.epochs * self.steps_per_epoch
 
-    def next_evaluation(self, step: int) -> int:
-        """Return how many steps are done when an evaluation is due next, after a step's index."""
-        steps_between = self.config.evaluate_every * self.steps_per_epoch
-        return min((step // steps_between + 1) * steps_between, self.num_steps)
+    @property
+    def course(self) -> Course:
+        """The steps of the run as plain numbers."""
+        every = self.config.evaluate_every
+        return Course(self.num_steps, self.steps_per_epoch, every, self.layout.num_replicas)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -24,10 +24,13 @@ from vigpipe.model.compiled import compile_blocks
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.gradients import Replicas
 from vigpipe.parallel.layout import make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
+from vigpipe.replication.strategy import Strategy
+from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
 from vigpipe.spans import Kind
@@ -54,6 +57,7 @@ class RankState:
         pipeline_group: the ranks of its pipeline; None if the pipeline has a single rank.
         models: this rank's stages; their parameters have the names of the unsplit model.
         pipeline: runs micro-batches through the stages.
+        strategy: says what this rank does next, and how the replicas agree.
         replicas: adds up the gradients of all replicas.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
@@ -77,6 +81,7 @@ class RankState:
     pipeline_group: dist.ProcessGroup | None
     models: list[StagedModel]
     pipeline: Pipeline
+    strategy: Strategy
     replicas: Replicas
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
@@ -99,7 +104,7 @@ class RankState:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step, for the last layer."""
+        """Learning rate of the last step, for the last layer."""
         group = self.optimizer.param_groups[0]
         return group["lr"] / group["lr_scale"]
 
@@ -117,10 +122,9 @@ class RankState:
             return {}
         return {k: v for model in self.ema.module for k, v in model.state_dict().items()}
 
-    def start_at(self, step: int) -> None:
-        """Continue after some steps of an earlier run, whose tensors this rank already has."""
-        self.step = step
-        if step:
+    def follow_schedule(self, step: int) -> None:
+        """Set the learning rates to those of a step's index."""
+        if step:  # those of step 0 are set from the start
             self.lr_schedule.step_update(step)
 
     def has_open_step_come(self) -> bool:
@@ -221,21 +225,23 @@ def make_rank_state(
     optimizer = create_optimizer_v2(
         _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
     )
+    replica_index = layout.replica_index(rank)
     return RankState(
         run=run,
         device=device,
-        replica_index=layout.replica_index(rank),
+        replica_index=replica_index,
         pipeline_rank=layout.pipeline_rank(rank),
         pipeline_group=pipeline_group if layout.pipeline_size > 1 else None,
         models=models,
         pipeline=pipeline,
+        strategy=Synchronous(run.course, replica_index, Peers(layout.world_size)),
         replicas=replicas,
         statistics=PooledStatistics(models, layout.num_microbatches),
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
         job=ImageJob(
             run.source,
-            run.share(layout.replica_index(rank)),
+            run.share(replica_index),
             device,
             with_images=pipeline.has_first,
             with_labels=pipeline.has_last,

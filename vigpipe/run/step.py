@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.abort import abort_collectives
-from vigpipe.parallel.agreement import NOTHING_WANTED, Agreement, Status, agree, becomes_true
+from vigpipe.parallel.agreement import (
+    NOTHING_WANTED,
+    Agreement,
+    Peers,
+    Status,
+    agree,
+    becomes_true,
+)
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.run.rank import RankState
 
@@ -37,6 +44,7 @@ class Step:
 
     Args:
         number: number of the step, counted from 1.
+        lr: its learning rate, for the last layer.
         agreement: what all ranks said in it.
         moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
         outcome: (3,) float64: the loss, which means nothing on ranks that do not know it; whether
@@ -53,9 +61,16 @@ class Step:
     """
 
     def __init__(
-        self, number: int, agreement: Agreement, moments: Tensor, outcome: Tensor, lap: "Lap"
+        self,
+        number: int,
+        lr: float,
+        agreement: Agreement,
+        moments: Tensor,
+        outcome: Tensor,
+        lap: "Lap",
     ) -> None:
-        self.number, self.agreement, self.moments, self.lap = number, agreement, moments, lap
+        self.number, self.lr, self.agreement = number, lr, agreement
+        self.moments, self.lap = moments, lap
         self.outcome = ToHost(outcome)
         self.is_complete, self.is_taken = False, False
         self.loss: float | None = None
@@ -78,8 +93,9 @@ def train_step(
         The step. It is complete if the rank does not run ahead of its device; otherwise the step
         before is, and `complete_step` waits for this one.
     """
-    config, world_size = rank_state.run.config, rank_state.run.layout.world_size
+    config, peers = rank_state.run.config, rank_state.strategy.peers
     rank_state.stopwatch.begin()
+    rank_state.follow_schedule(batch.step)
     rank_state.replicas.gradients.clear()
     losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
     rank_state.enter("all-reduce")
@@ -108,13 +124,13 @@ def train_step(
     )
     is_taken = is_finite
     if rank_state.runs_ahead:
-        is_taken = _is_finite_everywhere(is_finite, world_size)
+        is_taken = _is_finite_everywhere(is_finite, peers)
     else:
         status = status._replace(finite=bool(is_finite))
-    if world_size > 1:
+    if peers.size > 1:
         rank_state.enter("wait end")
     agreement = agree(
-        status, world_size, until=rank_state.has_open_step_come, timeout_seconds=config.timeout
+        status, peers, until=rank_state.has_open_step_come, timeout_seconds=config.timeout
     )
     rank_state.enter("other")
     _complete_step(rank_state)  # the one before, which has come
@@ -130,14 +146,14 @@ def train_step(
         rank_state.optimizer.step()
     rank_state.enter("other")
     rank_state.step += 1
-    rank_state.lr_schedule.step_update(rank_state.step)
 
     one = torch.ones_like(is_taken, dtype=torch.float64)
     factor = one if scale is None else scale.factor.double()
     outcome = torch.stack((one if loss is None else loss, is_taken.double(), factor))
     if scale is not None:
         scale.update(is_taken)
-    step = Step(rank_state.step, agreement, moments, outcome, rank_state.stopwatch.lap())
+    lap = rank_state.stopwatch.lap()
+    step = Step(rank_state.step, rank_state.lr, agreement, moments, outcome, lap)
     rank_state.open_step = step
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
@@ -154,9 +170,8 @@ def complete_step(rank_state: RankState) -> None:
         rank_state: this rank's state; unless it runs ahead of its device, nothing is left to do.
     """
     if rank_state.open_step is not None:
-        config, layout = rank_state.run.config, rank_state.run.layout
-        has_come = rank_state.has_open_step_come
-        agree(NOTHING_WANTED, layout.world_size, has_come, config.timeout)
+        timeout, has_come = rank_state.run.config.timeout, rank_state.has_open_step_come
+        agree(NOTHING_WANTED, rank_state.strategy.peers, has_come, timeout)
         _complete_step(rank_state)
 
 
@@ -233,13 +248,13 @@ def _is_finite(gradients: list[Tensor], loss: Tensor | None) -> Tensor:
     return is_finite if loss is None else is_finite & loss.isfinite()
 
 
-def _is_finite_everywhere(is_finite: Tensor, world_size: int) -> Tensor:
-    """Tell on the device whether the flags of all ranks are set.
+def _is_finite_everywhere(is_finite: Tensor, peers: Peers) -> Tensor:
+    """Tell on the device whether the flags of all peers are set.
 
     They are counted. If a peer dies, the collective is aborted, and what it leaves behind cannot
-    be the count of all ranks: then no rank that is left takes the step.
+    be the count of all peers: then no rank that is left takes the step.
     """
     count = is_finite.float().reshape(1)
-    if world_size > 1:
-        dist.all_reduce(count)
-    return (count == world_size)[0]
+    if peers.size > 1:
+        dist.all_reduce(count, group=peers.group)
+    return (count == peers.size)[0]

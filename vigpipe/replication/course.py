@@ -1,0 +1,34 @@
+"""The steps of a run as plain numbers: epochs, evaluations, and the items of each step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of a run.
+
+    Attributes:
+        num_steps: number of optimizer steps on a global batch, over the whole run.
+        steps_per_epoch: number of these that visit every training sample once.
+        evaluate_every: epochs between evaluations; the last step always ends with one.
+        num_replicas: D; each step has as many items, one for each share of its batch.
+    """
+
+    num_steps: int
+    steps_per_epoch: int
+    evaluate_every: int
+    num_replicas: int
+
+    def epoch(self, step: int) -> int:
+        """Return the number of the epoch, counted from 1, that a step's index belongs to."""
+        return step // self.steps_per_epoch + 1
+
+    def next_evaluation(self, step: int) -> int:
+        """Return how many steps are done when an evaluation is due next, after a step's index."""
+        steps_between = self.evaluate_every * self.steps_per_epoch
+        return min((step // steps_between + 1) * steps_between, self.num_steps)
+
+    def items(self, first_step: int, end: int, share: int) -> range:
+        """Return the items of one share in the steps from the first to before the end."""
+        num_shares = self.num_replicas
+        return range(first_step * num_shares + share, end * num_shares, num_shares)
