@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from tests.bench.contender import allocate
 from vigpipe.bench import operators, study, throughput
 from vigpipe.bench.alone import peaks
 from vigpipe.bench.reference import ReferenceStudy, ReferenceVig
@@ -14,20 +15,16 @@ from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
 
-def allocate(megabytes, device):
-    """A contender that takes so much, and keeps it."""
-    kept = []
-    return lambda: kept or kept.append(torch.ones(int(megabytes * 1e6) // 4, device=device))
-
-
 def no_memory(*args, **kwargs):
     return 2e6, 1e6
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch, capsys):
-    """Run a benchmark without measuring memory; gives its page and its rows."""
+    """Run a benchmark of something small without measuring memory; gives its page and its rows."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study, "SIDE", 6)
+    monkeypatch.setitem(throughput.SIDES, "cpu", 64)
     for module in (operators, study, throughput):
         monkeypatch.setattr(module, "peaks", no_memory)
     threads = torch.get_num_threads()

@@ -16,13 +16,19 @@ from vigpipe.model.study import VigStudy
 from vigpipe.model.variants import create_model
 
 CONTENDERS = ("reference", "plain", "fused")
+SIDE = 32  # height and width of the images
 GB = 1e9
 
 
 def make_model(name: str) -> nn.Module:
     """Make the model in one of the formulations, all with the same weights."""
     torch.manual_seed(0)
-    model = create_model("vig_study", num_classes=10, impl="plain" if name == "plain" else "fused")
+    model = create_model(
+        "vig_study",
+        num_classes=10,
+        img_size=(SIDE, SIDE),
+        impl="plain" if name == "plain" else "fused",
+    )
     assert isinstance(model, VigStudy)
     if name != "reference":
         return model
@@ -42,7 +48,7 @@ def make(name: str, batch_size: int, device: torch.device) -> Callable[[], Tenso
     model = make_model(name).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(batch_size, 3, 32, 32, generator=generator).to(device)
+    images = torch.rand(batch_size, 3, SIDE, SIDE, generator=generator).to(device)
     labels = torch.randint(10, (batch_size,), generator=generator).to(device)
 
     def step() -> Tensor:
@@ -66,7 +72,7 @@ def differences(batch_size: int, name: str) -> tuple[float, float]:
     for kind, dtype in (("reference", torch.float64), (name, torch.float32)):
         model = make_model(kind).to(dtype).train()
         generator = torch.Generator().manual_seed(0)
-        images = torch.rand(batch_size, 3, 32, 32, generator=generator).to(dtype)
+        images = torch.rand(batch_size, 3, SIDE, SIDE, generator=generator).to(dtype)
         labels = torch.randint(10, (batch_size,), generator=generator)
         logits = model(images)
         F.cross_entropy(logits, labels).backward()

@@ -22,6 +22,7 @@ from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
 
 NUM_CLASSES = 1000
+SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product shows a device's peak
 
 
 def make_model(model_name: str, name: str) -> nn.Module:
@@ -84,7 +85,7 @@ def make(
 
 def matrix_rate(dtype: str, device: torch.device) -> float:
     """Measure this machine's peak as the FLOP/s of a large square matrix product, best of ten."""
-    side = 8192 if device.type == "cuda" else 2048
+    side = SIDES[device.type]
     torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=torch_dtype) for _ in range(2))
     times = alternate({"product": lambda: a @ b}, "product", 10, device).seconds["product"]
