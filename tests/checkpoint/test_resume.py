@@ -24,7 +24,8 @@ from vigpipe.training import train
 pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
-# 48 images an epoch in steps of 20, 20 and 8: checkpoints lie within epochs and at their ends.
+# 48 images an epoch in steps of 20, 20 and 8: checkpoints lie within epochs and at their ends. What
+# is evaluated fits into one batch: that is most of a run's work.
 SMALL = TrainConfig(
     model="vig_digits",
     batch_size=20,
@@ -41,14 +42,17 @@ SMALL = TrainConfig(
     dtype="float64",
     workers=0,
     lr_schedule="cosine",
-    validation=0.02,
+    validation=0.01,
 )
+
+# Where neither micro-batches nor evaluations matter.
+CHEAP = {"microbatches": 1, "evaluate_every": 9, "validation": 0.0}
 
 
 def make_job(config):
     run = prepare(config, torch.float64)
     source = replace(
-        run.source, train=FirstOf(run.source.train, 48), test=FirstOf(run.source.test, 30)
+        run.source, train=FirstOf(run.source.train, 48), test=FirstOf(run.source.test, 20)
     )
     return replace(run, source=source)
 
@@ -142,7 +146,7 @@ def test_another_layout_goes_on_within_the_contract(whole, layout, tmp_path):
 
 @pytest.mark.parametrize("opt", ["adam", "nadamw", "sgd", "rmsprop", "lion"])
 def test_every_other_optimizer_goes_on(opt, tmp_path):
-    config = replace(SMALL, opt=opt, lr=1e-3, steps=4, dtype="float32", evaluate_every=9)
+    config = replace(SMALL, opt=opt, lr=1e-3, steps=4, dtype="float32", **CHEAP)
     assert run(config, tmp_path / "whole") == 0
     folder = cut_off(tmp_path / "whole", tmp_path / "run", 2)
     assert run(replace(config, resume="auto"), folder) == 0
@@ -177,7 +181,7 @@ def test_a_longer_run_goes_on_and_says_what_changes(whole, tmp_path, capsys):
 
 
 def test_a_finished_run_can_be_made_longer_though_it_saved_never(tmp_path, capsys):
-    config = replace(SMALL, checkpoint_every="never", ema=None)
+    config = replace(SMALL, checkpoint_every="never", ema=None, **CHEAP)
     assert run(replace(config, steps=4), tmp_path / "run") == 0
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000004"]
     assert run(replace(config, steps=9, resume="auto"), tmp_path / "run") == 0
@@ -254,7 +258,7 @@ def test_a_named_checkpoint_is_taken_or_refused_but_not_replaced(whole, tmp_path
         ({"graph": "grid"}, "its --graph is not set, this run's is grid"),
         ({"opt": "sgd"}, "its --opt is adamw"),
         ({"ema": 0.0}, "its --ema is 0.9"),
-        ({"validation": 0.0}, "its --validation is 0.02, this run's is 0.0"),
+        ({"validation": 0.0}, "its --validation is 0.01, this run's is 0.0"),
     ],
 )
 def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
@@ -287,8 +291,8 @@ def test_without_validation_images_the_data_are_told_as_before_there_were_any():
 
 def test_other_validation_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, validation=FirstOf(run.source.validation, 29))
-    with pytest.raises(InputError, match="validation images was 30, is 29"):
+    other = replace(run.source, validation=FirstOf(run.source.validation, 9))
+    with pytest.raises(InputError, match="validation images was 10, is 9"):
         train(replace(run, source=other), 0, CPU, tmp_path)
 
 
