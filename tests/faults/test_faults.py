@@ -144,30 +144,44 @@ def test_a_rank_killed_beside_one_that_runs_ahead(killed, unbroken, tmp_path):
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("layout", [STAGES, BOTH])
-def test_a_frozen_rank_is_noticed_at_the_timeout(layout, unbroken, tmp_path):
-    folder = tmp_path / "run"
-    env = {**ENV, "FAULT_DONE": str(tmp_path / "done")}
-    began = time.monotonic()
+@contextlib.contextmanager
+def with_a_frozen_rank(layout, folder):
+    """A run of which rank 1 has just been frozen."""
+    folder.mkdir()
+    env = {**ENV, "FAULT_DONE": str(folder / "done")}
     with start_command(
-        faulty("backward:5:1:freeze", layout, folder, "--timeout", "10"), env
+        faulty("backward:5:1:freeze", layout, folder / "run", "--timeout", "10"), env
     ) as command:
-        wait_until((tmp_path / "done").exists, "the rank freezes", running=command)
-        at = (tmp_path / "done").read_text().split()[1]
-        wait_until((folder / "failed-rank0.json").exists, "its peer notices")
-        peer = json.loads((folder / "failed-rank0.json").read_text())
-        seconds = peer["time"] - float(at)
-        done = command.wait(30)
-    print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 10")
-    # The timeout counts from when the peer began to wait, which may be before the rank froze.
-    records = [json.loads(path.read_text()) for path in folder.glob("failed-rank*.json")]
-    first = min(records, key=lambda record: record["time"])
-    assert "Timed out waiting 10000ms" in first["message"]
-    assert seconds < 30  # by default it would be 60
-    assert done.returncode == 70
-    assert "rank 1 answered no more" in done.stderr
+        wait_until((folder / "done").exists, "the rank freezes", running=command)
+        yield command
+
+
+def test_a_frozen_rank_is_noticed_at_the_timeout(unbroken, tmp_path):
+    """On two layouts: the second begins when the ranks of the first only wait for the timeout."""
+    began = time.monotonic()
+    folders = [tmp_path / "stages", tmp_path / "both"]
+    ends = []
+    with (
+        with_a_frozen_rank(STAGES, folders[0]) as first,
+        with_a_frozen_rank(BOTH, folders[1]) as second,
+    ):
+        for folder, command in zip(folders, (first, second), strict=True):
+            wait_until((folder / "run" / "failed-rank0.json").exists, "its peer notices")
+            ends.append(command.wait(30))
+    for folder, done in zip(folders, ends, strict=True):
+        peer = json.loads((folder / "run" / "failed-rank0.json").read_text())
+        seconds = peer["time"] - float((folder / "done").read_text().split()[1])
+        print(f"FIGURE frozen: noticed after {seconds:.2f} s with --timeout 10")
+        # The timeout counts from when the peer began to wait, which may be before the rank froze.
+        records = [json.loads(path.read_text()) for path in folder.glob("run/failed-rank*.json")]
+        earliest = min(records, key=lambda record: record["time"])
+        assert "Timed out waiting 10000ms" in earliest["message"]
+        assert seconds < 30  # by default it would be 60
+        assert done.returncode == 70
+        assert "rank 1 answered no more" in done.stderr
     assert time.monotonic() - began < 90
-    goes_on_as_if_nothing_had_been(folder, unbroken)
+    for folder in folders:
+        goes_on_as_if_nothing_had_been(folder / "run", unbroken)
 
 
 @pytest.mark.parametrize(
