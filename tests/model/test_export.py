@@ -139,7 +139,10 @@ def test_an_exported_program_is_saved_and_loaded(tmp_path):
 
 # torch 2.11's own code, in a copy of an exported program; later torch does without.
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("pyramid", marks=(pytest.mark.heavy, pytest.mark.inductor)), "isotropic"],
+)
 def test_onnx_for_batches_of_any_size(name, tmp_path):
     """In onnxruntime, after a way through a file."""
     onnxruntime = pytest.importorskip("onnxruntime")
