@@ -185,7 +185,7 @@ def test_four_ranks_have_the_losses_of_one_process(alone, four_ranks):
 def test_torchrun_has_the_losses_of_plain_python(alone, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     line = ["-m", "vigpipe.train", "--stages", "2", "--microbatches", "4", *SHORT, "--threads", "1"]
-    done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")], fresh=True)
+    done = run_command([*torchrun, *line, "--out", str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == losses(alone)
 
