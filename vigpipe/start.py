@@ -100,6 +100,8 @@ def _run(
     for name in ONLY_FOR_TRAINING:
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
+    if config.strategy != "synchronous" and not trains:
+        raise InputError(f"--strategy {config.strategy}: is for vigpipe train only")
     if config.resume == "auto" and config.out is None:
         raise InputError("--resume auto: goes on with the run in --out; name that folder")
     if config.download and launch.launcher in ("srun", "torchrun"):
@@ -147,7 +149,7 @@ def _run(
     device = join(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
-    if config.sync is None:
+    if config.sync is None and config.strategy == "synchronous":
         config = replace(
             config, sync=default_sync(device, run.layout.pipeline_size, config.cuda_graph)
         )

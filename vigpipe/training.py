@@ -38,7 +38,7 @@ from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import Status, all_gather_values, run_with_heartbeats
-from vigpipe.replication.strategy import Evaluate, TakeItem
+from vigpipe.replication.strategy import AverageWeights, Evaluate, TakeItem
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
@@ -47,6 +47,7 @@ from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
+from vigpipe.run.settle import gather_accounts, settle
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
@@ -76,7 +77,6 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     stop_at = parse_stop_before(config.stop_before, os.environ)
     save_and_stop = SaveAndStop(
         parse_interval("--checkpoint-every", config.checkpoint_every),
-        run.num_steps,
         stop_at,
         has_peers=run.layout.world_size > 1,
         timeout_seconds=config.timeout or math.inf,
@@ -105,11 +105,12 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         """Open the files of the run, and its tracker, whose server may be far away."""
         if not rank_state.is_writer:
             return None
-        return RunRecord(folder, as_toml(config), rank_state.step, log, config.track)
+        num_bytes = resumed.replicas.get("metrics_bytes") if resumed is not None else None
+        return RunRecord(folder, as_toml(config), rank_state.step, log, config.track, num_bytes)
 
     record = run_with_heartbeats(open_record, run.layout.world_size)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
-    stragglers = Stragglers(run.layout)
+    stragglers = Stragglers(run.layout if strategy.sums_replicas else run.layout.one_replica)
     slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
@@ -147,11 +148,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         batch = read_batch(rank_state, turn)
         status = Status(
             stop=save_and_stop.is_stop_due(),
-            save=rank_state.is_writer and save_and_stop.is_save_due(rank_state.step + 1),
+            save=rank_state.is_writer and save_and_stop.is_save_due(batch.step + 1),
         )
         with rank_state.timed("train", rank_state.step + 1):
             step = train_step(rank_state, batch, status)
-        untold.append(TrainedBatch(step, batch))
+        untold.append(TrainedBatch(step, batch, turn.item))
         strategy.hear(step.agreement)
         tell_complete_steps()
         for straggler in stragglers.add(step.agreement.busy_seconds):
@@ -164,28 +165,30 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     def tell_step(trained: TrainedBatch) -> None:
         """Record a complete step and show it, or explain why it was not taken."""
         nonlocal loss, num_skipped
-        step = trained.step
-        loss = step.loss if step.is_taken else None
-        if not step.is_taken and step.loss_factor > 1:
+        step, batch = trained.step, trained.batch
+        if not any(batch.sizes):  # of a partial batch there may be nothing for a replica
+            return
+        loss = step.loss if step.is_finite else None
+        if not step.is_finite and step.loss_factor > 1:
             announce("overflow", _explain_overflow(step), step.number)
             return
-        num_skipped = 0 if step.is_taken else num_skipped + 1
+        num_skipped = 0 if step.is_finite else num_skipped + 1
         if num_skipped:
             why = _explain_skipped(rank_state, trained, num_skipped)
             announce("skipped", why, step.number)
-        elif record is not None and loss is not None:
-            facts = step.number, run.course.epoch(trained.batch.step), loss, step.lr
-            num_samples, waited = trained.batch.num_samples, step.agreement.data_seconds
-            record.add_step(*facts, step.seconds, num_samples, waited)
+        elif record is not None and loss is not None and step.is_taken:
+            facts = step.number, run.course.epoch(batch.step), loss, step.lr
+            num_samples, waited = batch.num_samples, step.agreement.data_seconds
+            whose = {} if strategy.sums_replicas else {"replica": 0, "item": trained.item}
+            record.add_step(*facts, step.seconds, num_samples, waited, **whose)
             progress.add(*facts, num_samples)
             if why := slow_data.add(waited, step.seconds):
                 announce("data", why, step.number)
 
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
-        if record is not None:
-            record.sync()
-        checkpoints.save(loss, is_evaluated)
+        metrics_bytes = 0 if record is None else record.sync()
+        checkpoints.save(loss, is_evaluated, metrics_bytes)
         save_and_stop.saved()
 
     def save_for_lost_peer() -> None:
@@ -209,6 +212,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     if checkpoints.is_best(scores):
                         strategy.ask_to_save()
                     continue
+                if isinstance(turn, AverageWeights):
+                    strategy.average_weights()
+                    continue
+                rank_state.step = turn.step
                 with save_and_stop.patient():
                     save_now()
                 if turn.stop:
@@ -216,9 +223,15 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     with save_and_stop.patient():
                         return _stop(rank_state, checkpoints, save_and_stop.why, log)
 
+        if not strategy.sums_replicas:
+            if kept := settle(rank_state):
+                log(kept)
+            scores = evaluate_now(run.course.epoch(run.num_steps - 1))
         if scores is None:  # the checkpoint was of the last step
             scores = evaluate_all(rank_state)
         rank_state.job.close()
+        strategy.close()
+        accounts = None if strategy.sums_replicas else gather_accounts(rank_state)
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
         save_run_weights(rank_state, folder / WEIGHTS)
         if rank_state.ema is not None:
@@ -227,7 +240,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         checkpoints.finish()
         if record is None:
             return DONE
-        summary = summarize(rank_state, scores, loss, started)
+        summary = summarize(rank_state, scores, loss, started, accounts)
         if resumed is not None:
             summary["resumed_at_step"] = resumed.step
         if checkpoints.best is not None:
@@ -245,10 +258,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
 
 class TrainedBatch(NamedTuple):
-    """A step with the batch that it was taken with."""
+    """A step with the batch that it was taken with, and the number of the item."""
 
     step: Step
     batch: ReplicaBatch
+    item: int
 
 
 def _explain_overflow(step: Step) -> str:
@@ -289,7 +303,7 @@ def _on_lost_peer(rank_state: RankState, save: Callable[[], None]) -> Iterator[N
     try:
         yield
     except RuntimeError as error:
-        has_copies = rank_state.run.layout.num_replicas > 1
+        has_copies = rank_state.strategy.sums_replicas and rank_state.run.layout.num_replicas > 1
         if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()
         raise

@@ -192,14 +192,19 @@ def test_a_best_checkpoint_that_is_gone_is_named(tmp_path):
         best_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_from_before_is_read(tmp_path):
-    """The format 1 had no entry of the best checkpoint."""
+@pytest.mark.parametrize(("version", "lacks"), [(1, ["best", "replicas"]), (2, ["replicas"])])
+def test_a_checkpoint_from_before_is_read(version, lacks, tmp_path):
+    """The format 1 had no entry of the best checkpoint, and 2 none of replicas that differ."""
     checkpoint = make(tmp_path)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     from vigpipe.checkpoint.manifest import _digest
 
-    del manifest["checkpoint"]["best"]
-    manifest |= {"format": "vigpipe checkpoint 1", "sha256": _digest(manifest["checkpoint"])}
+    for key in lacks:
+        del manifest["checkpoint"][key]
+    manifest |= {
+        "format": f"vigpipe checkpoint {version}",
+        "sha256": _digest(manifest["checkpoint"]),
+    }
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    assert read_manifest(checkpoint).best == {}
+    assert (read_manifest(checkpoint).best, read_manifest(checkpoint).replicas) == ({}, {})
     assert read_manifest(checkpoint).step == 50

@@ -139,7 +139,7 @@ def rewrite(old, new):
         ),
         (rewrite('"step": 50', '"step": 50, "step": 51'), NAME, "'step' is there twice"),
         (rewrite('"loss": 0.5', '"loss": NaN'), NAME, "NaN is no JSON number"),
-        (rewrite("checkpoint 2", "checkpoint 9"), NAME, "expected the format"),
+        (rewrite("checkpoint 3", "checkpoint 9"), NAME, "expected the format"),
         (lambda c: (c / NAME).write_text("[" * 100000), NAME, "nested too deeply|not the JSON"),
         (lambda c: (c / NAME).write_bytes(b"\xff\xfe"), NAME, "is not UTF-8"),
         (lambda c: (c / NAME).write_text("[1]"), NAME, "expected the format"),

@@ -18,7 +18,7 @@ import torch
 
 from tests.checkpoint.test_saver import files_of_at_most
 from tests.world import GUARD, run_command, start_command, wait_until
-from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.cli import main
 from vigpipe.run.record import RunRecord
 
@@ -256,6 +256,41 @@ def test_sigterm_saves_and_asks_to_be_started_again(which, tmp_path):
     assert "got SIGTERM) with a checkpoint in" in done.stdout
     saved = int(list_checkpoints(folder)[0].name[-8:])
     assert saved == max(losses(folder))  # not a step is lost
+
+
+POOL = [*REPLICAS, "--strategy", "periodic", "--average-every", "3", "--items", "pool"]
+
+
+def test_replicas_that_take_steps_of_their_own_stop_together_and_go_on(tmp_path):
+    folder = tmp_path / "run"
+    command = line(*TRAIN, *ENDLESS, *POOL, "--out", str(folder), "--checkpoint-every", "2")
+    with start_command(command, ENV) as running:
+        # With a pool, no step is sure to be one of replica 0, whose rows these are.
+        wait_until(lambda: bool(list_checkpoints(folder)) and len(rows(folder)) > 4, "five rows")
+        os.kill(running.popen.pid, signal.SIGTERM)
+        done = running.wait()
+    assert (done.returncode, done.stderr) == (75, "")
+    checkpoint = list_checkpoints(folder)[0]
+    saved = read_manifest(checkpoint)
+    progress = saved.replicas["progress"]
+    assert (
+        sum(progress["taken"]) + sum(item >= 0 for item in progress["leases"])
+        == (progress["drawn"])
+    )
+    # Rows after the checkpoint would be taken twice.
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "epoch": 1, "loss": 1.0, "replica": 0, "item": 1}\n')
+    options = [*TRAIN, *ENDLESS, *POOL, "--out", str(folder), "--resume", "auto"]
+    options[options.index("--steps") + 1] = str(saved.step + 3)
+    done = run_command(line(*options), ENV)
+    assert (done.returncode, done.stderr) == (0, "")
+    items = [row["item"] for row in rows(folder) if "item" in row]
+    assert len(items) == len(set(items))
+    assert max(items) < 2 * (saved.step + 3)
+    each = json.loads((folder / "summary.json").read_text())["replicas"]["each"]
+    given_back = sum(item >= 0 for item in progress["leases"])
+    new_items = 2 * (saved.step + 3) - progress["drawn"] + given_back
+    assert sum(replica["items"] for replica in each) == new_items
 
 
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path, unbroken):

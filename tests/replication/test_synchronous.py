@@ -30,7 +30,7 @@ def turns(first_step=0, is_evaluated=True, *, saves=(), stops=(), best=()):
                 told.append(f"e{epoch}")
                 if epoch in best:
                     strategy.ask_to_save()
-            case Rest(stop):
+            case Rest(_, stop):
                 told.append("x" if stop else "r")
                 if stop:
                     break
@@ -38,25 +38,25 @@ def turns(first_step=0, is_evaluated=True, *, saves=(), stops=(), best=()):
 
 
 def test_every_epoch_and_the_last_step_end_with_an_evaluation():
-    assert turns() == "s1 s3 s5 e1 s7 s9 s11 e2 s13 s15 e3"
-    assert turns(4) == "s9 s11 e2 s13 s15 e3"
+    assert turns() == "s1 s3 s5 e1 s7 s9 s11 e2 s13 s15 e3 r"
+    assert turns(4) == "s9 s11 e2 s13 s15 e3 r"
     assert turns(8) == ""
 
 
 def test_an_evaluation_that_a_stopped_run_owes_comes_first():
-    assert turns(6, False) == "e2 s13 s15 e3"
-    assert turns(6, False, best=[2]) == "e2 r s13 s15 e3"
+    assert turns(6, False) == "e2 s13 s15 e3 r"
+    assert turns(6, False, best=[2]) == "e2 r s13 s15 e3 r"
 
 
 def test_all_ranks_rest_after_the_step_in_which_one_wants_it():
-    assert turns(saves=[3]) == "s1 s3 r s5 e1 s7 s9 s11 e2 s13 s15 e3"
+    assert turns(saves=[3]) == "s1 s3 r s5 e1 s7 s9 s11 e2 s13 s15 e3 r"
     assert turns(stops=[3]) == "s1 s3 x"
     # A stop is prompt: the evaluation is left to the next start.
     assert turns(stops=[5]) == "s1 s3 s5 x"
 
 
 def test_the_checkpoint_after_an_epoch_is_taken_after_its_evaluation():
-    assert turns(saves=[5]) == "s1 s3 s5 e1 r s7 s9 s11 e2 s13 s15 e3"
+    assert turns(saves=[5]) == "s1 s3 s5 e1 r s7 s9 s11 e2 s13 s15 e3 r"
     assert turns(saves=[15], best=[1, 3]) == "s1 s3 s5 e1 r s7 s9 s11 e2 s13 s15 e3 r"
 
 

@@ -193,7 +193,7 @@ class CutShort(ToHost):
     """The outcome of a step whose last collective was aborted: not all ranks are counted."""
 
     def read(self) -> list[float]:
-        return [math.nan, 0.0, 1.0]
+        return [math.nan, 0.0, 0.0, 1.0]
 
 
 class Stuck(ToHost):

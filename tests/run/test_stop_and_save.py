@@ -17,15 +17,22 @@ from vigpipe.run.stop_and_save import (
 )
 
 
-def test_steps_are_counted_from_the_start_of_the_run_and_its_end_counts():
-    save_and_stop = SaveAndStop(Interval(steps=4), 10)
-    assert [step for step in range(1, 11) if save_and_stop.is_save_due(step)] == [4, 8, 10]
+def test_steps_are_counted_from_the_start_of_the_run():
+    save_and_stop = SaveAndStop(Interval(steps=4))
+    assert [step for step in range(1, 11) if save_and_stop.is_save_due(step)] == [4, 8]
+
+
+def test_a_rank_that_does_not_take_every_step_misses_no_checkpoint():
+    save_and_stop = SaveAndStop(Interval(steps=4))
+    assert [step for step in (3, 5, 6, 9, 17, 12, 20) if save_and_stop.is_save_due(step)] == [
+        *(5, 9, 17, 12, 20)
+    ]
 
 
 def test_seconds_are_counted_from_the_last_checkpoint(monkeypatch):
     now = [50.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    save_and_stop = SaveAndStop(Interval(seconds=20), 100)
+    save_and_stop = SaveAndStop(Interval(seconds=20))
     now[0] += 19.9
     assert not save_and_stop.is_save_due(1)
     now[0] += 0.2
@@ -34,13 +41,13 @@ def test_seconds_are_counted_from_the_last_checkpoint(monkeypatch):
     assert not save_and_stop.is_save_due(3)
 
 
-def test_never_saves_the_last_step_only():
-    save_and_stop = SaveAndStop(Interval(), 10)
-    assert [step for step in range(1, 11) if save_and_stop.is_save_due(step)] == [10]
+def test_never_is_never():
+    save_and_stop = SaveAndStop(Interval())
+    assert not any(save_and_stop.is_save_due(step) for step in range(1, 11))
 
 
 def test_a_clock_that_jumps_moves_nothing(monkeypatch):
-    save_and_stop = SaveAndStop(Interval(seconds=100), 100, time.monotonic() + 100)
+    save_and_stop = SaveAndStop(Interval(seconds=100), time.monotonic() + 100)
     for jump in (-86400, 86400):
         now = time.time()
         monkeypatch.setattr(time, "time", lambda now=now, jump=jump: now + jump)
@@ -52,10 +59,10 @@ def test_stopping_before_slurm_s_limit():
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
     assert parse_stop_before("10m", env) - time.monotonic() == pytest.approx(3000, abs=2)
     assert parse_stop_before(None, {}) == float("inf")
-    assert SaveAndStop(Interval(), 1, time.monotonic() - 1).is_stop_due()
+    assert SaveAndStop(Interval(), time.monotonic() - 1).is_stop_due()
     env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
     stop_at = parse_stop_before("1m", env)  # the time has passed: every start does one step
-    assert SaveAndStop(Interval(), 1, stop_at).is_stop_due()
+    assert SaveAndStop(Interval(), stop_at).is_stop_due()
     past = datetime.fromtimestamp(time.time() - 50).isoformat()
     with pytest.raises(InputError, match="that was 50 s ago; give a later moment"):
         parse_stop_before(past, {})
@@ -78,7 +85,7 @@ def test_a_limit_that_is_not_known_is_told(env):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_a_wish_and_ends_nothing(number):
     before = signal.getsignal(number)
-    save_and_stop = SaveAndStop(Interval(), 10)
+    save_and_stop = SaveAndStop(Interval())
     with save_and_stop:
         assert not save_and_stop.is_stop_due()
         os.kill(os.getpid(), number)
@@ -91,7 +98,7 @@ def test_a_signal_is_a_wish_and_ends_nothing(number):
 def test_a_rank_that_leaves_is_not_ended_by_its_launcher_before_it_has_said_why(ends, handlers):
     # Launchers send SIGTERM as soon as another rank has ended. It found the default action here,
     # and a slow rank ended without its record.
-    save_and_stop = SaveAndStop(Interval(), 10, has_peers=True)
+    save_and_stop = SaveAndStop(Interval(), has_peers=True)
     with contextlib.suppress(RuntimeError), save_and_stop:
         if ends == "by an exception":
             raise RuntimeError("Connection closed by peer")

@@ -2,13 +2,14 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from vigpipe.checkpoint.best import best_in, better
 from vigpipe.checkpoint.manifest import Manifest
 from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
-from vigpipe.checkpoint.state import named_tensors, share_of
+from vigpipe.checkpoint.state import named_tensors, replica_prefix, share_of
 from vigpipe.config.files import as_toml
 from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
 from vigpipe.run.evaluation import Scores
@@ -66,21 +67,21 @@ class Checkpoints:
     def is_best(self, scores: Scores) -> bool:
         """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
 
-        All ranks call this together, after every evaluation.
+        The ranks that have evaluated call this together, after every evaluation.
 
         Args:
             scores: of the evaluation that follows the last step.
         """
-        run, by = self.rank_state.run, self.rank_state.run.config.keep_best
+        by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
             return False
         knows = scores.test is not None
         new = better(scores, self.rank_state.step, by, self.best) if knows else None
-        new = next(filter(None, all_gather_values(new, run.layout.world_size)), None)
+        new = next(filter(None, all_gather_values(new, *peers)), None)
         self.best = new or self.best
         return new is not None
 
-    def save(self, loss: float | None, evaluated: bool) -> None:
+    def save(self, loss: float | None, evaluated: bool, metrics_bytes: int = 0) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
 
         All ranks call this together. If the previous checkpoint is still being written to a slow
@@ -90,12 +91,20 @@ class Checkpoints:
             loss: loss of the last step on ranks of the last stage; None on other ranks and after
                 a skipped step.
             evaluated: whether the evaluation due after the last step, if any, has been done.
+            metrics_bytes: size of metrics.jsonl, on the rank that writes it.
         """
         layout = self.rank_state.run.layout
         run_with_heartbeats(self._saver.finish, layout.world_size)
-        state = named_tensors(self.rank_state)
-        share = share_of(state, self.rank_state.replica_index, layout.num_replicas)
-        self._saver.save(self._manifest(loss, evaluated), share)
+        rank_state, strategy = self.rank_state, self.rank_state.strategy
+        state, replica_index = named_tensors(rank_state), rank_state.replica_index
+        if strategy.sums_replicas:
+            share = share_of(state, replica_index, layout.num_replicas)
+            replicas = {}
+        else:
+            prefix = replica_prefix(replica_index)
+            share = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+            replicas = {"progress": strategy.progress(), "metrics_bytes": metrics_bytes}
+        self._saver.save(replace(self._manifest(loss, evaluated), replicas=replicas), share)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk, or could not be written."""

@@ -1,6 +1,6 @@
 """Write and check the manifest of a checkpoint: the facts of the run and a checksum of every file.
 
-    {"format": "vigpipe checkpoint 2",
+    {"format": "vigpipe checkpoint 3",
      "sha256": SHA-256 of "checkpoint" as JSON with sorted keys,
      "checkpoint": {"step": 50, "files": {NAME: {"bytes": ..., "sha256": ...}}, ...}}
 
@@ -23,8 +23,9 @@ from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import opened, read_json
 
-FORMAT = "vigpipe checkpoint 2"
-_WITHOUT_BEST = "vigpipe checkpoint 1"  # the format before --keep-best, which is still read
+FORMAT = "vigpipe checkpoint 3"
+# Older formats, which are still read, with what they lack: --keep-best, and replicas that differ.
+_OLDER = {"vigpipe checkpoint 1": ("best", "replicas"), "vigpipe checkpoint 2": ("replicas",)}
 NAME = "manifest.json"
 _FOLDER = re.compile(r"step-([0-9]{8,18})")
 _FILE = re.compile(r"stage[0-9]+-replica[0-9]+\.safetensors")
@@ -49,6 +50,8 @@ class Manifest:
         weights: metadata for a file of the weights, from `Run.weights_metadata`.
         versions: versions of the packages, commit and host.
         best: the best evaluation so far, from `Best.as_table`; empty without --keep-best.
+        replicas: where replicas take steps of their own, "progress", from `Strategy.progress`, and
+            "metrics_bytes", the size of metrics.jsonl when they rested; else empty.
         files: "bytes" and "sha256" of every file, by its name.
     """
 
@@ -62,6 +65,7 @@ class Manifest:
     weights: dict[str, str]
     versions: dict[str, Any]
     best: dict[str, Any] = field(default_factory=dict)
+    replicas: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -130,19 +134,18 @@ def read_manifest_file(path: Path) -> Manifest:
         InputError: the manifest is missing, damaged, or in another format.
     """
     table = read_json(path)
-    if not isinstance(table, dict) or table.get("format") not in (FORMAT, _WITHOUT_BEST):
+    if not isinstance(table, dict) or table.get("format") not in (FORMAT, *_OLDER):
         actual = table.get("format") if isinstance(table, dict) else None
         raise InputError(f"{path}: expected the format {FORMAT!r}, got {actual!r}; {_AGAIN}")
     content = table.get("checkpoint")
     if not isinstance(content, dict) or table.get("sha256") != _digest(content):
         raise InputError(f"{path}: its SHA-256 does not fit: it was damaged or edited; {_AGAIN}")
-    if table["format"] == _WITHOUT_BEST:
-        content = {**content, "best": {}}
+    content = {**{key: {} for key in _OLDER.get(table["format"], ())}, **content}
     names = {f.name for f in fields(Manifest)}
     if content.keys() != names:
         wrong = sorted(content.keys() ^ names)
         raise InputError(f"{path}: has other keys than a checkpoint ({', '.join(wrong)}); {_AGAIN}")
-    for key in ("config", "data", "layout", "weights", "versions", "best", "files"):
+    for key in ("config", "data", "layout", "weights", "versions", "best", "replicas", "files"):
         if not isinstance(content[key], dict):
             raise InputError(f"{path}: {key} is not a table; {_AGAIN}")
     for key in ("step", "num_steps"):
@@ -157,6 +160,13 @@ def read_manifest_file(path: Path) -> Manifest:
     loss = content["loss"]
     if loss is not None and (type(loss) not in (float, int) or not abs(loss) <= 1e300):
         raise InputError(f"{path}: loss is not a number: {content['loss']!r}; {_AGAIN}")
+    if (replicas := content["replicas"]) and not (
+        replicas.keys() == {"progress", "metrics_bytes"}
+        and isinstance(replicas["progress"], dict)
+        and type(replicas["metrics_bytes"]) is int
+        and 0 <= replicas["metrics_bytes"] <= _MOST_BYTES
+    ):
+        raise InputError(f"{path}: its entry of the replicas is malformed; {_AGAIN}")
     if not content["files"]:
         raise InputError(f"{path}: names no files; {_AGAIN}")
     for name, facts in content["files"].items():

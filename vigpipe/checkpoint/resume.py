@@ -1,5 +1,6 @@
 """Choose a checkpoint, check that it belongs to this run, and continue from it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.checkpoint.rescue import salvage
-from vigpipe.checkpoint.state import needed_tensors, restore
+from vigpipe.checkpoint.state import needed_tensors, replica_prefix, restore
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MAY_DIFFER = {
     *("config", "weights", "new_classifier", "out"),
     *("data", "data_dir", "download", "workers", "skip_bad_images"),
-    *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic"),
+    *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic", "final"),
     *(
         "device",
         "threads",
@@ -47,6 +48,9 @@ MAY_DIFFER = {
     *("timing", "timing_warmup", "timing_steps", "trace"),
     *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),
 }
+
+_KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity")  # of tensors
+_OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
@@ -166,6 +170,7 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
                 f"--resume {where}: its data differ from {run.config.data}: {name} was "
                 f"{manifest.data.get(name)}, is {value}; give the same images"
             )
+    _check_replicas(manifest, run, where)
     if manifest.step > run.num_steps:
         raise InputError(
             f"--resume {where}: {manifest.step} steps are done already, but the run has "
@@ -190,6 +195,19 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
     return notes
 
 
+def _check_replicas(manifest: Manifest, run: "Run", where: Path) -> None:
+    """Check that replicas with states of their own are as many as the checkpoint has."""
+    if not manifest.replicas:
+        return
+    taken = manifest.replicas["progress"].get("taken")
+    num_before = len(taken) if isinstance(taken, list) else 0
+    if num_before != run.layout.num_replicas:
+        raise InputError(
+            f"--resume {where}: has {num_before} replicas, each with weights of its own, and --dp "
+            f"is {run.layout.num_replicas}; give --dp {num_before}"
+        )
+
+
 def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
     """Put a checkpoint, written by any layout, into a rank's state.
 
@@ -204,14 +222,25 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     file_of = tensor_names(checkpoint, manifest)
     model_names = rank_state.run.tensor_names()
     for name in file_of:
-        kind, _, rest = name.partition("/")
+        kind, _, rest = _OTHER_REPLICA.sub("", name).partition("/")
         model_name = rest.partition("/")[2] if kind == "optimizer" else rest
-        is_known = kind in ("model", "ema", "optimizer") and model_name in model_names
-        if not is_known and kind != "loss_scale":
+        if not (kind in _KINDS and model_name in model_names) and kind != "loss_scale":
             raise InputError(
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    tensors = dict(read_tensors(checkpoint, file_of, needed_tensors(rank_state, file_of)))
+    prefix = replica_prefix(rank_state.replica_index) if manifest.replicas else ""
+    available = {name.removeprefix(prefix) for name in file_of if name.startswith(prefix)}
+    needed = [f"{prefix}{name}" for name in needed_tensors(rank_state, available)]
+    found = read_tensors(checkpoint, file_of, needed)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in found}
     restore(rank_state, tensors, str(checkpoint))
+    if manifest.replicas:
+        try:
+            rank_state.strategy.restore(manifest.replicas["progress"])
+        except ValueError as error:
+            raise InputError(
+                f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
+                "checkpoint"
+            ) from error
     rank_state.step = manifest.step

@@ -8,6 +8,11 @@ augmentation and the order of the data depend only on the options and the step.
     ema/NAME                moving average of these
     optimizer/KIND/NAME     state of the optimizer for a parameter: exp_avg, exp_avg_sq, step, ...
     loss_scale/NAME         the factor of the loss in float16; from the last stage
+    outer_old/NAME          weights after the last average, with --average outer
+    outer_velocity/NAME     momentum of its outer optimizer
+
+Where replicas take steps of their own, each has all of these: replica 0 under these names, so that
+its weights are found as those of any run, and replica r under replicaR/NAME.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     """Return the tensors of a rank's state by name, without copying them.
 
-    All replicas of a stage have the same state.
+    All replicas of a stage have the same state, unless they take steps of their own.
     """
     tensors = _model_tensors(rank_state)
     for name, parameter in rank_state.parameters().items():
@@ -40,9 +45,15 @@ def _loss_scale_tensors(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
-    """Return the tensors that exist before the first step: weights, statistics, moving average."""
+    """Return the tensors that exist before the first step: weights, statistics, averages."""
     tensors = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
-    return tensors | {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
+    tensors |= {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
+    return tensors | dict(rank_state.strategy.tensors())
+
+
+def replica_prefix(replica_index: int) -> str:
+    """Return what the names of a replica's tensors begin with, if it has a state of its own."""
+    return f"replica{replica_index}/" if replica_index else ""
 
 
 def share_of(

@@ -203,19 +203,20 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     Returns:
         The run with the best cut, the same on every rank.
     """
-    layout = run.layout
-    assert run.config.sync is not None
+    layout, num_replicas = run.layout, run.layout.num_replicas
+    if run.config.strategy != "synchronous":  # a step is then that of a single replica
+        num_replicas = 1
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
     proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(
             num_ranks=layout.pipeline_size,
-            num_replicas=layout.num_replicas,
-            batch_size=run.batch_size,
+            num_replicas=num_replicas,
+            batch_size=run.batch_size * num_replicas // layout.num_replicas,
             microbatches=(layout.num_microbatches,),
             schedules=((layout.schedule, layout.virtual_stages),),
-            sync=run.config.sync,
+            sync=run.config.sync or default_sync(device, layout.pipeline_size),
         )
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)

@@ -20,7 +20,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("stages", "microbatches", "schedule", "virtual_stages", "boundary", "recompute"),
         *("device", "threads", "timeout"),
     ),
-    "Replicas": ("dp", "sync", "elastic"),
+    "Replicas": (
+        *("dp", "sync", "elastic", "strategy", "average_every", "average"),
+        *("outer_lr", "outer_momentum", "items", "final"),
+    ),
     "Checkpoints": (
         *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),
     ),

@@ -49,6 +49,13 @@ class TrainKeywords(TypedDict, total=False):
     schedule: Schedule
     virtual_stages: int
     sync: choices.Sync | None
+    strategy: choices.Strategy
+    average_every: int | None
+    average: choices.Average | None
+    outer_lr: float | None
+    outer_momentum: float | None
+    items: choices.Items | None
+    final: choices.Final | None
     device: choices.Device
     dtype: choices.Dtype
     tf32: bool

@@ -7,11 +7,14 @@ from typing import Literal
 
 from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.choices import (
+    Average,
     Boundary,
     Compat,
     Device,
     Dtype,
+    Final,
     Impl,
+    Items,
     KeepBest,
     LrSchedule,
     Model,
@@ -21,6 +24,7 @@ from vigpipe.config.choices import (
     RandomCrop,
     Recipe,
     Recompute,
+    Strategy,
     Sync,
     Track,
 )
@@ -102,6 +106,17 @@ class TrainConfig:
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
+        strategy: how the replicas agree: synchronous adds their gradients up in every step;
+            periodic lets them take steps of their own, and averages now and then.
+        average_every: steps between two averages; by default 20.
+        average: what is averaged: gradients; or weights, the default; or outer, where the mean of
+            the weights drives an optimizer of its own (DiLoCo).
+        outer_lr: learning rate of that optimizer, SGD with Nesterov momentum; by default 1.
+        outer_momentum: its momentum; by default 0.5, and 0.9 is for thousands of averages.
+        items: which replica computes which share of a step: fixed, or drawn from a pool when it is
+            free; by default fixed.
+        final: which weights are kept at the end, when the replicas differ: their mean, the default,
+            or the best, which the images of --validation choose.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
         dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
             matrix products in that type. With float16, for GPUs without bfloat16, the loss is
@@ -207,6 +222,13 @@ class TrainConfig:
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
     sync: Sync | None = None
+    strategy: Strategy = "synchronous"
+    average_every: int | None = None
+    average: Average | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    items: Items | None = None
+    final: Final | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
     tf32: bool = False
@@ -351,6 +373,9 @@ def check_numbers(config: TrainConfig) -> None:
         "keep": (1, 1e6),
         "max_restarts": (0, 1e6),
         "evaluate_every": (1, 1e6),
+        "average_every": (1, 1e9),
+        "outer_lr": (0, 1e6),
+        "outer_momentum": (0, 0.999999),
         "timing_warmup": (0, 1e6),
         "timing_steps": (1, 1e6),
         "seed": (0, (1 << 63) - 1),

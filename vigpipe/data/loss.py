@@ -37,5 +37,5 @@ class Loss:
             total = F.cross_entropy(logits, labels, reduction="sum")
         else:
             total = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
-        share = total / self.num_samples
+        share = total / max(1, self.num_samples)  # an item of a partial batch may be empty
         return share if self.factor is None else share * self.factor

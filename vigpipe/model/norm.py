@@ -244,6 +244,11 @@ class PooledStatistics:
         for norm, pending, count in zip(self.norms, self._pending, self._counts, strict=True):
             norm.pending, norm.num_pending = pending, count
 
+    @property
+    def running(self) -> list[Tensor]:
+        """All running means, then all running variances."""
+        return [n.running_mean for n in self.norms] + [n.running_var for n in self.norms]
+
     def take(self) -> Tensor:
         """Return the moments of this step's micro-batches, and start collecting the next step's.
 
@@ -257,17 +262,19 @@ class PooledStatistics:
             _zero(self._counts)
         return moments
 
-    def update(self, moments: Tensor) -> None:
+    def update(self, moments: Tensor, momentum: float | None = None) -> None:
         """Update the running statistics once with the moments of all micro-batches of a step.
 
         Args:
             moments: what `take` returned on all D replicas, (D * M, 3, channels).
+            momentum: weight of the new statistics; by default that of the norms.
         """
         if not self.norms:
             return
+        momentum = self.norms[0].momentum if momentum is None else momentum
         count, mean, deviation = merge_moments(moments)
         unbiased = deviation / (count - 1).clamp(min=1)
         running = [n.running_mean for n in self.norms], [n.running_var for n in self.norms]
         for old, new in zip(running, (mean, unbiased), strict=True):
-            _lerp(old, list(new.to(old[0].dtype).split(self.sizes)), self.norms[0].momentum)
+            _lerp(old, list(new.to(old[0].dtype).split(self.sizes)), momentum)
         _add([norm.num_batches_tracked for norm in self.norms], 1)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from vigpipe.errors import InputError
 
@@ -132,6 +133,25 @@ def agree(
                 f"Timed out waiting {1000 * waited:.0f}ms for the device to end a step, although "
                 "all peers are alive"
             )
+
+
+def holds_everywhere(flag: Tensor, peers: Peers) -> Tensor:
+    """Tell on the device whether a flag is set on all peers; each of them calls this.
+
+    The flags are counted. If a peer dies, the collective is aborted, and what it leaves behind
+    cannot be the count of all peers: then the flag holds nowhere.
+
+    Args:
+        flag: a scalar on the device.
+        peers: this rank and the others.
+
+    Returns:
+        A scalar on the device.
+    """
+    count = flag.float().reshape(1)
+    if peers.size > 1:
+        dist.all_reduce(count, group=peers.group)
+    return (count == peers.size)[0]
 
 
 def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:

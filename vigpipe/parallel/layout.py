@@ -7,7 +7,7 @@ Two replicas of three stages; one pipeline sits on neighbouring ranks:
     replica 1    rank 3    rank 4    rank 5
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,11 @@ class Layout:
     def world_size(self) -> int:
         """Number of ranks: S * D."""
         return self.pipeline_size * self.num_replicas
+
+    @property
+    def one_replica(self) -> "Layout":
+        """The layout of a single pipeline of this kind."""
+        return replace(self, num_replicas=1)
 
     def replica_index(self, rank: int) -> int:
         """Return the index of the replica that a rank belongs to."""

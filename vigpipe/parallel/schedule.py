@@ -233,7 +233,20 @@ class Pipeline:
         for stage_module in self.stage_modules:
             stage_module.eval()
             stage_module.begin(batch.sizes)
-        images, options = self._send_samples(batch, self.send)
+        return self._forward(*self._send_samples(batch, self.send))
+
+    @torch.no_grad()
+    def forward_only(self, batch: "ReplicaBatch") -> None:
+        """Run all micro-batches forward as in training, so that norms see their features.
+
+        Args:
+            batch: this replica's share of a batch.
+        """
+        for stage_module in self.stage_modules:
+            stage_module.train()
+        self._forward(*self._send_batch(batch, self.send))
+
+    def _forward(self, images: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
         if "target" in options:
             options["losses"] = []
         return self._schedule.eval(*images, **options)

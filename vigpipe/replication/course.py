@@ -28,6 +28,15 @@ class Course:
         steps_between = self.evaluate_every * self.steps_per_epoch
         return min((step // steps_between + 1) * steps_between, self.num_steps)
 
+    @property
+    def num_items(self) -> int:
+        """Number of items of the whole run."""
+        return self.num_steps * self.num_replicas
+
+    def steps_with(self, num_items: int) -> int:
+        """Return how many steps the first items belong to."""
+        return -(-num_items // self.num_replicas)
+
     def items(self, first_step: int, end: int, share: int) -> range:
         """Return the items of one share in the steps from the first to before the end."""
         num_shares = self.num_replicas

@@ -1,7 +1,9 @@
 """What the training loop asks of a strategy, and what a strategy tells it to do next."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from vigpipe.parallel.agreement import Agreement, Peers
 
@@ -32,17 +34,36 @@ class Evaluate(NamedTuple):
     epoch: int
 
 
+class AverageWeights(NamedTuple):
+    """Average the weights of all replicas: call `Strategy.average_weights`."""
+
+
 class Rest(NamedTuple):
     """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
     Attributes:
+        step: number of optimizer steps on a global batch that are done, or begun.
         stop: whether the run ends after it.
     """
 
+    step: int
     stop: bool
 
 
-Turn = TakeItem | Evaluate | Rest
+Turn = TakeItem | Evaluate | AverageWeights | Rest
+
+
+class Outcome(NamedTuple):
+    """What is known of a step once its gradients are those that it is taken with.
+
+    Attributes:
+        moments: of BatchNorm in all micro-batches that count, (micro-batches, 3, channels).
+        is_taken: whether the step may change the weights, a scalar on the device; None if it may
+            when the numbers of all peers are finite.
+    """
+
+    moments: Tensor
+    is_taken: Tensor | None = None
 
 
 class Strategy(Protocol):
@@ -50,9 +71,23 @@ class Strategy(Protocol):
 
     Attributes:
         peers: the ranks that take every step together: all of them or none change their weights.
+        sums_replicas: whether a step is taken with the gradients of all replicas, summed while the
+            last backward runs or right after it. The replicas then stay equal.
     """
 
     peers: Peers
+    sums_replicas: bool
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        """Go on where an earlier run has rested, before the first turn.
+
+        Args:
+            progress: what that run's strategy returned.
+
+        Raises:
+            ValueError: it is malformed, or of another number of replicas.
+        """
+        ...
 
     def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
         """Yield what this rank does, one thing after the other, until the run ends.
@@ -63,10 +98,48 @@ class Strategy(Protocol):
         """
         ...
 
+    def combine_gradients(
+        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+    ) -> Outcome:
+        """Average gradients over replicas if that is due; called after the last backward of a step.
+
+        Args:
+            gradients: of this rank's stages; they are changed in place.
+            moments: of BatchNorm in the micro-batches of the step, (micro-batches, 3, channels).
+            is_finite: whether this rank's gradients, and the loss if it knows it, are finite; a
+                scalar on the device.
+            num_samples: samples of the item.
+        """
+        ...
+
+    def average_weights(self) -> None:
+        """Average the weights over all replicas; all of them call this together."""
+        ...
+
     def hear(self, agreement: Agreement) -> None:
         """Be told, after each step, what the peers have said in it."""
         ...
 
     def ask_to_save(self) -> None:
         """Be asked for a checkpoint by all ranks that have just evaluated together."""
+        ...
+
+    def average_at_the_end(self) -> None:
+        """Make all replicas equal after the last step; all of them call this together."""
+        ...
+
+    def progress(self) -> Mapping[str, Any]:
+        """Return what a later run needs to go on from a rest, besides tensors."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that it keeps besides those of the model, by name."""
+        ...
+
+    def account(self) -> Mapping[str, float]:
+        """Return what this rank has done, for summary.json: counts, seconds and bytes by name."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside the loop."""
         ...

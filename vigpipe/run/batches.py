@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.replication.strategy import TakeItem
@@ -18,6 +19,8 @@ def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
     began = time.perf_counter()
     batch = rank_state.job.batch(turn.item, turn.ahead)
     rank_state.data_seconds = time.perf_counter() - began
+    if not rank_state.strategy.sums_replicas:
+        batch = replace(batch, num_samples=sum(batch.sizes))
     return batch
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from vigpipe.data.split import Split
 from vigpipe.launch.device import ToHost, send
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree
+from vigpipe.parallel.gradients import gather_vectors
 from vigpipe.run.rank import RankState
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
@@ -128,7 +129,8 @@ def evaluate(rank_state: RankState, split: Split, most_images: int | None = None
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
-    batches = rank_state.job.test_batches(split, most_images)
+    share, group = rank_state.scorers
+    batches = rank_state.job.test_batches(split, most_images, share)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
         done.append(ToHost(sums[3:]))
@@ -149,7 +151,7 @@ def evaluate(rank_state: RankState, split: Split, most_images: int | None = None
         sums[2] += is_right.any(1).sum()
         sums[3] += len(labels)
     if pipeline.has_last:
-        sums = rank_state.replicas.gather(sums).sum(0)
+        sums = gather_vectors(sums, group).sum(0)
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
         config = run.config

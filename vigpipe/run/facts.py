@@ -17,6 +17,7 @@ from vigpipe.config.options import (
     uses_timm,
     with_model_defaults,
 )
+from vigpipe.config.replication import with_replication_defaults
 from vigpipe.data import Augmentation, Source, open_source
 from vigpipe.data.batches import Share, num_steps
 from vigpipe.data.stored import ImageId
@@ -210,7 +211,7 @@ def prepare(
     """
     check_numbers(config)
     check_tracker(config.track)
-    config = with_model_defaults(config)
+    config = with_replication_defaults(with_model_defaults(config))
     defaults = MODEL_DEFAULTS[config.model]
     assert config.batch_size is not None
 
@@ -270,6 +271,8 @@ def prepare(
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = [str(warning.message) for warning in caught]
+    if config.strategy != "synchronous" and layout.num_replicas == 1:
+        notes.append(f"--strategy {config.strategy}: there is one replica, so nothing is averaged")
     if source.validation is not None:
         num_held_out, num_left = len(source.validation), len(source.train)
         notes.append(

@@ -1,10 +1,11 @@
 """Hold one rank's state in a run: its stages of the model, its optimizer, and their helpers."""
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Sync
+from vigpipe.data.batches import Share
 from vigpipe.data.job import ImageJob
 from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
@@ -24,13 +26,14 @@ from vigpipe.model.compiled import compile_blocks
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
-from vigpipe.parallel.agreement import Peers
+from vigpipe.parallel.agreement import Peers, broadcast_value
 from vigpipe.parallel.gradients import Replicas
 from vigpipe.parallel.layout import make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
+from vigpipe.replication.choose import make_strategy
+from vigpipe.replication.place import Place
 from vigpipe.replication.strategy import Strategy
-from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
 from vigpipe.spans import Kind
@@ -43,6 +46,18 @@ if TYPE_CHECKING:
 # Whether torch has one pass over weights, gradients and moments, and whether that can leave out a
 # step that is not finite. SGD's cannot: its momentum stays uninitialised if the first step is one.
 FUSED, SKIPPING = ("adam", "adamw", "sgd"), ("adam", "adamw")
+
+
+class Scorers(NamedTuple):
+    """The replicas that share an evaluation.
+
+    Attributes:
+        share: how each batch of images is cut among them, and which share is this replica's.
+        group: the ranks with the same stages in these replicas; None for this one alone.
+    """
+
+    share: Share
+    group: dist.ProcessGroup | None
 
 
 @dataclass
@@ -58,7 +73,9 @@ class RankState:
         models: this rank's stages; their parameters have the names of the unsplit model.
         pipeline: runs micro-batches through the stages.
         strategy: says what this rank does next, and how the replicas agree.
-        replicas: adds up the gradients of all replicas.
+        replicas: adds up the gradients of the replicas that take a step together.
+        replica_group: the ranks that hold the same stages; None if there is one replica.
+        scorers: the replicas that share an evaluation.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
         lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
@@ -83,6 +100,8 @@ class RankState:
     pipeline: Pipeline
     strategy: Strategy
     replicas: Replicas
+    replica_group: dist.ProcessGroup | None
+    scorers: Scorers
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
     lr_schedule: Any
@@ -203,7 +222,28 @@ def make_rank_state(
         for model in models:
             compile_blocks(model)
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
-    replicas = Replicas(stage_modules, replica_group, sync, reducing)
+    if layout.num_replicas == 1:
+        replica_group = None
+    if layout.pipeline_size == 1:
+        pipeline_group = None
+    statistics = PooledStatistics(models, layout.num_microbatches)
+    replica_index = layout.replica_index(rank)
+    place = Place(
+        replica_index,
+        layout.pipeline_rank(rank) == 0,
+        Peers(layout.pipeline_size, pipeline_group),
+        layout.world_size,
+        replica_group,
+        partial(_open_store, layout.world_size),
+        config.timeout or LONG_WAIT_SECONDS,
+        num_moments=3 * layout.num_microbatches * statistics.num_channels,
+    )
+    parameters = {name: p for model in models for name, p in model.named_parameters()}
+    strategy = make_strategy(config, run.course, place, parameters, statistics.running)
+    share = run.share(replica_index)
+    scorers = Scorers(share, replica_group) if strategy.sums_replicas else alone(share)
+    summed_over = replica_group if strategy.sums_replicas else None
+    replicas = Replicas(stage_modules, summed_over, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
     pipeline = Pipeline(
@@ -219,29 +259,30 @@ def make_rank_state(
         stopwatch,
     )
     if config.cuda_graph:
-        pipeline.record_steps(record_graph, run.batch_size)
+        pipeline.record_steps(record_graph, _samples_together(run, strategy))
     assert config.opt is not None
     fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
     optimizer = create_optimizer_v2(
         _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
     )
-    replica_index = layout.replica_index(rank)
     return RankState(
         run=run,
         device=device,
         replica_index=replica_index,
         pipeline_rank=layout.pipeline_rank(rank),
-        pipeline_group=pipeline_group if layout.pipeline_size > 1 else None,
+        pipeline_group=pipeline_group,
         models=models,
         pipeline=pipeline,
-        strategy=Synchronous(run.course, replica_index, Peers(layout.world_size)),
+        strategy=strategy,
         replicas=replicas,
-        statistics=PooledStatistics(models, layout.num_microbatches),
+        replica_group=replica_group,
+        scorers=scorers,
+        statistics=statistics,
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
         job=ImageJob(
             run.source,
-            run.share(replica_index),
+            share,
             device,
             with_images=pipeline.has_first,
             with_labels=pipeline.has_last,
@@ -258,6 +299,25 @@ def make_rank_state(
         stopwatch=stopwatch,
         runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
     )
+
+
+def _samples_together(run: Run, strategy: Strategy) -> int:
+    """Return the number of samples that the loss of a full step is the mean of."""
+    return run.batch_size // (1 if strategy.sums_replicas else run.layout.num_replicas)
+
+
+def alone(share: Share) -> Scorers:
+    """Let a replica score all images by itself, in micro-batches of the size that it trains on."""
+    size, num_microbatches = share.microbatch_size, share.num_microbatches
+    return Scorers(Share(size * num_microbatches, num_microbatches), None)
+
+
+def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class
+    """Return a new section of the store where the ranks have met; all ranks call this together."""
+    if world_size == 1:
+        return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    token = broadcast_value(secrets.token_hex(4), world_size)  # torchrun may start ranks again
+    return dist.PrefixStore(token, dist.distributed_c10d._get_default_store())  # pyright: ignore
 
 
 def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> None:

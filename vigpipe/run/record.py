@@ -30,6 +30,7 @@ class RunRecord:
             later steps are dropped, and so is a line that a crash cut off.
         log: called with a sentence for the user when a row cannot be written.
         track: who else is given every row; None for nobody.
+        num_bytes: of the earlier run's rows that count; None for all up to its last step.
 
     Raises:
         InputError: the files cannot be written, or the tracker cannot be opened.
@@ -42,6 +43,7 @@ class RunRecord:
         steps_done: int = 0,
         log: Callable[[str], None] = print,
         track: Track | None = None,
+        num_bytes: int | None = None,
     ) -> None:
         self.folder, self._log = folder, log
         self._path = folder / METRICS
@@ -52,7 +54,7 @@ class RunRecord:
         try:
             write_atomically(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
-                kept = list(_rows_up_to(self._path.read_bytes(), steps_done))
+                kept = list(_rows_up_to(self._path.read_bytes()[:num_bytes], steps_done))
                 write_atomically(self._path, b"".join(line for line, _ in kept).decode("utf-8"))
             self._metrics = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
@@ -91,6 +93,7 @@ class RunRecord:
         seconds: float,
         num_samples: int,
         data_seconds: float,
+        **whose: int,
     ) -> None:
         """Append the row of an optimizer step.
 
@@ -102,6 +105,7 @@ class RunRecord:
             seconds: duration of the step.
             num_samples: number of samples of the step over all replicas.
             data_seconds: for how long the slowest rank waited for its batch before the step.
+            whose: replica and item, where replicas take steps of their own.
         """
         row = {
             "step": step,
@@ -111,6 +115,7 @@ class RunRecord:
             "step_seconds": seconds,
             "images_per_second": num_samples / seconds,
             "data_seconds": data_seconds,
+            **whose,
         }
         self.add(**row)
         self._count(row)
@@ -153,10 +158,15 @@ class RunRecord:
         """
         self.add(event=event, step=step, message=message)
 
-    def sync(self) -> None:
-        """Force the rows to disk, before a checkpoint that requires them is written."""
+    def sync(self) -> int:
+        """Force the rows to disk, before a checkpoint that requires them is written.
+
+        Returns:
+            The size of the file in bytes.
+        """
         with contextlib.suppress(OSError):
             os.fsync(self._metrics)
+        return os.fstat(self._metrics).st_size
 
     def close(self) -> None:
         """Close metrics.jsonl, after the last row or when the run fails."""

@@ -16,7 +16,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from vigpipe.launch.device import ToHost
@@ -24,10 +23,10 @@ from vigpipe.parallel.abort import abort_collectives
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
     Agreement,
-    Peers,
     Status,
     agree,
     becomes_true,
+    holds_everywhere,
 )
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.run.rank import RankState
@@ -47,13 +46,15 @@ class Step:
         lr: its learning rate, for the last layer.
         agreement: what all ranks said in it.
         moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
-        outcome: (3,) float64: the loss, which means nothing on ranks that do not know it; whether
-            the step is taken, 1 or 0; and the factor of the loss.
+        outcome: (4,) float64: the loss, which means nothing on ranks that do not know it; whether
+            the numbers of all peers are finite, 1 or 0; whether the step is taken; and the factor
+            of the loss.
         lap: the times of the step.
 
     Attributes:
         is_complete: whether the device has done the step; the attributes below are known only then.
         loss: over the global batch, on ranks of the last stage; None on others.
+        is_finite: whether the gradients and the loss of all peers were finite.
         is_taken: whether the weights have changed.
         loss_factor: what the loss was multiplied by; not 1 only in float16.
         seconds: duration of the step.
@@ -72,7 +73,7 @@ class Step:
         self.number, self.lr, self.agreement = number, lr, agreement
         self.moments, self.lap = moments, lap
         self.outcome = ToHost(outcome)
-        self.is_complete, self.is_taken = False, False
+        self.is_complete = self.is_finite = self.is_taken = False
         self.loss: float | None = None
         self.loss_factor = 1.0
         self.seconds = self.busy_seconds = math.nan
@@ -108,6 +109,10 @@ def train_step(
         scale.unscale(gradients)
     loss, moments = _gather_loss_and_moments(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
+    num_samples = sum(batch.sizes)
+    moments, may_take = rank_state.strategy.combine_gradients(
+        gradients, moments, is_finite, num_samples
+    )
     if config.clip is not None:
         clip_gradients(
             rank_state.parameters(),
@@ -124,7 +129,7 @@ def train_step(
     )
     is_taken = is_finite
     if rank_state.runs_ahead:
-        is_taken = _is_finite_everywhere(is_finite, peers)
+        is_taken = holds_everywhere(is_finite, peers)
     else:
         status = status._replace(finite=bool(is_finite))
     if peers.size > 1:
@@ -136,24 +141,26 @@ def train_step(
     _complete_step(rank_state)  # the one before, which has come
     if not rank_state.runs_ahead:
         is_taken = torch.full_like(is_finite, agreement.finite)
+    all_finite, is_taken = is_taken, is_taken if may_take is None else may_take
     rank_state.enter("optimizer")
     if rank_state.runs_ahead:
         # The fused optimizers of torch read this number on the device: unless it is 0, they change
         # nothing.
         optimizer: Any = rank_state.optimizer
         optimizer.found_inf = is_taken.logical_not().float()
-    if rank_state.runs_ahead or agreement.finite:
+    if rank_state.runs_ahead or is_taken:
         rank_state.optimizer.step()
     rank_state.enter("other")
     rank_state.step += 1
 
     one = torch.ones_like(is_taken, dtype=torch.float64)
     factor = one if scale is None else scale.factor.double()
-    outcome = torch.stack((one if loss is None else loss, is_taken.double(), factor))
+    numbers = one if loss is None else loss, all_finite.double(), is_taken.double(), factor
+    outcome = torch.stack(numbers)
     if scale is not None:
-        scale.update(is_taken)
+        scale.update(all_finite)
     lap = rank_state.stopwatch.lap()
-    step = Step(rank_state.step, rank_state.lr, agreement, moments, outcome, lap)
+    step = Step(batch.step + 1, rank_state.lr, agreement, moments, outcome, lap)
     rank_state.open_step = step
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
@@ -180,9 +187,9 @@ def _complete_step(rank_state: RankState) -> None:
     if step is None:
         return
     rank_state.open_step = None
-    loss, is_taken, step.loss_factor = step.outcome.read()
+    loss, is_finite, is_taken, step.loss_factor = step.outcome.read()
     step.loss = loss if rank_state.pipeline.has_last else None
-    step.is_taken = bool(is_taken)
+    step.is_finite, step.is_taken = bool(is_finite), bool(is_taken)
     step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
     rank_state.busy_seconds = step.busy_seconds
     if step.is_taken:
@@ -246,15 +253,3 @@ def _is_finite(gradients: list[Tensor], loss: Tensor | None) -> Tensor:
     """Tell on the device whether this rank's gradients, and the loss if it knows it, are finite."""
     is_finite = nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()
     return is_finite if loss is None else is_finite & loss.isfinite()
-
-
-def _is_finite_everywhere(is_finite: Tensor, peers: Peers) -> Tensor:
-    """Tell on the device whether the flags of all peers are set.
-
-    They are counted. If a peer dies, the collective is aborted, and what it leaves behind cannot
-    be the count of all peers: then no rank that is left takes the step.
-    """
-    count = is_finite.float().reshape(1)
-    if peers.size > 1:
-        dist.all_reduce(count, group=peers.group)
-    return (count == peers.size)[0]

@@ -62,8 +62,7 @@ class SaveAndStop:
     """Decides when this rank wants to save and to stop; all ranks then agree.
 
     Args:
-        interval: between checkpoints; if it is never, only the last step is saved.
-        num_steps: number of steps of the run; the last one is always saved.
+        interval: between checkpoints.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
         has_peers: whether a launcher has started other ranks too.
         timeout_seconds: time after which this rank ends if it is asked to stop and no step ends;
@@ -77,12 +76,12 @@ class SaveAndStop:
     def __init__(
         self,
         interval: Interval,
-        num_steps: int,
         stop_at: float = math.inf,
         has_peers: bool = False,
         timeout_seconds: float = math.inf,
     ) -> None:
-        self.interval, self.num_steps, self.stop_at = interval, num_steps, stop_at
+        self.interval, self.stop_at = interval, stop_at
+        self._last_step: int | None = None  # that was asked about
         self.has_peers = has_peers
         self.why, self.leaves = "", False
         self._second_signal = SecondSignal([signal.SIGTERM, signal.SIGINT], timeout_seconds)
@@ -115,9 +114,14 @@ class SaveAndStop:
         self._last_save = time.monotonic()
 
     def is_save_due(self, step: int) -> bool:
-        """Whether this rank wants a checkpoint after this step, counted from 1."""
+        """Whether this rank wants a checkpoint after this step, counted from 1.
+
+        A rank that does not take every step wants one that was due after a step of others too.
+        """
         since = time.monotonic() - self._last_save
-        return step == self.num_steps or self.interval.is_over(step, since)
+        first = step if self._last_step is None else min(self._last_step + 1, step)
+        self._last_step = step
+        return any(self.interval.is_over(s, since) for s in range(first, step + 1))
 
     def is_stop_due(self) -> bool:
         """Whether this rank wants to save and stop after the current step."""

@@ -1,18 +1,24 @@
 """Collect what summary.json says about a run."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from vigpipe.launch.device import hardware, peak_bytes
+from vigpipe.replication.metrics import summarize_replicas
 from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
 
 
 def summarize(
-    rank_state: RankState, scores: Scores, loss: float | None, started: float
+    rank_state: RankState,
+    scores: Scores,
+    loss: float | None,
+    started: float,
+    accounts: Sequence[Sequence[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """Describe a finished run and its results.
 
@@ -21,8 +27,10 @@ def summarize(
         scores: scores of the last evaluation.
         loss: loss of the last step; None if that step was skipped.
         started: when the run began, on `time.perf_counter`.
+        accounts: what the ranks of each replica have counted; None if all did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
+    replicas = {} if accounts is None else {"replicas": summarize_replicas(accounts)}
     return {
         "model": run.config.model,
         "data": run.source.name,
@@ -40,6 +48,7 @@ def summarize(
         "threads_per_rank": torch.get_num_threads(),
         "hardware": hardware(rank_state.device),
         "peak_bytes": peak_bytes(rank_state.device),
+        **replicas,
         "wall_seconds": time.perf_counter() - started,
         **provenance(),
     }

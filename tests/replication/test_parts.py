@@ -1,0 +1,203 @@
+"""The parts of strategies on their own: the table, averages, the outer optimizer, balance."""
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.world import GUARD, run_ranks
+from vigpipe.parallel.agreement import Peers
+from vigpipe.replication.alive import Alive
+from vigpipe.replication.decisions import Decision, Decisions
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.metrics import balance, summarize_replicas
+from vigpipe.replication.outer import Outer
+from vigpipe.replication.table import SharedTable, new_table, resumed_table
+
+# ---- the table ------------------------------------------------------------------------------
+
+
+def test_changes_of_several_replicas_are_made_one_after_the_other():
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    drawn: Counter[int] = Counter()
+
+    def draw(replica: int) -> None:
+        table = SharedTable(store, new_table(4), replica)
+
+        def change(table):
+            table.drawn += 1
+            return table.drawn
+
+        for _ in range(100):
+            drawn[table.change(change)] += 1
+
+    threads = [threading.Thread(target=draw, args=(r,)) for r in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn == dict.fromkeys(range(1, 401), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"taken": [1]}, "taken is not a number for each of 2"),
+        ({"leases": [1, "x"]}, "leases is not a number"),
+        ({"drawn": -5}, "drawn is not a number"),
+        ({"drawn": True}, "drawn is not a number"),
+        ({"more": 1}, "has the entries"),
+    ],
+)
+def test_a_progress_that_does_not_fit_is_refused(change, what):
+    progress = new_table(2).progress()
+    assert resumed_table(progress, 2) == new_table(2)
+    with pytest.raises(ValueError, match=what):
+        resumed_table({**progress, **change}, 2)
+
+
+# ---- decisions of the first rank --------------------------------------------------------------
+
+
+def follow(rank, world_size):
+    """Three decisions, the second after a while."""
+    decisions = Decisions(Peers(world_size))
+    if rank == 0:
+        slow = [None] * 60
+        decide = [Decision(1, 7), *slow, Decision(2), Decision(3, 10**15)]
+        decisions.begin(iter(decide), lambda: None)
+    return [decisions.next() for _ in range(3)]
+
+
+@pytest.mark.multiprocess
+def test_all_ranks_of_a_pipeline_follow_the_first():
+    assert run_ranks(follow, 3) == [[(1, 7), (2, 0), (3, 10**15)]] * 3
+
+
+# ---- averages -------------------------------------------------------------------------------
+
+
+def values_of(rank: int, num: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(num, dtype=dtype, generator=generator)
+
+
+def average(rank, world_size, dtype):
+    """The mean of 1,000 numbers at once, in two tensors, in two exchanges; and what was sent."""
+    weight = torch.tensor([3.0, 0.0, 5.0][rank], dtype=torch.float64)
+    x = values_of(rank, 1000, dtype)
+    exchange = Exchange(dist.group.WORLD)
+    (whole,), total = exchange.mean([x], weight)
+    sent = exchange.bytes_sent
+    parts, _ = exchange.mean([x[:7].view(7, 1), x[7:]], weight)
+    halves = [exchange.mean([half], weight)[0][0] for half in (x[:511], x[511:])]
+    (alike,), nothing = exchange.mean([x], torch.zeros_like(weight))
+    gathered = exchange.gather(torch.tensor([rank, rank + 0.5]))
+    assert parts[0].shape == (7, 1)
+    return (
+        whole,
+        torch.cat([parts[0][:, 0], parts[1]]),
+        torch.cat(halves),
+        alike,
+        sent,
+        [
+            total.item(),
+            nothing.item(),
+            gathered.tolist(),
+        ],
+    )
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype):
+    x = [values_of(r, 1000, dtype).double() for r in range(3)]
+    expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).to(dtype)
+    plain = ((x[0] + x[1] + x[2]) / 3).to(dtype)
+    for whole, parts, halves, alike, sent, numbers in run_ranks(average, 3, dtype):
+        assert torch.equal(whole, expected)
+        assert torch.equal(parts, expected)
+        assert torch.equal(halves, expected)
+        assert torch.equal(alike, plain)
+        # 2 (D - 1) / D * P numbers, P rounded up to a multiple of D.
+        assert sent == 2 * 2 * 334 * dtype.itemsize
+        assert numbers == [8.0, 0.0, [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]]
+
+
+def test_a_replica_alone_is_its_own_mean():
+    x = torch.randn(5)
+    (mean,), total = Exchange(None).mean([x], torch.tensor(0.3, dtype=torch.float64))
+    assert mean is x
+    assert total == 0.3
+
+
+# ---- the outer optimizer ----------------------------------------------------------------------
+
+
+def test_rate_1_without_momentum_gives_the_mean_bit_for_bit():
+    weights = {"w": torch.randn(1000), "b": torch.randn(10)}
+    outer = Outer(weights, 1.0, 0.0)
+    for seed in range(3):
+        means = [values_of(seed, 1000, torch.float32), values_of(seed, 10, torch.float32)]
+        for new, mean in zip(outer.step(means), means, strict=True):
+            assert torch.equal(new, mean)
+
+
+def test_it_is_torchs_sgd_with_nesterov_momentum_on_the_differences():
+    start = torch.randn(100, dtype=torch.float64)
+    outer = Outer({"w": start}, 0.7, 0.9)
+    parameter = torch.nn.Parameter(start.clone())
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for seed in range(4):
+        mean = values_of(seed, 100, torch.float64)
+        parameter.grad = parameter.detach() - mean
+        sgd.step()
+        (new,) = outer.step([mean])
+        assert torch.allclose(new, parameter.detach(), rtol=0, atol=1e-14)
+    assert outer.tensors().keys() == {"outer_old/w", "outer_velocity/w"}
+
+
+# ---- metrics --------------------------------------------------------------------------------
+
+
+def test_balance_of_equal_and_of_unequal_loads():
+    assert balance([2, 2, 2]) == {"cv": 0.0, "imbalance": 1.0, "efficiency": 1.0}
+    assert balance([0, 0]) == {"cv": 0.0, "imbalance": 1.0, "efficiency": 1.0}
+    uneven = balance([1, 1, 1, 4])
+    assert uneven == pytest.approx({"cv": 0.742, "imbalance": 2.286, "efficiency": 0.4375}, 1e-3)
+    assert balance([10, 10, 10, 40]) == pytest.approx(uneven)
+
+
+def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
+    first = {"items": 3, "averages": 1, "busy_seconds": 2.0, "bytes_sent": 10}
+    second = {**first, "items": 0, "bytes_sent": 5}
+    table = summarize_replicas([[first, second], [{**first, "busy_seconds": 6.0}, second]])
+    assert table["each"] == [
+        first | {"bytes_sent": 15},
+        first | {"busy_seconds": 6.0, "bytes_sent": 15},
+    ]
+    assert table["busy"]["imbalance"] == 1.5
+
+
+# ---- signs of life ----------------------------------------------------------------------------
+
+
+def test_a_replica_that_shows_no_sign_of_life_is_named(monkeypatch):
+    monkeypatch.setattr("vigpipe.replication.alive.BEAT_SECONDS", 0.01)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    patient, other = Alive(store, 0, 2, GUARD), Alive(store, 1, 2, GUARD)
+    while store.add("alive/1", 0) < 20:
+        patient.check()
+    other.close()
+    impatient = Alive(store, 0, 2, 0.1)
+
+    def look_until_it_is_told() -> None:
+        while True:
+            impatient.check()
+
+    with pytest.raises(RuntimeError, match=r"Timed out waiting [0-9]+ms for replica 1, which"):
+        look_until_it_is_told()
+    for alive in (patient, impatient):
+        alive.close()

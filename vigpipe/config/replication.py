@@ -1,0 +1,63 @@
+"""Check the options that say how replicas agree, and fill in what the user left open."""
+
+from dataclasses import replace
+
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.errors import InputError
+
+# What a strategy other than synchronous takes if the user does not say otherwise.
+_DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
+_OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
+
+
+def with_replication_defaults(config: TrainConfig) -> TrainConfig:
+    """Check the options about replicas against one another, and resolve those left at `None`.
+
+    Raises:
+        InputError: two options do not go together.
+    """
+    if config.strategy == "synchronous":
+        for name in (*_DEFAULTS, *_OUTER):
+            if getattr(config, name) is not None:
+                raise InputError(
+                    f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
+                    "their own agree, and --strategy synchronous sums gradients in every step; "
+                    "leave it out, or add --strategy periodic"
+                )
+        return config
+    _check_together(config)
+    defaults = dict(_DEFAULTS)
+    if config.average == "outer":
+        defaults |= _OUTER
+    missing = {name: v for name, v in defaults.items() if getattr(config, name) is None}
+    return replace(config, **missing)
+
+
+def _check_together(config: TrainConfig) -> None:
+    strategy = f"--strategy {config.strategy}"
+    if config.sync is not None:
+        raise InputError(
+            f"--sync {config.sync}: says how gradients are summed over replicas in every step, "
+            f"which {strategy} does not do; leave it out"
+        )
+    if config.elastic:
+        raise InputError(
+            f"--elastic: changes the number of replicas, and with {strategy} each has weights of "
+            "its own; leave it out"
+        )
+    for name in _OUTER:
+        if getattr(config, name) is not None and config.average != "outer":
+            raise InputError(
+                f"{flag(name)} {getattr(config, name)}: is for --average outer, and --average is "
+                f"{config.average or 'weights'}; leave it out, or choose outer"
+            )
+    if config.final == "best" and not config.validation:
+        raise InputError(
+            "--final best: the validation images choose the best replica, and there are none; hold "
+            "some out with --validation 0.1, or choose --final mean"
+        )
+    if config.timing or config.trace:
+        raise InputError(
+            f"{'--timing' if config.timing else '--trace'}: accounts for steps that all replicas "
+            f"take together, which {strategy} has not; leave it out"
+        )

@@ -1,0 +1,34 @@
+"""Make the strategy that the options name."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.parallel.agreement import Peers
+from vigpipe.replication.course import Course
+from vigpipe.replication.periodic import Periodic
+from vigpipe.replication.place import Place
+from vigpipe.replication.strategy import Strategy
+from vigpipe.replication.synchronous import Synchronous
+
+
+def make_strategy(
+    options: TrainConfig,
+    course: Course,
+    place: Place,
+    parameters: Mapping[str, Tensor],
+    statistics: Sequence[Tensor],
+) -> Strategy:
+    """Make the strategy of a rank.
+
+    Args:
+        options: the resolved options; `strategy` names it.
+        course: the steps of the run.
+        place: this rank among the others.
+        parameters: those of this rank's stages, by name.
+        statistics: BatchNorm's running means and variances there, in order.
+    """
+    if options.strategy == "synchronous":
+        return Synchronous(course, place.replica_index, Peers(place.num_ranks))
+    return Periodic(options, course, place, parameters, statistics)

@@ -1,0 +1,44 @@
+"""How evenly the replicas have worked, from what each of them has counted."""
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+
+def balance(loads: Sequence[float]) -> dict[str, float]:
+    """Describe how unequal loads are: sizes of parts, or seconds of work; equal ones give 0, 1, 1.
+
+    Args:
+        loads: one for each replica, not negative.
+
+    Returns:
+        cv: standard deviation over the mean. imbalance: largest over mean. efficiency: mean over
+        largest; what is missing to 1 is the share of time that replicas would be idle if each
+        waited for the largest.
+    """
+    mean, largest = fmean(loads), max(loads)
+    if not largest:
+        return {"cv": 0.0, "imbalance": 1.0, "efficiency": 1.0}
+    return {"cv": pstdev(loads) / mean, "imbalance": largest / mean, "efficiency": mean / largest}
+
+
+def summarize_replicas(accounts: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the entry "replicas" of summary.json.
+
+    Args:
+        accounts: what the ranks of each replica have counted (`Strategy.account`), first rank
+            first. Bytes are added up over them; all else is known to the first one.
+
+    Returns:
+        A table for each replica, and how evenly they were busy. With a pool the items are meant to
+        be unequal, so only the time tells.
+    """
+    replicas = [
+        {**first, "bytes_sent": sum(account["bytes_sent"] for account in (first, *others))}
+        for first, *others in accounts
+    ]
+    return {
+        "each": replicas,
+        "items": balance([replica["items"] for replica in replicas]),
+        "busy": balance([replica["busy_seconds"] for replica in replicas]),
+    }

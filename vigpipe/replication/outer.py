@@ -1,0 +1,47 @@
+"""The outer optimizer of DiLoCo: SGD with Nesterov momentum on averaged weights."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Outer:
+    """Moves the weights from those after the last average towards the mean of the replicas'.
+
+    With old the weights after the last average, mean that of the replicas now, and d = old - mean:
+
+        velocity <- momentum * velocity + d
+        new      <- old - lr * (d + momentum * velocity)
+                  = lerp(old, mean, lr) - lr * momentum * velocity
+
+    The last line is how it is computed, so that rate 1 and momentum 0 give the mean bit for bit.
+
+    Args:
+        weights: the parameters, by name; the first average starts from their values now.
+        lr: its learning rate.
+        momentum: its momentum.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], lr: float, momentum: float) -> None:
+        self._lr, self._momentum = lr, momentum
+        self._old = {name: weight.detach().clone() for name, weight in weights.items()}
+        self._velocity = {name: torch.zeros_like(weight) for name, weight in self._old.items()}
+
+    def step(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """Return the new weights.
+
+        Args:
+            means: mean of every parameter over the replicas, in the order of the parameters.
+        """
+        for (name, old), mean in zip(self._old.items(), means, strict=True):
+            velocity = self._velocity[name]
+            velocity.mul_(self._momentum).add_(old - mean)
+            old.copy_(torch.lerp(old, mean, self._lr))
+            old.sub_(velocity, alpha=self._lr * self._momentum)
+        return list(self._old.values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its state by name: what a later run needs to go on."""
+        old = {f"outer_old/{name}": tensor for name, tensor in self._old.items()}
+        return old | {f"outer_velocity/{name}": t for name, t in self._velocity.items()}

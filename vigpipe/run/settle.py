@@ -1,0 +1,127 @@
+"""Decide at the end of a run what is kept of replicas that differ (--final)."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.gradients import gather_vectors
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.strategy import TakeItem
+from vigpipe.run.batches import read_batch
+from vigpipe.run.evaluation import evaluate
+from vigpipe.run.rank import RankState, Scorers
+
+MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
+
+
+def settle(rank_state: RankState) -> str | None:
+    """Make all replicas equal after the last step; all ranks call this together.
+
+    From then on they share evaluations. BatchNorm's running statistics are estimated anew, since
+    those of several replicas, averaged, are not those of the weights that are kept: they become the
+    exact mean and variance over the first batches of the training order, up to 20.
+
+    Args:
+        rank_state: this rank's state.
+
+    Returns:
+        What was kept, in a sentence; None if there is a single replica.
+    """
+    if rank_state.run.layout.num_replicas == 1:
+        return None
+    if rank_state.run.config.final == "best":
+        kept = _keep_best(rank_state)
+    else:
+        kept = _keep_mean(rank_state)
+    rank_state.scorers = Scorers(
+        rank_state.run.share(rank_state.replica_index), rank_state.replica_group
+    )
+    num_batches = _estimate_statistics(rank_state)
+    if num_batches:
+        kept += f"; BatchNorm's statistics are those of {num_batches} batches"
+    return kept
+
+
+def _keep_mean(rank_state: RankState) -> str:
+    """Average the replicas, and their moving averages."""
+    num_replicas = rank_state.run.layout.num_replicas
+    own = [p.detach().clone() for p in rank_state.parameters().values()]
+    rank_state.strategy.average_at_the_end()
+    averages = [t for t in rank_state.average().values() if t.is_floating_point()]
+    if averages:
+        one = torch.ones((), dtype=torch.float64, device=rank_state.device)
+        means, _ = Exchange(rank_state.replica_group).mean(averages, one)
+        for average, mean in zip(averages, means, strict=True):
+            average.copy_(mean)
+    farthest = max(_distances(rank_state, own))
+    if not farthest:
+        return f"{num_replicas} replicas, which are equal since they were averaged"
+    return (
+        f"kept the mean of {num_replicas} replicas, of which the farthest differs from it by "
+        f"{farthest:.2%} of its norm"
+    )
+
+
+def _keep_best(rank_state: RankState) -> str:
+    """Copy the weights of the replica with the best validation score to all others."""
+    run = rank_state.run
+    assert run.source.validation is not None
+    score = evaluate(rank_state, run.source.validation)
+    own = None if score is None else (rank_state.replica_index, score.top1, score.loss)
+    scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
+    best = max(scores, key=lambda s: (s[1], -s[2], -s[0]))
+    others = [s for s in scores if s[0] != best[0]]
+    second = max(others, key=lambda s: (s[1], -s[2]))
+    for tensor in (*rank_state.state().values(), *rank_state.average().values()):
+        dist.broadcast(tensor, group=rank_state.replica_group, group_src=best[0])
+    return (
+        f"kept replica {best[0]} of {len(scores)}, with validation top-1 {best[1]:.2%} and loss "
+        f"{best[2]:.4f}; the next best is replica {second[0]} with {second[1]:.2%} and "
+        f"{second[2]:.4f}"
+    )
+
+
+def _distances(rank_state: RankState, own: list[Tensor]) -> list[float]:
+    """Return how far the weights of each replica were from those kept, over the latter's norm."""
+    squares = torch.zeros(2, dtype=torch.float64, device=rank_state.device)
+    for before, kept in zip(own, rank_state.parameters().values(), strict=True):
+        squares[0] += (before.double() - kept.detach().double()).square().sum()
+        squares[1] += kept.detach().double().square().sum()
+    if rank_state.pipeline_group is not None:
+        dist.all_reduce(squares, group=rank_state.pipeline_group)
+    by_replica = gather_vectors(squares, rank_state.replica_group)
+    return (by_replica[:, 0] / by_replica[:, 1]).sqrt().tolist()
+
+
+def _estimate_statistics(rank_state: RankState) -> int:
+    """Estimate BatchNorm's statistics on batches that all replicas share; return their number."""
+    run, statistics = rank_state.run, rank_state.statistics
+    if run.config.norm != "batch":
+        return 0
+    moments: list[Tensor] = []
+    num_batches = min(MOST_STEPS, run.steps_per_epoch)
+    items = run.course.items(0, num_batches, rank_state.replica_index)
+    for i, item in enumerate(items):
+        batch = read_batch(rank_state, TakeItem(item, ahead=items[i + 1 :]))
+        rank_state.pipeline.forward_only(batch)
+        taken = statistics.take()
+        by_replica = gather_vectors(taken.flatten(), rank_state.replica_group)
+        moments.append(by_replica.view(-1, *taken.shape[1:]))
+    statistics.update(torch.cat(moments), momentum=1.0)
+    return num_batches
+
+
+def gather_accounts(rank_state: RankState) -> list[list[dict[str, Any]]]:
+    """Gather what all ranks have counted; all of them call this.
+
+    Returns:
+        The accounts of the ranks of each replica, first rank first.
+    """
+    layout = rank_state.run.layout
+    own = dict(rank_state.strategy.account())
+    by_rank = all_gather_values(own, layout.world_size)
+    size = layout.pipeline_size
+    return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]
