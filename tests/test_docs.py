@@ -10,7 +10,7 @@ Run by hand on 2026-11-22, because they take minutes, need several ranks or writ
 the README's `vigpipe time` and `plan`; `vigpipe check --stages 2 --microbatches 5 --dp 2` and the
 default run, whose output the pages show; with fewer `--steps`, docs/clusters.md under torchrun,
 docs/checkpoints.md's two runs one after the other, and docs/layouts.md's run of virtual stages;
-on 2026-11-25 both runs of docs/replicas.md;
+on 2026-11-25 the runs of docs/replicas.md;
 docs/models.md's `weights convert`, `graph` and `predict` with a file of random weights; the
 commands of CONTRIBUTING.md. Benchmarks, the study and the accuracy of vig_cifar_ti were run for the
 folders in results/, which name their commands. Under Slurm, tests/slurm runs the same options.

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from vigpipe.analysis.run_timing import (
     write_timing,
 )
 from vigpipe.checkpoint.checkpoints import Checkpoints
-from vigpipe.checkpoint.resume import resume
+from vigpipe.checkpoint.resume import check_same_options, resume
 from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
@@ -42,6 +43,7 @@ from vigpipe.replication.strategy import AverageWeights, Evaluate, TakeItem
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
+from vigpipe.run.events import EventsFile, read_events, start_facts
 from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
@@ -81,7 +83,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         has_peers=run.layout.world_size > 1,
         timeout_seconds=config.timeout or math.inf,
     )
-    rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device))
+    recorded = None
+    if config.replay is not None:
+        check_same_options(config.replay, run)
+        recorded = read_events(config.replay, run)
+    rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device), recorded)
     strategy = rank_state.strategy
     # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
     console = Console(
@@ -109,6 +115,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         return RunRecord(folder, as_toml(config), rank_state.step, log, config.track, num_bytes)
 
     record = run_with_heartbeats(open_record, run.layout.world_size)
+    events = None
+    if record is not None and not strategy.sums_replicas:
+        num_bytes = resumed.replicas["events_bytes"] if resumed is not None else 0
+        events = EventsFile(folder, start_facts(run), num_bytes)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout if strategy.sums_replicas else run.layout.one_replica)
     slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
@@ -188,8 +198,15 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
         metrics_bytes = 0 if record is None else record.sync()
-        checkpoints.save(loss, is_evaluated, metrics_bytes)
+        checkpoints.save(loss, is_evaluated, metrics_bytes, write_events())
         save_and_stop.saved()
+
+    def write_events() -> int:
+        """Gather what the replicas have done, and write it; returns the size of the file."""
+        if strategy.sums_replicas:
+            return 0
+        by_rank = all_gather_values(strategy.take_events(), run.layout.world_size)
+        return 0 if events is None else events.add(chain.from_iterable(by_rank))
 
     def save_for_lost_peer() -> None:
         for trained in untold:  # the row of the state that is saved

@@ -1,6 +1,7 @@
 """Options about replicas: what is filled in, and what does not go together."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,7 @@ def test_options_that_are_resolved_stay_as_they_are(config):
         (TrainConfig(average_every=5), "--average-every 5: says how replicas that take steps"),
         (TrainConfig(items="pool"), "--items pool: says how"),
         (TrainConfig(final="mean"), "--final mean: says how"),
+        (TrainConfig(replay=Path("runs/a")), "--replay runs/a: does again what replicas"),
         (replace(PERIODIC, sync="drain"), "--sync drain: .* leave it out"),
         (replace(PERIODIC, elastic=True), "--elastic: changes the number of replicas"),
         (replace(PERIODIC, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),

@@ -15,7 +15,8 @@ from typing import Any
 
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision
-from vigpipe.replication.member import Member
+from vigpipe.replication.member import FreeMember, Member
+from vigpipe.replication.record import Recorded, RecordedMember
 from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
 
 
@@ -54,6 +55,7 @@ class Log:
         seconds: when the last replica ended.
         busy: seconds of work of each replica.
         table: at the end.
+        events: of all replicas.
     """
 
     items: dict[int, list[int]]
@@ -63,6 +65,7 @@ class Log:
     seconds: float = 0.0
     busy: list[float] = field(default_factory=list)
     table: Table | None = None
+    events: list[dict[str, int]] = field(default_factory=list)
 
 
 def simulate(
@@ -77,6 +80,7 @@ def simulate(
     close: float = 0.0,
     kill_at: int | None = None,
     progress: dict[str, Any] | None = None,
+    recorded: list[Recorded] | None = None,
 ) -> Log:
     """Simulate the replicas of a run.
 
@@ -91,6 +95,7 @@ def simulate(
         close: probability that a replica wants a checkpoint after an item.
         kill_at: number of rests after which the run ends.
         progress: of an earlier run, which this one goes on with.
+        recorded: what the replicas are to do again.
 
     Raises:
         Deadlock: nobody can go on.
@@ -98,9 +103,12 @@ def simulate(
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
-    members = [
-        Member(SharedTable(store, first, r), r, course, average_every, from_pool=from_pool)
-        for r in range(size)
+    tables = [SharedTable(store, first, r) for r in range(size)]
+    members: list[Member] = [
+        FreeMember(table, r, course, average_every, from_pool=from_pool)
+        if recorded is None
+        else RecordedMember(table, r, recorded[r])
+        for r, table in enumerate(tables)
     ]
     replicas = [decide(member, r) for r, member in enumerate(members)]
     log = Log({r: [] for r in range(size)}, busy=[0.0] * size)
@@ -166,4 +174,5 @@ def simulate(
     if ended < size:
         raise Deadlock(f"seed {seed}: {size - ended} of {size} wait for others")
     log.table = members[0].see()
+    log.events = [event for member in members for event in member.events]
     return log

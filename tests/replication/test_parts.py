@@ -16,6 +16,20 @@ from vigpipe.replication.metrics import balance, summarize_replicas
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.table import SharedTable, new_table, resumed_table
 
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def three():
+    """What three ranks have followed and averaged."""
+    return run_ranks(follow_and_average, 3)
+
+
+def follow_and_average(rank, world_size):
+    averages = {d: average(rank, world_size, d) for d in (torch.float32, torch.float64)}
+    return follow(rank, world_size), averages
+
+
 # ---- the table ------------------------------------------------------------------------------
 
 
@@ -71,9 +85,8 @@ def follow(rank, world_size):
     return [decisions.next() for _ in range(3)]
 
 
-@pytest.mark.multiprocess
-def test_all_ranks_of_a_pipeline_follow_the_first():
-    assert run_ranks(follow, 3) == [[(1, 7), (2, 0), (3, 10**15)]] * 3
+def test_all_ranks_of_a_pipeline_follow_the_first(three):
+    assert [followed for followed, _ in three] == [[(1, 7), (2, 0), (3, 10**15)]] * 3
 
 
 # ---- averages -------------------------------------------------------------------------------
@@ -110,13 +123,13 @@ def average(rank, world_size, dtype):
     )
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype):
+def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three):
     x = [values_of(r, 1000, dtype).double() for r in range(3)]
     expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).to(dtype)
     plain = ((x[0] + x[1] + x[2]) / 3).to(dtype)
-    for whole, parts, halves, alike, sent, numbers in run_ranks(average, 3, dtype):
+    for _, averages in three:
+        whole, parts, halves, alike, sent, numbers = averages[dtype]
         assert torch.equal(whole, expected)
         assert torch.equal(parts, expected)
         assert torch.equal(halves, expected)

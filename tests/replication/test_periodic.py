@@ -1,23 +1,27 @@
 """Training with replicas that are averaged now and then: real ranks, and one process beside."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.oracle import shortened
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe import training
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.batches import ReplicaBatch, Share
 from vigpipe.data.job import ImageJob
+from vigpipe.errors import InputError
 from vigpipe.replication.strategy import Outcome
 from vigpipe.replication.synchronous import Synchronous
+from vigpipe.run.events import read_events
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import train_step
@@ -45,7 +49,7 @@ PLAIN = TrainConfig(
 WEIGHTS = replace(PLAIN, strategy="periodic", average_every=EVERY)
 OUTER = replace(WEIGHTS, average="outer", outer_lr=0.7, outer_momentum=0.9)
 GRADIENTS = replace(WEIGHTS, average="gradients")
-POOL = replace(WEIGHTS, items="pool")
+POOL = replace(WEIGHTS, items="pool", checkpoint_every=2)
 # No ties between distances, and no Adam, which makes steps of a size out of gradients that are mere
 # rounding noise, such as those of a bias before a BatchNorm.
 EXACT = replace(PLAIN, data="fake", image_size=8, dtype="float64", opt="sgd", lr=0.1)
@@ -62,6 +66,7 @@ ON_TWO = {
     "not finite": replace(GRADIENTS, average_every=1, on_nan="skip"),
 }
 ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "outer", "gradients")}
+POOLS = ["pool", "pool of gradients"]
 BAD_ITEM = 5
 
 
@@ -72,7 +77,11 @@ def run_of(config: TrainConfig) -> Run:
 
 
 def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, TrainConfig]) -> None:
-    """Train with one configuration after the other, as one rank."""
+    """Train with one configuration after the other, as one rank.
+
+    What stands under `resume` is the name of one that came before, from whose first checkpoint this
+    one goes on; with a pool in a copy of its folder.
+    """
     torch.set_num_threads(1)
 
     def poisoned(rank_state: RankState, batch: ReplicaBatch, status: Any):
@@ -85,7 +94,14 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", poisoned)
         for name, config in configs.items():
+            dist.barrier()  # the writer may still be busy with the run before
+            if config.resume is not None:
+                earlier = folder / config.resume
+                config = replace(config, resume=str(first_checkpoint(earlier)))
+                if config.items == "pool" and rank == 0:  # so that its record is there as well
+                    shutil.copytree(earlier, folder / name, dirs_exist_ok=True)
             (folder / name).mkdir(exist_ok=True, parents=True)
+            dist.barrier()
             assert training.train(run_of(config), rank, CPU, folder / name) == 0
 
 
@@ -93,22 +109,28 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
 def two(tmp_path_factory) -> Path:
     """The runs of two replicas."""
     folder = tmp_path_factory.mktemp("two")
-    run_ranks(train_all, 2, folder, ON_TWO, timeout=120)
+    resumed = {f"{name} resumed": replace(ON_TWO[name], resume=name) for name in POOLS}
+    run_ranks(train_all, 2, folder, ON_TWO | resumed, timeout=GUARD)
     return folder
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory) -> Path:
+def four(two, tmp_path_factory) -> Path:
     """The runs of two replicas of two stages, and runs that go on from a checkpoint of these."""
     folder = tmp_path_factory.mktemp("four")
-    run_ranks(train_all, 4, folder, ON_FOUR, timeout=120)
-    resumed = {}
-    for name, config in ON_FOUR.items():
-        first, last = sorted((folder / name / "checkpoints").iterdir())
-        assert last.name == f"step-{NUM_STEPS:08d}"
-        resumed[f"{name} resumed"] = replace(config, resume=str(first))
-    run_ranks(train_all, 4, folder, resumed, timeout=120)
+    resumed = {f"{name} resumed": replace(c, resume=name) for name, c in ON_FOUR.items()}
+    again = {
+        f"{name}{how}": replace(ON_TWO[name], stages=2, replay=two / f"{name}{how}")
+        for name in POOLS
+        for how in ("", " resumed")
+    }
+    run_ranks(train_all, 4, folder, ON_FOUR | resumed | again, timeout=GUARD)
     return folder
+
+
+def first_checkpoint(folder: Path) -> Path:
+    """One in the midst of a run with fixed items. With a pool it is, unless replica 0 was late."""
+    return min((folder / "checkpoints").glob("step-*"))
 
 
 def replicas(folder: Path) -> list[dict[str, Tensor]]:
@@ -237,6 +259,7 @@ def test_the_number_of_stages_does_not_show(name, two, four):
 
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_a_run_that_goes_on_ends_like_one_that_did_not_stop(name, four):
+    assert first_checkpoint(four / name).name < f"step-{NUM_STEPS:08d}"
     again = four / f"{name} resumed"
     for actual, expected in zip(replicas(again), replicas(four / name), strict=True):
         assert_equal(actual, expected)
@@ -327,6 +350,43 @@ def test_bytes_and_items_are_counted(name, two):
 def test_with_a_pool_every_item_is_done_once(name, two):
     summary = json.loads((two / name / "summary.json").read_text())["replicas"]
     assert sum(replica["items"] for replica in summary["each"]) == 2 * NUM_STEPS
+
+
+@pytest.mark.parametrize("how", ["", " resumed"])
+@pytest.mark.parametrize("name", POOLS)
+def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, how, two, four):
+    """Which replica takes which item of a pool depends on the time; the record of it does not."""
+    name += how
+    for actual, expected in zip(replicas(four / name), replicas(two / name), strict=True):
+        assert_equal(actual, expected)
+    assert_equal(kept(four / name), kept(two / name))
+    runs = [read_events(folder / name, run_of(POOL)) for folder in (two, four)]
+    assert runs[0] == runs[1]
+    done = sorted(item for replica in runs[0] for item in replica.items)
+    assert done == list(range(2 * NUM_STEPS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dp": 1}, "its --dp is 2, this run's is 1"),
+        ({"microbatches": 1}, "its --microbatches is 2, this run's is 1"),
+        ({"steps": 8}, "its --steps is 7, this run's is 8"),
+        ({"lr": 0.5}, "its --lr is 0.01, this run's is 0.5; give the same options, as --config"),
+        ({"seed": 4}, "its --seed is 3, this run's is 4"),
+    ],
+)
+def test_a_run_with_other_options_is_not_done_again(change, message, two):
+    config = replace(POOL, **change, replay=two / "pool")
+    with pytest.raises(InputError, match=message):
+        training.train(run_of(config), 0, CPU, two)
+
+
+def test_with_other_threads_it_is_not_done_again_either(two):
+    torch.set_num_threads(2)
+    with pytest.raises(InputError, match="has 1 threads, and this run 2; the numbers would differ"):
+        training.train(run_of(replace(POOL, replay=two / "pool")), 0, CPU, two)
+    torch.set_num_threads(1)
 
 
 # ---- one replica ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tests.replication.simulation import Deadlock, Log, simulate
 from vigpipe.replication import periodic
 from vigpipe.replication.course import Course
 from vigpipe.replication.member import Member
+from vigpipe.replication.record import collect
 
 KINDS = {
     "own": periodic.OWN_GRADIENTS,
@@ -81,10 +82,43 @@ def test_a_run_goes_on_where_all_have_rested(from_pool, gradients):
         assert second.table.joined == [STEPS // 3] * 4
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("from_pool", [False, True])
+def test_a_record_is_done_again_whatever_the_timing(from_pool, gradients):
+    for seed in range(60):
+        num_replicas, average_every = 1 + seed % 5, 1 + seed % 3
+        run = partial(simulated, num_replicas, average_every, gradients, from_pool=from_pool)
+        first = run(seed=seed, close=0.1)
+        recorded = collect(first.events, num_replicas)
+        assert {r: of.items for r, of in enumerate(recorded)} == first.items
+        again = run(seed=seed + 1000, close=0.1, recorded=recorded)
+        assert again.items == first.items
+        assert again.events == first.events
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"replica": 0, "step": 2, "item": 0}],
+        [{"replica": 2, "step": 1, "item": 0}],
+        [{"replica": 0, "step": 1, "item": -1}],
+        [{"replica": 0, "step": 1, "item": 0}, {"replica": 0, "step": 1, "average": 2}],
+        [{"replica": 0, "step": 5, "average": 1}],
+        [{"replica": 0, "step": 1}],
+        [{"replica": 0, "step": 1, "item": 0, "average": 1}],
+        [{"replica": True, "step": 1, "item": 0}],
+        [{}],
+    ],
+)
+def test_a_record_that_no_run_can_have_left_is_refused(rows):
+    with pytest.raises(ValueError, match=r"is no event of one of 2|is not the next event"):
+        collect(rows, 2)
+
+
 def test_who_stays_in_an_average_although_the_pool_is_closed_hangs(monkeypatch):
     """The same harness must tell a protocol that can lock up, or it proves nothing."""
 
-    def stay(self: Member):
+    def stay(self: Member, num_open: int = 0):
         def come(table):
             table.joined[self._index] += 1
             return table.joined[self._index]

@@ -81,7 +81,13 @@ class Checkpoints:
         self.best = new or self.best
         return new is not None
 
-    def save(self, loss: float | None, evaluated: bool, metrics_bytes: int = 0) -> None:
+    def save(
+        self,
+        loss: float | None,
+        evaluated: bool,
+        metrics_bytes: int = 0,
+        events_bytes: int = 0,
+    ) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
 
         All ranks call this together. If the previous checkpoint is still being written to a slow
@@ -92,6 +98,7 @@ class Checkpoints:
                 a skipped step.
             evaluated: whether the evaluation due after the last step, if any, has been done.
             metrics_bytes: size of metrics.jsonl, on the rank that writes it.
+            events_bytes: size of events.jsonl, likewise.
         """
         layout = self.rank_state.run.layout
         run_with_heartbeats(self._saver.finish, layout.world_size)
@@ -103,7 +110,8 @@ class Checkpoints:
         else:
             prefix = replica_prefix(replica_index)
             share = {f"{prefix}{name}": tensor for name, tensor in state.items()}
-            replicas = {"progress": strategy.progress(), "metrics_bytes": metrics_bytes}
+            sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}
+            replicas = {"progress": strategy.progress(), **sizes}
         self._saver.save(replace(self._manifest(loss, evaluated), replicas=replicas), share)
 
     def finish(self) -> None:

@@ -51,7 +51,8 @@ class Manifest:
         versions: versions of the packages, commit and host.
         best: the best evaluation so far, from `Best.as_table`; empty without --keep-best.
         replicas: where replicas take steps of their own, "progress", from `Strategy.progress`, and
-            "metrics_bytes", the size of metrics.jsonl when they rested; else empty.
+            "metrics_bytes" and "events_bytes", the sizes of metrics.jsonl and events.jsonl when
+            they rested; else empty.
         files: "bytes" and "sha256" of every file, by its name.
     """
 
@@ -161,10 +162,12 @@ def read_manifest_file(path: Path) -> Manifest:
     if loss is not None and (type(loss) not in (float, int) or not abs(loss) <= 1e300):
         raise InputError(f"{path}: loss is not a number: {content['loss']!r}; {_AGAIN}")
     if (replicas := content["replicas"]) and not (
-        replicas.keys() == {"progress", "metrics_bytes"}
+        replicas.keys() == {"progress", "metrics_bytes", "events_bytes"}
         and isinstance(replicas["progress"], dict)
-        and type(replicas["metrics_bytes"]) is int
-        and 0 <= replicas["metrics_bytes"] <= _MOST_BYTES
+        and all(
+            type(replicas[key]) is int and 0 <= replicas[key] <= _MOST_BYTES
+            for key in ("metrics_bytes", "events_bytes")
+        )
     ):
         raise InputError(f"{path}: its entry of the replicas is malformed; {_AGAIN}")
     if not content["files"]:

@@ -21,6 +21,7 @@ from vigpipe.checkpoint.state import needed_tensors, replica_prefix, restore
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_toml
 from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
 
 if TYPE_CHECKING:
@@ -51,6 +52,29 @@ MAY_DIFFER = {
 
 _KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity")  # of tensors
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
+
+# Of these, what must not differ if a run is to do again what an earlier one did.
+_SAME_IN_REPLAY = {"dp", "microbatches", "steps", "epochs"}
+
+
+def check_same_options(folder: Path, run: "Run") -> None:
+    """Check that a run has the options of an earlier one, which it is to do again (--replay).
+
+    Args:
+        folder: of the earlier run.
+        run: the run.
+
+    Raises:
+        InputError: the earlier run has no readable options, or one that differs.
+    """
+    now, before = as_toml(run.config), as_toml(TrainConfig()) | read_toml(folder / "config.toml")
+    for name in sorted((now.keys() | before.keys()) - (MAY_DIFFER - _SAME_IN_REPLAY)):
+        if now.get(name) != before.get(name):
+            raise InputError(
+                f"--replay {folder}: its {flag(name)} is {before.get(name, 'not set')}, this run's "
+                f"is {now.get(name, 'not set')}; give the same options, as --config "
+                f"{folder / 'config.toml'} does"
+            )
 
 
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:

@@ -14,8 +14,8 @@ from vigpipe.files.untrusted import read_toml
 def as_toml(config: TrainConfig) -> dict[str, Any]:
     """Turn options into a TOML table that `--config` can read: no `None`, and paths as text."""
     # Options that only one verb has are left out, and so are those of this one run: its folder, and
-    # the checkpoint that it was resumed from.
-    written = {f.name for f in fields(TrainConfig)} - {"config", "resume", "out"}
+    # the earlier runs that it goes on with or does again.
+    written = {f.name for f in fields(TrainConfig)} - {"config", "resume", "replay", "out"}
     table = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
     return {k: v for k, v in table.items() if v is not None and k in written}
 

@@ -56,6 +56,7 @@ class TrainKeywords(TypedDict, total=False):
     outer_momentum: float | None
     items: choices.Items | None
     final: choices.Final | None
+    replay: Path | str | None
     device: choices.Device
     dtype: choices.Dtype
     tf32: bool

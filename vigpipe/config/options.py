@@ -115,6 +115,9 @@ class TrainConfig:
         outer_momentum: its momentum; by default 0.5, and 0.9 is for thousands of averages.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
             free; by default fixed.
+        replay: folder of an earlier run with these options, whose replicas are to take the same
+            items in the same order, and to be averaged at the same points: the weights are then the
+            same, bit for bit, with any number of stages.
         final: which weights are kept at the end, when the replicas differ: their mean, the default,
             or the best, which the images of --validation choose.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
@@ -229,6 +232,7 @@ class TrainConfig:
     outer_momentum: float | None = None
     items: Items | None = None
     final: Final | None = None
+    replay: Path | None = None
     device: Device = "auto"
     dtype: Dtype = "float32"
     tf32: bool = False

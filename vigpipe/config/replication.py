@@ -17,6 +17,12 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         InputError: two options do not go together.
     """
     if config.strategy == "synchronous":
+        if config.replay is not None:
+            raise InputError(
+                f"--replay {config.replay}: does again what replicas with steps of their own did, "
+                "and with --strategy synchronous the same options give the same run; give those of "
+                "that run too, with --config"
+            )
         for name in (*_DEFAULTS, *_OUTER):
             if getattr(config, name) is not None:
                 raise InputError(

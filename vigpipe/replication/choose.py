@@ -9,6 +9,7 @@ from vigpipe.parallel.agreement import Peers
 from vigpipe.replication.course import Course
 from vigpipe.replication.periodic import Periodic
 from vigpipe.replication.place import Place
+from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
 from vigpipe.replication.synchronous import Synchronous
 
@@ -19,6 +20,7 @@ def make_strategy(
     place: Place,
     parameters: Mapping[str, Tensor],
     statistics: Sequence[Tensor],
+    recorded: Sequence[Recorded] | None = None,
 ) -> Strategy:
     """Make the strategy of a rank.
 
@@ -28,7 +30,8 @@ def make_strategy(
         place: this rank among the others.
         parameters: those of this rank's stages, by name.
         statistics: BatchNorm's running means and variances there, in order.
+        recorded: what each replica is to do again; None if it is free.
     """
     if options.strategy == "synchronous":
         return Synchronous(course, place.replica_index, Peers(place.num_ranks))
-    return Periodic(options, course, place, parameters, statistics)
+    return Periodic(options, course, place, parameters, statistics, recorded)

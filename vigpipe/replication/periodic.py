@@ -38,9 +38,10 @@ from vigpipe.replication.alive import Alive
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Decisions
 from vigpipe.replication.exchange import Exchange
-from vigpipe.replication.member import Member, NoItem
+from vigpipe.replication.member import FreeMember, Member, NoItem
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.place import Place
+from vigpipe.replication.record import Recorded, RecordedMember
 from vigpipe.replication.strategy import AverageWeights, Evaluate, Outcome, Rest, TakeItem, Turn
 from vigpipe.replication.table import SharedTable, new_table, resumed_table
 
@@ -68,7 +69,7 @@ def decide(
         # Weights are averaged between two steps. Gradients are too if the pool has nothing left:
         # others then come to an average with their last ones, and this replica has none to give.
         is_between = not gradients or item is NoItem.NONE_LEFT
-        if is_between and member.is_average_due() and (yield from member.join()):
+        if is_between and member.is_average_due() and (yield from member.join(int(gradients))):
             yield Decision(AVERAGE)
         item = member.take()
         if item is NoItem.CLOSED:
@@ -78,12 +79,12 @@ def decide(
             if not member.is_average_due() and (yield from member.finish()):
                 yield Decision(END)
                 return
-        elif evaluates and (epoch := member.epoch_to_evaluate(item)):
+        elif evaluates and (epoch := member.epoch_to_evaluate(course, item)):
             yield Decision(EVALUATE, epoch)
         else:
             yield Decision(TAKE, item)
             if gradients and member.is_average_due(num_open=1):
-                if not (yield from member.join()):
+                if not (yield from member.join(num_open=1)):
                     yield Decision(NO_STEP)
                     continue
                 yield Decision(AVERAGE)
@@ -101,6 +102,7 @@ class Periodic:
         place: this rank among the others.
         parameters: those of this rank's stages, by name.
         statistics: BatchNorm's running means and variances there, in order.
+        recorded: what each replica is to do again; None if it is free.
     """
 
     sums_replicas = False
@@ -112,12 +114,13 @@ class Periodic:
         place: Place,
         parameters: Mapping[str, Tensor],
         statistics: Sequence[Tensor],
+        recorded: Sequence[Recorded] | None = None,
     ) -> None:
         assert options.average_every is not None
         self.peers, self._course, self._place = place.peers, course, place
         self._every, self._from_pool = options.average_every, options.items == "pool"
         self._gradients = options.average == "gradients"
-        self._parameters = parameters
+        self._parameters, self._recorded = parameters, recorded
         self._averaged = [*parameters.values(), *statistics]
         self._outer: Outer | None = None
         if options.average == "outer":
@@ -172,7 +175,11 @@ class Periodic:
     def _decide(self) -> Iterator[Decision | None]:
         index = self._place.replica_index
         table = SharedTable(self._store, self._first, index)
-        self._member = Member(table, index, self._course, self._every, from_pool=self._from_pool)
+        if self._recorded is not None:
+            self._member = RecordedMember(table, index, self._recorded[index])
+        else:
+            how_often, from_pool = self._every, self._from_pool
+            self._member = FreeMember(table, index, self._course, how_often, from_pool=from_pool)
         return decide(self._member, self._course, gradients=self._gradients, evaluates=index == 0)
 
     def _watch(self) -> Callable[[], None]:
@@ -182,7 +189,7 @@ class Periodic:
         return alive.check
 
     def _ahead(self, item: int) -> Sequence[int]:
-        if self._from_pool:
+        if self._from_pool or self._recorded is not None:
             return ()
         step, share = divmod(item, self._course.num_replicas)
         return self._course.items(step, self._course.next_evaluation(step), share)[1:]
@@ -280,6 +287,13 @@ class Periodic:
         """Return how far each replica is; the ranks of a pipeline call this together."""
         own = None if self._member is None else self._member.see().progress()
         return all_gather_values(own, *self.peers)[0]
+
+    def take_events(self) -> list[dict[str, int]]:
+        """Return what this replica has done since it was last asked, on its first rank."""
+        if self._member is None:
+            return []
+        events, self._member.events = self._member.events, []
+        return events
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the state of the outer optimizer."""

@@ -132,6 +132,10 @@ class Strategy(Protocol):
         """Return what a later run needs to go on from a rest, besides tensors."""
         ...
 
+    def take_events(self) -> list[dict[str, int]]:
+        """Return what this rank knows to have been done since it was last asked (`record`)."""
+        ...
+
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors that it keeps besides those of the model, by name."""
         ...

@@ -80,6 +80,10 @@ class Synchronous:
         """Return nothing: the step is all that there is to know."""
         return {}
 
+    def take_events(self) -> list[dict[str, int]]:
+        """Return nothing: every step is the same."""
+        return []
+
     def tensors(self) -> Mapping[str, Tensor]:
         """Return nothing."""
         return {}

@@ -13,6 +13,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.outputs import check_new_names, check_replaceable
 
 CHECKPOINTS, METRICS, SUMMARY = "checkpoints", "metrics.jsonl", "summary.json"
+EVENTS = "events.jsonl"  # of replicas that take steps of their own
 WEIGHTS, AVERAGED_WEIGHTS = "model.safetensors", "model-ema.safetensors"
 RESULTS = (SUMMARY, WEIGHTS, AVERAGED_WEIGHTS)
 TIMING = ("timing.csv", "timing.md", "timeline.json", "trace.json", "timeline.png", "timeline.svg")
@@ -20,7 +21,7 @@ METRICS_TABLE, TENSORBOARD = "metrics.csv", "tensorboard"
 WANDB_RUN, MLFLOW_RUN = ".wandb-run", ".mlflow-run"  # which run of theirs this one is
 # What vigpipe train and vigpipe time write; plan.toml and the files beside it with --stages auto.
 RUN_FILES = (
-    *("config.toml", METRICS, *RESULTS, CHECKPOINTS, *TIMING),
+    *("config.toml", METRICS, EVENTS, *RESULTS, CHECKPOINTS, *TIMING),
     *("plan.toml", "plan.profile.json"),
     *(METRICS_TABLE, TENSORBOARD, "wandb", WANDB_RUN, MLFLOW_RUN),
 )

@@ -1,7 +1,7 @@
 """Hold one rank's state in a run: its stages of the model, its optimizer, and their helpers."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.place import Place
+from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
@@ -185,7 +186,11 @@ class RankState:
 
 
 def make_rank_state(
-    run: Run, rank: int, device: torch.device, recorder: Recorder | None = None
+    run: Run,
+    rank: int,
+    device: torch.device,
+    recorder: Recorder | None = None,
+    recorded: Sequence[Recorded] | None = None,
 ) -> RankState:
     """Build the state of one rank at the start of a run.
 
@@ -196,6 +201,7 @@ def make_rank_state(
         rank: position in the world.
         device: where this rank computes.
         recorder: records what the rank does in the steps it is asked to; None for no timing.
+        recorded: what each replica is to do again; None if it is free.
     """
     layout, config = run.layout, run.config
     sync = config.sync or default_sync(device, layout.pipeline_size, config.cuda_graph)
@@ -239,7 +245,7 @@ def make_rank_state(
         num_moments=3 * layout.num_microbatches * statistics.num_channels,
     )
     parameters = {name: p for model in models for name, p in model.named_parameters()}
-    strategy = make_strategy(config, run.course, place, parameters, statistics.running)
+    strategy = make_strategy(config, run.course, place, parameters, statistics.running, recorded)
     share = run.share(replica_index)
     scorers = Scorers(share, replica_group) if strategy.sums_replicas else alone(share)
     summed_over = replica_group if strategy.sums_replicas else None
