@@ -1,10 +1,10 @@
 """Choose a checkpoint, check that it belongs to this run, and continue from it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.checkpoint.best import best_in
 from vigpipe.checkpoint.manifest import (
@@ -67,13 +67,30 @@ def check_same_options(folder: Path, run: "Run") -> None:
     Raises:
         InputError: the earlier run has no readable options, or one that differs.
     """
-    now, before = as_toml(run.config), as_toml(TrainConfig()) | read_toml(folder / "config.toml")
-    for name in sorted((now.keys() | before.keys()) - (MAY_DIFFER - _SAME_IN_REPLAY)):
+    path = folder / "config.toml"
+    advice = f"give the same options, as --config {path} does"
+    _check_options(f"--replay {folder}", read_toml(path), run, MAY_DIFFER - _SAME_IN_REPLAY, advice)
+
+
+def _check_options(
+    where: str, before: Mapping[str, Any], run: "Run", may_differ: Set[str], advice: str
+) -> None:
+    """Raise InputError if an option of a run is not that of an earlier one, unless it may differ.
+
+    Args:
+        where: the earlier run, as the user named it.
+        before: its options, as in config.toml.
+        run: the run.
+        may_differ: options that need not be the same.
+        advice: what to do about a difference.
+    """
+    # An older vigpipe lacked options that now have a default; what it did is that default.
+    now, before = as_toml(run.config), as_toml(TrainConfig()) | dict(before)
+    for name in sorted((now.keys() | before.keys()) - may_differ):
         if now.get(name) != before.get(name):
             raise InputError(
-                f"--replay {folder}: its {flag(name)} is {before.get(name, 'not set')}, this run's "
-                f"is {now.get(name, 'not set')}; give the same options, as --config "
-                f"{folder / 'config.toml'} does"
+                f"{where}: its {flag(name)} is {before.get(name, 'not set')}, this run's is "
+                f"{now.get(name, 'not set')}; {advice}"
             )
 
 
@@ -179,15 +196,13 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
         InputError: an option that determines what is computed differs, or the data do, or the
             checkpoint is of a step after the run's last one.
     """
-    # An older vigpipe lacked options that now have a default; what it did is that default.
-    now, before = as_toml(run.config), as_toml(TrainConfig()) | manifest.config
-    for name in sorted((now.keys() | before.keys()) - MAY_DIFFER):
-        if now.get(name) != before.get(name):
-            raise InputError(
-                f"--resume {where}: its {flag(name)} is {before.get(name, 'not set')}, this run's "
-                f"is {now.get(name, 'not set')}; a run goes on as it began, so change the option, "
-                "or start another run from its --weights"
-            )
+    _check_options(
+        f"--resume {where}",
+        manifest.config,
+        run,
+        MAY_DIFFER,
+        "a run goes on as it began, so change the option, or start another run from its --weights",
+    )
     for name, value in run.fingerprint.items():
         if manifest.data.get(name) != value:
             raise InputError(
