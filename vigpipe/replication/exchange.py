@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vigpipe.parallel.gradients import gather_vectors
+
 
 class Exchange:
     """Averages over all replicas; the ranks of a group call each method together.
@@ -25,8 +27,8 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group if group is not None and group.size() > 1 else None
-        self._size = 1 if self._group is None else self._group.size()
+        self._group = group
+        self._size = 1 if group is None else group.size()
         self.bytes_sent = 0
 
     def mean(self, tensors: Sequence[Tensor], weight: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -49,29 +51,19 @@ class Exchange:
         chunk = -(-len(flat) // self._size)
         padded = flat.new_zeros(self._size * chunk)
         padded[: len(flat)] = flat
-        by_replica = self._all_to_all(padded).view(self._size, chunk)
+        received = torch.empty_like(padded)
+        dist.all_to_all_single(received, padded, group=self._group)
+        by_replica = received.view(self._size, chunk)
         total = torch.zeros(chunk, dtype=torch.float64, device=flat.device)
         for values, share in zip(by_replica, weights, strict=True):
             total += values.double() * share
-        means = self._all_gather((total / weights.sum()).to(flat.dtype))[: len(flat)]
-        parts = means.split([tensor.numel() for tensor in tensors])
+        mean = (total / weights.sum()).to(flat.dtype)
+        parts = (
+            self.gather(mean).flatten()[: len(flat)].split([tensor.numel() for tensor in tensors])
+        )
         self.bytes_sent += 2 * (self._size - 1) * chunk * flat.element_size()
         return [m.view_as(t) for m, t in zip(parts, tensors, strict=True)], sum_of_weights
 
     def gather(self, values: Tensor) -> Tensor:
         """Gather a vector (n,) from each replica: (D, n), in the order of the replicas."""
-        return self._all_gather(values.contiguous()).view(self._size, -1)
-
-    def _all_to_all(self, values: Tensor) -> Tensor:
-        if self._group is None:
-            return values
-        received = torch.empty_like(values)
-        dist.all_to_all_single(received, values, group=self._group)
-        return received
-
-    def _all_gather(self, values: Tensor) -> Tensor:
-        if self._group is None or values.numel() == 0:
-            return values
-        gathered = values.new_empty(self._size * values.numel())
-        dist.all_gather_into_tensor(gathered, values, group=self._group)
-        return gathered
+        return gather_vectors(values, self._group)

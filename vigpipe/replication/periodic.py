@@ -227,10 +227,9 @@ class Periodic:
     def _give_nothing(self) -> None:
         """Come to an average of gradients between two steps, after the pool's last item."""
         zeros = [torch.zeros_like(parameter) for parameter in self._parameters.values()]
-        with self._averaging():
-            self._exchange.mean(zeros, zeros[0].new_zeros((), dtype=torch.float64))
-            num_moments = self._place.num_moments
-            self._exchange.gather(zeros[0].new_zeros(num_moments, dtype=torch.float64))
+        no_moments = zeros[0].new_zeros(self._place.num_moments, dtype=torch.float64)
+        is_finite = zeros[0].new_ones((), dtype=torch.bool)
+        self._average_gradients(zeros, no_moments, is_finite, num_samples=0)
 
     @torch.no_grad()
     def average_weights(self) -> None:

@@ -72,9 +72,7 @@ def _keep_best(rank_state: RankState) -> str:
     score = evaluate(rank_state, run.source.validation)
     own = None if score is None else (rank_state.replica_index, score.top1, score.loss)
     scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
-    best = max(scores, key=lambda s: (s[1], -s[2], -s[0]))
-    others = [s for s in scores if s[0] != best[0]]
-    second = max(others, key=lambda s: (s[1], -s[2]))
+    best, second, *_ = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     for tensor in (*rank_state.state().values(), *rank_state.average().values()):
         dist.broadcast(tensor, group=rank_state.replica_group, group_src=best[0])
     return (

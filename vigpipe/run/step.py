@@ -109,9 +109,8 @@ def train_step(
         scale.unscale(gradients)
     loss, moments = _gather_loss_and_moments(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
-    num_samples = sum(batch.sizes)
     moments, may_take = rank_state.strategy.combine_gradients(
-        gradients, moments, is_finite, num_samples
+        gradients, moments, is_finite, sum(batch.sizes)
     )
     if config.clip is not None:
         clip_gradients(
@@ -127,9 +126,9 @@ def train_step(
     status = status._replace(
         busy_seconds=rank_state.busy_seconds, data_seconds=rank_state.data_seconds
     )
-    is_taken = is_finite
+    all_finite = is_finite
     if rank_state.runs_ahead:
-        is_taken = holds_everywhere(is_finite, peers)
+        all_finite = holds_everywhere(is_finite, peers)
     else:
         status = status._replace(finite=bool(is_finite))
     if peers.size > 1:
@@ -140,8 +139,8 @@ def train_step(
     rank_state.enter("other")
     _complete_step(rank_state)  # the one before, which has come
     if not rank_state.runs_ahead:
-        is_taken = torch.full_like(is_finite, agreement.finite)
-    all_finite, is_taken = is_taken, is_taken if may_take is None else may_take
+        all_finite = torch.full_like(is_finite, agreement.finite)
+    is_taken = all_finite if may_take is None else may_take
     rank_state.enter("optimizer")
     if rank_state.runs_ahead:
         # The fused optimizers of torch read this number on the device: unless it is 0, they change
