@@ -9,14 +9,14 @@ import heapq
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vigpipe.replication.course import Course
-from vigpipe.replication.decisions import Decision
-from vigpipe.replication.member import FreeMember, Member
-from vigpipe.replication.record import Recorded, RecordedMember
+from vigpipe.replication.decisions import ALL, Decision, Kind
+from vigpipe.replication.member import Member
+from vigpipe.replication.own_steps import decide
 from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
 
 
@@ -50,7 +50,9 @@ class Log:
     Attributes:
         items: that steps were taken with, by replica.
         given_back: items of steps that were not taken.
-        averages: replicas that came to each average, by its number.
+        averages: replicas that came to each average of all, by its number.
+        pairs: averages of two replicas, in order.
+        evaluated: epochs after which the weights were scored, by replica.
         rests: steps at which all rested.
         seconds: when the last replica ended.
         busy: seconds of work of each replica.
@@ -61,6 +63,8 @@ class Log:
     items: dict[int, list[int]]
     given_back: Counter[int] = field(default_factory=Counter)
     averages: Counter[int] = field(default_factory=Counter)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    evaluated: dict[int, list[int]] = field(default_factory=dict)
     rests: list[int] = field(default_factory=list)
     seconds: float = 0.0
     busy: list[float] = field(default_factory=list)
@@ -69,33 +73,31 @@ class Log:
 
 
 def simulate(
-    decide: Callable[[Member, int], Iterator[Decision | None]],
-    kinds: dict[str, int],
+    make_member: Callable[[SharedTable, int], Member],
     course: Course,
     *,
-    average_every: int,
-    from_pool: bool,
     seed: int = 0,
     cost: Callable[[int, random.Random], float] = lambda replica, rng: rng.expovariate(1.0),
+    exchange: float = 0.01,
+    look: tuple[float, float] = (0.1, 0.6),
     close: float = 0.0,
     kill_at: int | None = None,
     progress: dict[str, Any] | None = None,
-    recorded: list[Recorded] | None = None,
+    watch: Callable[[Table], None] = lambda table: None,
 ) -> Log:
     """Simulate the replicas of a run.
 
     Args:
-        decide: makes the decisions of a replica, given its member and its index.
-        kinds: meaning of the decisions: own, average, no_step, take, evaluate, rest, end.
+        make_member: returns a replica, given its view of the table and its index.
         course: the steps of the run.
-        average_every: TAU.
-        from_pool: whether items come from the pool.
         seed: of all delays.
         cost: seconds of an item of a replica.
+        exchange: most seconds of an average.
+        look: least and most seconds between two looks of a replica that waits.
         close: probability that a replica wants a checkpoint after an item.
         kill_at: number of rests after which the run ends.
         progress: of an earlier run, which this one goes on with.
-        recorded: what the replicas are to do again.
+        watch: called with the table after every event.
 
     Raises:
         Deadlock: nobody can go on.
@@ -103,21 +105,16 @@ def simulate(
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
-    tables = [SharedTable(store, first, r) for r in range(size)]
-    members: list[Member] = [
-        FreeMember(table, r, course, average_every, from_pool=from_pool)
-        if recorded is None
-        else RecordedMember(table, r, recorded[r])
-        for r, table in enumerate(tables)
-    ]
-    replicas = [decide(member, r) for r, member in enumerate(members)]
+    members = [make_member(SharedTable(store, first, r), r) for r in range(size)]
+    replicas = [decide(member, evaluates=r == 0) for r, member in enumerate(members)]
     log = Log({r: [] for r in range(size)}, busy=[0.0] * size)
+    log.evaluated = {r: [] for r in range(size)}
     events = [(rng.random(), r, r) for r in range(size)]
     heapq.heapify(events)
     number, idle_looks = size, 0
     open_item: dict[int, int] = {}
-    meeting: dict[tuple[str, int], list[int]] = {}  # replicas in a collective
-    came: Counter[tuple[str, int]] = Counter()
+    meeting: dict[Any, list[int]] = {}  # replicas in an exchange
+    came: Counter[Any] = Counter()
     ended = 0
 
     def at(time: float, replica: int) -> None:
@@ -125,51 +122,59 @@ def simulate(
         number += 1
         heapq.heappush(events, (time, number, replica))
 
-    def meet(what: str, time: float, replica: int) -> None:
+    def meet(what: Any, num_others: int, time: float, replica: int) -> None:
         came[what, replica] += 1
         there = meeting.setdefault((what, came[what, replica]), [])
         there.append(replica)
-        if what == "average":
-            log.averages[came[what, replica]] += 1
-        if len(there) == size:
+        if len(there) > num_others:
+            if isinstance(what, tuple):
+                log.pairs.append(what)
             for other in there:
-                at(time + 0.01 * rng.random(), other)
+                at(time + exchange * rng.random(), other)
 
     while events:
         time, _, r = heapq.heappop(events)
-        decision = next(replicas[r], Decision(kinds["end"]))
+        decision = next(replicas[r], Decision(Kind.END))
+        watch(members[r].see())
         if decision is None:
             idle_looks += 1
-            if idle_looks > 3000 * size:
+            if idle_looks > 300 * size:
                 raise Deadlock(f"seed {seed}: all wait for ever, {members[0].see()}")
-            at(time + rng.uniform(0.1, 0.6), r)
+            at(time + rng.uniform(*look), r)
             continue
         idle_looks = 0
-        if r in open_item and decision.kind != kinds["no_step"]:
+        kind = decision.kind
+        if r in open_item and kind is not Kind.NO_STEP:
             item = open_item.pop(r)
             log.items[r].append(item)
             if rng.random() < close:
                 members[r].close()
-        if decision.kind == kinds["take"]:
+        if kind is Kind.TAKE:
             open_item[r] = decision.number
             seconds = cost(r, rng)
             log.busy[r] += seconds
             at(time + seconds, r)
-        elif decision.kind == kinds["average"]:
-            meet("average", time, r)
-        elif decision.kind == kinds["rest"]:
+        elif kind is Kind.AVERAGE and decision.number == ALL:
+            log.averages[came["average", r] + 1] += 1
+            meet("average", size - 1, time, r)
+        elif kind is Kind.AVERAGE:
+            pair = (min(r, decision.number), max(r, decision.number))
+            meet(pair, 1, time, r)
+        elif kind is Kind.REST:
             log.rests += [decision.number] if r == 0 else []
             if came["rest", r] + 1 == kill_at:
                 ended += 1
             else:
-                meet("rest", time, r)
-        elif decision.kind == kinds["no_step"]:
+                meet("rest", size - 1, time, r)
+        elif kind is Kind.NO_STEP:
             log.given_back[open_item.pop(r)] += 1
             at(time, r)
-        elif decision.kind == kinds["end"]:
+        elif kind is Kind.END:
             ended += 1
             log.seconds = max(log.seconds, time)
         else:
+            if kind is Kind.EVALUATE:
+                log.evaluated[r].append(decision.number)
             at(time, r)
     if ended < size:
         raise Deadlock(f"seed {seed}: {size - ended} of {size} wait for others")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.world import GUARD, run_ranks
 from vigpipe.parallel.agreement import Peers
 from vigpipe.replication.alive import Alive
-from vigpipe.replication.decisions import Decision, Decisions
+from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.metrics import balance, summarize_replicas
 from vigpipe.replication.outer import Outer
@@ -27,7 +27,7 @@ def three():
 
 def follow_and_average(rank, world_size):
     averages = {d: average(rank, world_size, d) for d in (torch.float32, torch.float64)}
-    return follow(rank, world_size), averages
+    return follow(rank, world_size), averages, average_in_pairs(rank)
 
 
 # ---- the table ------------------------------------------------------------------------------
@@ -80,13 +80,14 @@ def follow(rank, world_size):
     decisions = Decisions(Peers(world_size))
     if rank == 0:
         slow = [None] * 60
-        decide = [Decision(1, 7), *slow, Decision(2), Decision(3, 10**15)]
+        decide = [Decision(Kind.AVERAGE, 7), *slow, Decision(Kind.END), Decision(Kind.TAKE, 10**15)]
         decisions.begin(iter(decide), lambda: None)
     return [decisions.next() for _ in range(3)]
 
 
 def test_all_ranks_of_a_pipeline_follow_the_first(three):
-    assert [followed for followed, _ in three] == [[(1, 7), (2, 0), (3, 10**15)]] * 3
+    expected = [(Kind.AVERAGE, 7), (Kind.END, 0), (Kind.TAKE, 10**15)]
+    assert [followed for followed, _, _ in three] == [expected] * 3
 
 
 # ---- averages -------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three)
     x = [values_of(r, 1000, dtype).double() for r in range(3)]
     expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).to(dtype)
     plain = ((x[0] + x[1] + x[2]) / 3).to(dtype)
-    for _, averages in three:
+    for _, averages, _ in three:
         whole, parts, halves, alike, sent, numbers = averages[dtype]
         assert torch.equal(whole, expected)
         assert torch.equal(parts, expected)
@@ -137,6 +138,44 @@ def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three)
         # 2 (D - 1) / D * P numbers, P rounded up to a multiple of D.
         assert sent == 2 * 2 * 334 * dtype.itemsize
         assert numbers == [8.0, 0.0, [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]]
+
+
+def average_in_pairs(rank):
+    """Replica 0 is averaged with 1 and then with 2, who meet before; and what 0 and 2 have sent."""
+    exchange = Exchange(dist.group.WORLD)
+    one = torch.ones((), dtype=torch.float64)
+    x = values_of(rank, 1000, torch.float32)
+    for pair in ((1, 2), (0, 1), (0, 2)):
+        if rank in pair:
+            (x,), _ = exchange.mean([x], one, partner=sum(pair) - rank)
+    weight = torch.tensor([3.0, 0.0, 1.0][rank], dtype=torch.float64)
+    weighted, total = x, None
+    if rank != 1:
+        (weighted,), total = exchange.mean([values_of(rank, 9, torch.float32)], weight, 2 - rank)
+    return x, weighted, total, exchange.bytes_sent
+
+
+def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
+    x = [values_of(r, 1000, torch.float32) for r in range(3)]
+
+    def mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a.double() + b.double()) / 2).float()
+
+    x[1] = x[2] = mean(x[1], x[2])
+    x[0] = x[1] = mean(x[0], x[1])
+    x[0] = x[2] = mean(x[0], x[2])
+    found = [pairs for _, _, pairs in three]
+    for r in range(3):
+        assert torch.equal(found[r][0], x[r])
+    # Neither half of a pair is lost: the sum of all replicas stays.
+    before = sum(values_of(r, 1000, torch.float32).double() for r in range(3))
+    torch.testing.assert_close(sum(f[0].double() for f in found), before, rtol=0, atol=1e-6)
+    first, last = (values_of(r, 9, torch.float32).double() for r in (0, 2))
+    for r in (0, 2):
+        assert torch.equal(found[r][1], ((3 * first + last) / 4).float())
+        assert found[r][2] == 4.0
+    # 4 P bytes each way in each pair.
+    assert [f[3] for f in found] == [4 * 2009, 4 * 2000, 4 * 2009]
 
 
 def test_a_replica_alone_is_its_own_mean():

@@ -4,24 +4,18 @@ import contextlib
 import random
 from collections import Counter
 from functools import partial
+from statistics import fmean
 
 import pytest
 
 from tests.replication.simulation import Deadlock, Log, simulate
-from vigpipe.replication import periodic
 from vigpipe.replication.course import Course
-from vigpipe.replication.member import Member
-from vigpipe.replication.record import collect
+from vigpipe.replication.gossip import NOBODY, GossipMember
+from vigpipe.replication.member import Rules
+from vigpipe.replication.periodic import PeriodicMember
+from vigpipe.replication.record import Recorded, collect
+from vigpipe.replication.table import SharedTable, Table
 
-KINDS = {
-    "own": periodic.OWN_GRADIENTS,
-    "average": periodic.AVERAGE,
-    "no_step": periodic.NO_STEP,
-    "take": periodic.TAKE,
-    "evaluate": periodic.EVALUATE,
-    "rest": periodic.REST,
-    "end": periodic.END,
-}
 SEEDS = 200
 STEPS = 7
 
@@ -30,13 +24,28 @@ def course_of(num_replicas: int, num_steps: int = STEPS) -> Course:
     return Course(num_steps, steps_per_epoch=4, evaluate_every=1, num_replicas=num_replicas)
 
 
-def simulated(num_replicas: int, average_every: int, gradients: bool = False, **options) -> Log:
+def simulated(
+    num_replicas: int,
+    average_every: int,
+    gradients: bool = False,
+    *,
+    from_pool: bool,
+    recorded: list[Recorded] | None = None,
+    gossip: dict[str, bool] | None = None,
+    **options,
+) -> Log:
+    """Simulate periodic averaging, or gossip if there are options of it."""
     course = options.pop("course", course_of(num_replicas))
+    rules = Rules(course, average_every, gradients, from_pool)
 
-    def decide(member: Member, index: int):
-        return periodic.decide(member, course, gradients=gradients, evaluates=index == 0)
+    def make_member(table: SharedTable, index: int):
+        own = None if recorded is None else recorded[index]
+        if gossip is None:
+            return PeriodicMember(table, index, rules, own)
+        seed = options.get("seed", 0)
+        return GossipMember(table, index, rules, own, seed=seed, **gossip)
 
-    return simulate(decide, KINDS, course, average_every=average_every, **options)
+    return simulate(make_member, course, **options)
 
 
 def every_item(log: Log) -> Counter[int]:
@@ -107,18 +116,29 @@ def test_a_record_is_done_again_whatever_the_timing(from_pool, gradients):
         [{"replica": 0, "step": 1}],
         [{"replica": 0, "step": 1, "item": 0, "average": 1}],
         [{"replica": True, "step": 1, "item": 0}],
+        [{"replica": 0, "step": 1, "partner": 0}],
+        [{"replica": 0, "step": 1, "partner": 2}],
+        [{"replica": 0, "step": 2, "partner": 1}],
+        [{"replica": 0, "step": 1, "partner": 1}],
         [{}],
     ],
 )
 def test_a_record_that_no_run_can_have_left_is_refused(rows):
-    with pytest.raises(ValueError, match=r"is no event of one of 2|is not the next event"):
+    with pytest.raises(ValueError, match=r"is no event of one of 2|is not the next event|for ever"):
         collect(rows, 2)
+
+
+def test_a_record_in_which_all_wait_for_the_next_is_refused():
+    pairs = [(0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)]
+    rows = [{"replica": r, "step": 1, "partner": partner} for r, partner in pairs]
+    with pytest.raises(ValueError, match="replica 0 would wait for 1 for ever"):
+        collect(rows, 3)
 
 
 def test_who_stays_in_an_average_although_the_pool_is_closed_hangs(monkeypatch):
     """The same harness must tell a protocol that can lock up, or it proves nothing."""
 
-    def stay(self: Member, num_open: int = 0):
+    def stay(self: PeriodicMember):
         def come(table):
             table.joined[self._index] += 1
             return table.joined[self._index]
@@ -128,7 +148,7 @@ def test_who_stays_in_an_average_although_the_pool_is_closed_hangs(monkeypatch):
             yield
         return True
 
-    monkeypatch.setattr(Member, "join", stay)
+    monkeypatch.setattr(PeriodicMember, "_join", stay)
     hung = 0
     for seed in range(20):
         with contextlib.suppress(Deadlock):
@@ -157,15 +177,155 @@ def test_with_a_pool_a_slow_replica_takes_fewer_items():
 
 
 def test_replica_0_evaluates_after_every_epoch_but_the_last():
-    evaluated = []
     course = course_of(2, 9)  # two epochs of four steps, and a step
-
-    def decide(member: Member, index: int):
-        for decision in periodic.decide(member, course, gradients=False, evaluates=index == 0):
-            if decision is not None and decision.kind == periodic.EVALUATE:
-                evaluated.append((index, decision.number))
-            yield decision
-
-    simulate(decide, KINDS, course, average_every=3, from_pool=False, close=0.3, seed=1)
+    log = simulated(2, 3, from_pool=False, course=course, close=0.3, seed=1)
     # The end of the run scores what is kept of all replicas.
-    assert evaluated == [(0, 1), (0, 2)]
+    assert log.evaluated == {0: [1, 2], 1: []}
+
+
+# ---- gossip -----------------------------------------------------------------------------------
+
+WAYS = {
+    "any, item": {"in_sets": False, "answers_after_item": True},
+    "any, interval": {"in_sets": False, "answers_after_item": False},
+    "sets": {"in_sets": True, "answers_after_item": True},
+}
+
+
+def check_table(table: Table) -> None:
+    """Partners are disjoint pairs, and nobody who has finished is in one."""
+    for replica, partner in enumerate(table.partners):
+        if partner != NOBODY:
+            assert table.partners[partner] == replica
+            assert partner != replica
+            assert not table.finished[replica]
+        if table.waiting[replica] != NOBODY:
+            assert table.waiting[replica] == partner
+            assert table.waiting[partner] == NOBODY
+
+
+@pytest.mark.parametrize("average_every", [1, 3, 7])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8])
+def test_gossip_ends_with_every_item_done_once(num_replicas, average_every):
+    num_pairs = 0
+    for seed in range(SEEDS):
+        name = list(WAYS)[seed % 3]
+        from_pool, gradients = bool(seed & 1), bool(seed & 2)
+        close = 0.1 if seed & 4 else 0.0
+        log = simulated(
+            num_replicas,
+            average_every,
+            gradients,
+            from_pool=from_pool,
+            gossip=WAYS[name],
+            seed=seed,
+            close=close,
+            watch=check_table,
+        )
+        assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
+        assert not log.given_back
+        assert log.table is not None
+        assert log.table.partners == log.table.waiting == [NOBODY] * num_replicas
+        # Both members of a pair have noted it, and each draws at most once in an interval.
+        noted = Counter(
+            tuple(sorted((event["replica"], event["partner"])))
+            for event in log.events
+            if "partner" in event
+        )
+        assert noted == {pair: 2 * n for pair, n in Counter(log.pairs).items()}
+        assert len(log.pairs) <= sum(len(items) // average_every for items in log.items.values())
+        if name == "sets":
+            assert all(first % 2 != second % 2 for first, second in log.pairs)
+        num_pairs += len(log.pairs)
+    assert num_pairs > SEEDS // 2 or num_replicas == 1
+
+
+def test_who_waits_for_a_replica_without_the_table_hangs(monkeypatch):
+    """Naive pairing: pick any replica and wait until it has picked this one."""
+
+    def pick_anybody(self: GossipMember, table: Table) -> int:
+        others = [r for r in range(len(table.partners)) if r != self._index]
+        table.partners[self._index] = self._random.choice(others)
+        return table.partners[self._index]
+
+    monkeypatch.setattr(GossipMember, "_draw", pick_anybody)
+    hung = 0
+    for seed in range(20):
+        with contextlib.suppress(Deadlock):
+            simulated(3, 3, from_pool=True, gossip=WAYS["any, item"], seed=seed)
+            continue
+        hung += 1
+    assert hung > 3
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", WAYS)
+def test_gossip_goes_on_where_all_have_rested(name, gradients):
+    again = partial(simulated, 4, 2, gradients, from_pool=True, gossip=WAYS[name], close=0.2)
+    for seed in range(40):
+        first = again(seed=seed, kill_at=1)
+        if not first.rests:
+            continue
+        assert first.table is not None
+        assert first.table.partners == first.table.waiting == [NOBODY] * 4
+        second = again(seed=seed + 1000, progress=first.table.progress())
+        done = every_item(first) + every_item(second)
+        assert done == dict.fromkeys(range(4 * STEPS), 1), seed
+        # The record of both parts is one that can be done again.
+        recorded = collect(first.events + second.events, 4)
+        whole = simulated(4, 2, gradients, from_pool=True, gossip=WAYS[name], recorded=recorded)
+        assert collect(whole.events, 4) == recorded
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", WAYS)
+def test_a_record_of_gossip_is_done_again_whatever_the_timing(name, gradients):
+    for seed in range(60):
+        num_replicas, average_every = 2 + seed % 4, 1 + seed % 3
+        run = partial(simulated, num_replicas, average_every, gradients, gossip=WAYS[name])
+        first = run(from_pool=True, seed=seed, close=0.1)
+        recorded = collect(first.events, num_replicas)
+        again = run(from_pool=True, seed=seed + 1000, close=0.1, recorded=recorded)
+        assert again.items == first.items
+        assert again.events == first.events
+
+
+@pytest.mark.parametrize(
+    ("name", "average_every", "seconds", "most_idle"),
+    [
+        ("any, interval", 5, 1387, 0.29),
+        ("any, interval", 20, 1282, 0.23),
+        ("any, item", 5, 1182, 0.15),
+        ("any, item", 20, 1052, 0.08),
+    ],
+)
+def test_a_slow_replica_holds_up_nobody_for_long(name, average_every, seconds, most_idle):
+    """SYSTEMS: costs 20, 20, 20, 80 ms, 160 items, exchanges of 1 ms; all-reduce takes 3,200 ms."""
+
+    def cost(replica: int, rng: random.Random) -> float:
+        return 80.0 if replica == 3 else 20.0
+
+    run = partial(
+        simulated,
+        4,
+        average_every,
+        gradients=True,
+        from_pool=True,
+        gossip=WAYS[name],
+        course=course_of(4, 40),
+        cost=cost,
+        exchange=1.0,
+        look=(0.0, 1.0),
+    )
+    logs = [run(seed=seed) for seed in range(8)]
+    assert fmean(log.seconds for log in logs) == pytest.approx(seconds, rel=0.08)
+    assert fmean(1 - sum(log.busy) / 4 / log.seconds for log in logs) < most_idle
+
+
+def test_gossip_draws_every_partner_equally_often():
+    pairs = Counter[tuple[int, int]]()
+    for seed in range(40):
+        log = simulated(4, 1, from_pool=True, gossip=WAYS["any, item"], seed=seed)
+        pairs.update(log.pairs)
+    assert len(pairs) == 6
+    assert max(pairs.values()) < 2 * min(pairs.values())

@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Replicas": (
         *("dp", "sync", "elastic", "strategy", "average_every", "average"),
-        *("outer_lr", "outer_momentum", "items", "final", "replay"),
+        *("outer_lr", "outer_momentum", "pairs", "answer", "items", "final", "replay"),
     ),
     "Checkpoints": (
         *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),

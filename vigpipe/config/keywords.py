@@ -54,6 +54,8 @@ class TrainKeywords(TypedDict, total=False):
     average: choices.Average | None
     outer_lr: float | None
     outer_momentum: float | None
+    pairs: choices.Pairs | None
+    answer: choices.Answer | None
     items: choices.Items | None
     final: choices.Final | None
     replay: Path | str | None

@@ -7,6 +7,7 @@ from typing import Literal
 
 from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.choices import (
+    Answer,
     Average,
     Boundary,
     Compat,
@@ -21,6 +22,7 @@ from vigpipe.config.choices import (
     Norm,
     OnNan,
     Optimizer,
+    Pairs,
     RandomCrop,
     Recipe,
     Recompute,
@@ -107,12 +109,17 @@ class TrainConfig:
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
         strategy: how the replicas agree: synchronous adds their gradients up in every step;
-            periodic lets them take steps of their own, and averages now and then.
+            periodic lets them take steps of their own, and averages all of them now and then;
+            gossip averages two at a time.
         average_every: steps between two averages; by default 20.
         average: what is averaged: gradients; or weights, the default; or outer, where the mean of
             the weights drives an optimizer of its own (DiLoCo).
         outer_lr: learning rate of that optimizer, SGD with Nesterov momentum; by default 1.
         outer_momentum: its momentum; by default 0.5, and 0.9 is for thousands of averages.
+        pairs: with gossip, whom a replica may draw as its partner: any that has none, the default;
+            or sets, where even replicas draw odd ones.
+        answer: with gossip, when a replica comes that was drawn: after its next item, the default,
+            or when its own interval is over, as published.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
             free; by default fixed.
         replay: folder of an earlier run with these options, whose replicas are to take the same
@@ -230,6 +237,8 @@ class TrainConfig:
     average: Average | None = None
     outer_lr: float | None = None
     outer_momentum: float | None = None
+    pairs: Pairs | None = None
+    answer: Answer | None = None
     items: Items | None = None
     final: Final | None = None
     replay: Path | None = None

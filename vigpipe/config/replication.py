@@ -8,6 +8,7 @@ from vigpipe.errors import InputError
 # What a strategy other than synchronous takes if the user does not say otherwise.
 _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
+_GOSSIP = {"pairs": "any", "answer": "item"}
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -23,7 +24,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 "and with --strategy synchronous the same options give the same run; give those of "
                 "that run too, with --config"
             )
-        for name in (*_DEFAULTS, *_OUTER):
+        for name in (*_DEFAULTS, *_OUTER, *_GOSSIP):
             if getattr(config, name) is not None:
                 raise InputError(
                     f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
@@ -35,11 +36,15 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
     defaults = dict(_DEFAULTS)
     if config.average == "outer":
         defaults |= _OUTER
+    if config.strategy == "gossip":
+        defaults |= _GOSSIP
     missing = {name: v for name, v in defaults.items() if getattr(config, name) is None}
     return replace(config, **missing)
 
 
 def _check_together(config: TrainConfig) -> None:
+    if config.strategy == "gossip":
+        _check_gossip(config)
     strategy = f"--strategy {config.strategy}"
     if config.sync is not None:
         raise InputError(
@@ -51,6 +56,13 @@ def _check_together(config: TrainConfig) -> None:
             f"--elastic: changes the number of replicas, and with {strategy} each has weights of "
             "its own; leave it out"
         )
+    for name in _GOSSIP:
+        if getattr(config, name) is not None and config.strategy != "gossip":
+            raise InputError(
+                f"{flag(name)} {getattr(config, name)}: is for --strategy gossip, where replicas "
+                f"meet in pairs, and --strategy is {config.strategy}; leave it out, or choose "
+                "gossip"
+            )
     for name in _OUTER:
         if getattr(config, name) is not None and config.average != "outer":
             raise InputError(
@@ -67,3 +79,22 @@ def _check_together(config: TrainConfig) -> None:
             f"{'--timing' if config.timing else '--trace'}: accounts for steps that all replicas "
             f"take together, which {strategy} has not; leave it out"
         )
+
+
+def _check_gossip(config: TrainConfig) -> None:
+    if config.average == "outer":
+        raise InputError(
+            "--average outer: needs the mean of all replicas, and with --strategy gossip two at a "
+            "time are averaged; choose --average weights, or --strategy periodic"
+        )
+    if config.pairs == "sets":
+        if config.dp % 2:
+            raise InputError(
+                f"--pairs sets: even replicas draw odd ones, so their number must be even, and "
+                f"--dp is {config.dp}; choose --pairs any, or another --dp"
+            )
+        if config.answer == "interval":
+            raise InputError(
+                "--answer interval: with --pairs sets a replica that was drawn comes after its "
+                "next item; leave it out, or choose --pairs any"
+            )

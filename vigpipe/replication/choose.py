@@ -1,12 +1,12 @@
 """Make the strategy that the options name."""
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.agreement import Peers
 from vigpipe.replication.course import Course
+from vigpipe.replication.gossip import Gossip
+from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.periodic import Periodic
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
@@ -18,8 +18,7 @@ def make_strategy(
     options: TrainConfig,
     course: Course,
     place: Place,
-    parameters: Mapping[str, Tensor],
-    statistics: Sequence[Tensor],
+    weights: Weights,
     recorded: Sequence[Recorded] | None = None,
 ) -> Strategy:
     """Make the strategy of a rank.
@@ -28,10 +27,10 @@ def make_strategy(
         options: the resolved options; `strategy` names it.
         course: the steps of the run.
         place: this rank among the others.
-        parameters: those of this rank's stages, by name.
-        statistics: BatchNorm's running means and variances there, in order.
+        weights: those of this rank's stages.
         recorded: what each replica is to do again; None if it is free.
     """
     if options.strategy == "synchronous":
         return Synchronous(course, place.replica_index, Peers(place.num_ranks))
-    return Periodic(options, course, place, parameters, statistics, recorded)
+    own_steps = {"periodic": Periodic, "gossip": Gossip}[options.strategy]
+    return own_steps(options, course, place, weights, recorded)

@@ -7,6 +7,7 @@ takes a long wait for a lost peer.
 
 import time
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -17,16 +18,35 @@ from vigpipe.parallel.agreement import EXCHANGE_SECONDS, Peers
 _SLEEP_SECONDS = 1e-3  # between two looks at the table
 
 
+class Kind(IntEnum):
+    """What a replica does next, or with which gradients it takes a step, if it does."""
+
+    OWN_GRADIENTS = 0
+    AVERAGE = 1
+    NO_STEP = 2
+    TAKE = 3
+    EVALUATE = 4
+    REST = 5
+    END = 6
+
+
+ALL = -1  # instead of a partner: an average is one of all replicas
+
+
 class Decision(NamedTuple):
     """What a replica does next.
 
     Attributes:
-        kind: meant by the strategy; not negative.
-        number: of an item, an epoch or a step.
+        kind: what it does.
+        number: of the item that it takes, of the epoch that it evaluates, of the steps at which it
+            rests; or the replica that it is averaged with, which may be ALL.
     """
 
-    kind: int
+    kind: Kind
     number: int = 0
+
+
+OWN_GRADIENTS, NO_STEP = Decision(Kind.OWN_GRADIENTS), Decision(Kind.NO_STEP)
 
 
 class Decisions:
@@ -84,4 +104,4 @@ class Decisions:
         message = torch.tensor(decision or (-1, 0))
         dist.broadcast(message, group=self._peers.group, group_src=0)
         kind, number = message.tolist()
-        return None if kind < 0 else Decision(kind, number)
+        return None if kind < 0 else Decision(Kind(kind), number)

@@ -3,8 +3,9 @@
 A run whose replicas take steps of their own leaves events.jsonl. Each row is of one replica:
 
     {"replica": 1, "step": 3, "item": 7}       its third step, which it took with item 7
-    {"replica": 1, "step": 3, "average": 1}    the first average that it came to: after its third
-                                               step, or in it if gradients are averaged
+    {"replica": 1, "step": 3, "average": 1}    the first average of all that it came to: after its
+                                               third step, or in it if gradients are averaged
+    {"replica": 1, "step": 3, "partner": 0}    an average with replica 0 alone, likewise
 
 Steps are counted from 1, the replica's own. Nothing else depends on how long anything took. So
 whoever takes the same items in the same order, and comes to the same averages, ends in the same
@@ -12,13 +13,10 @@ weights, bit for bit. (A replica that comes to an average of gradients without o
 no item was left, does so in the step after its last.)
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from vigpipe.replication.member import Member
-from vigpipe.replication.table import SharedTable, Table
+from typing import Any, NamedTuple
 
 
 @dataclass
@@ -27,11 +25,25 @@ class Recorded:
 
     Attributes:
         items: the items of its steps, in order.
-        averages: the steps of its averages, in order.
+        averages: the steps of its averages with all replicas, in order.
+        pairs: its averages with one other replica, in order.
     """
 
     items: list[int] = field(default_factory=list)
     averages: list[int] = field(default_factory=list)
+    pairs: list["Pair"] = field(default_factory=list)
+
+
+class Pair(NamedTuple):
+    """An average of two replicas, as one of them sees it.
+
+    Attributes:
+        step: of this replica, in or after which it takes place.
+        partner: the other one.
+    """
+
+    step: int
+    partner: int
 
 
 def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Recorded]:
@@ -49,51 +61,38 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
         replica, step = row.get("replica", -1), row.get("step", -1)
         kinds = row.keys() - {"replica", "step"}
         is_event = _is_count(replica) and _is_count(step) and len(kinds) == 1
-        if not is_event or replica >= num_replicas:
+        if not is_event or replica >= num_replicas or not _is_count(row[min(kinds)]):
             raise ValueError(f"{row} is no event of one of {num_replicas} replicas")
         of = recorded[replica]
         (kind,) = kinds
-        is_item = kind == "item" and step == len(of.items) + 1 and _is_count(row[kind])
-        is_average = (
-            kind == "average"
-            and row[kind] == len(of.averages) + 1
-            and step in (len(of.items), len(of.items) + 1)
-        )
-        if is_item:
-            of.items.append(row[kind])
-        elif is_average:
+        number, num_items = row[kind], len(of.items)
+        is_average = step in (num_items, num_items + 1)
+        if kind == "item" and step == num_items + 1:
+            of.items.append(number)
+        elif kind == "average" and is_average and number == len(of.averages) + 1:
             of.averages.append(step)
+        elif kind == "partner" and is_average and number != replica and number < num_replicas:
+            of.pairs.append(Pair(step, number))
         else:
             raise ValueError(f"{row} is not the next event of its replica")
+    _check_pairs(recorded)
     return recorded
+
+
+def _check_pairs(recorded: Sequence[Recorded]) -> None:
+    """Raise ValueError unless the replicas can meet as recorded, each in its own order."""
+    left = [deque(pair.partner for pair in of.pairs) for of in recorded]
+    to_look_at = list(range(len(recorded)))
+    while to_look_at:
+        replica = to_look_at.pop()
+        while left[replica] and left[left[replica][0]] and left[left[replica][0]][0] == replica:
+            partner = left[replica].popleft()
+            left[partner].popleft()
+            to_look_at.append(partner)
+    for replica, partners in enumerate(left):
+        if partners:
+            raise ValueError(f"replica {replica} would wait for {partners[0]} for ever")
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= 10**18
-
-
-class RecordedMember(Member):
-    """A replica that does what it did before.
-
-    Args:
-        table: the table of all replicas.
-        replica_index: which of them this is.
-        recorded: what it did.
-    """
-
-    def __init__(self, table: SharedTable, replica_index: int, recorded: Recorded) -> None:
-        super().__init__(table, replica_index)
-        self._recorded = recorded
-
-    def next_item(self, table: Table) -> int | None:
-        """Return the next item of the record; None if it has no more."""
-        num_taken, items = table.taken[self._index], self._recorded.items
-        return items[num_taken] if num_taken < len(items) else None
-
-    def is_average_due(self, num_open: int = 0) -> bool:
-        """Whether it came to an average at this point."""
-        table, averages = self.see(), self._recorded.averages
-        num_taken = table.taken[self._index]
-        if num_taken == len(self._recorded.items):  # whatever is left comes now
-            return table.joined[self._index] < len(averages)
-        return bisect_right(averages, num_taken + num_open) > table.joined[self._index]

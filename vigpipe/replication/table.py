@@ -42,6 +42,8 @@ class Table:
         evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never.
         rests: how many of the closings the replica has followed.
         finished: whether the replica has nothing left to do.
+        partners: the replica that it is going to be averaged with; -1 for none.
+        waiting: the replica that it waits for, to be averaged with it; -1 for none.
         version: number of changes, so that no two texts are equal.
         by: the replica that made the last one.
     """
@@ -56,6 +58,8 @@ class Table:
     closings: int
     rests: list[int]
     finished: list[bool]
+    partners: list[int]
+    waiting: list[int]
     version: int = 0
     by: int = -1
 
@@ -82,6 +86,8 @@ def new_table(num_replicas: int) -> Table:
         closings=0,
         rests=[0] * num_replicas,
         finished=[False] * num_replicas,
+        partners=[-1] * num_replicas,
+        waiting=[-1] * num_replicas,
     )
 
 
@@ -116,16 +122,22 @@ class SharedTable:
         store: where the ranks have met.
         first: the table at the start; every replica gives the same.
         replica_index: the replica that changes it.
+
+    Attributes:
+        last_seen: the table as it was when this replica read or changed it last.
     """
 
     def __init__(self, store: Store, first: Table, replica_index: int) -> None:
         self._store, self._replica_index = store, replica_index
         self._text = store.compare_set(KEY, "", first.as_text()).decode()
+        self.last_seen = _parse(self._text)
 
     def read(self) -> Table:
-        """Return a copy of the table as it is now."""
-        self._text = self._store.get(KEY).decode()
-        return Table(**json.loads(self._text))
+        """Return the table as it is now; it must not be changed."""
+        text = self._store.get(KEY).decode()
+        if text != self._text:
+            self._text, self.last_seen = text, _parse(text)
+        return self.last_seen
 
     def change(self, change: Callable[[Table], T]) -> T:
         """Change the table at once, as if nobody else did anything meanwhile.
@@ -138,10 +150,15 @@ class SharedTable:
             What the last call has returned.
         """
         while True:
-            table = Table(**json.loads(self._text))
+            table = _parse(self._text)
             result = change(table)
             table.version, table.by = table.version + 1, self._replica_index
             desired = table.as_text()
             self._text = self._store.compare_set(KEY, self._text, desired).decode()
             if self._text == desired:
+                self.last_seen = table
                 return result
+
+
+def _parse(text: str) -> Table:
+    return Table(**json.loads(text))

@@ -32,6 +32,7 @@ from vigpipe.parallel.layout import make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
+from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
@@ -191,10 +192,12 @@ def make_rank_state(
     device: torch.device,
     recorder: Recorder | None = None,
     recorded: Sequence[Recorded] | None = None,
+    strategy: Strategy | None = None,
 ) -> RankState:
     """Build the state of one rank at the start of a run.
 
-    With several ranks, the process group must exist, and all ranks call this together.
+    With several ranks, the process group must exist, and all ranks call this together; except with
+    a strategy that is given, which is for a rank that has no peers, whatever the layout is.
 
     Args:
         run: the facts of the run.
@@ -202,13 +205,14 @@ def make_rank_state(
         device: where this rank computes.
         recorder: records what the rank does in the steps it is asked to; None for no timing.
         recorded: what each replica is to do again; None if it is free.
+        strategy: that of a rank without peers; by default the one that the options name.
     """
     layout, config = run.layout, run.config
     sync = config.sync or default_sync(device, layout.pipeline_size, config.cuda_graph)
     if config.cuda_graph:
         _check_graph(run, sync, device, is_timed=recorder is not None)
     pipeline_group = replica_group = None
-    if layout.world_size > 1:
+    if layout.world_size > 1 and strategy is None:
         pipeline_group, replica_group = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
 
     stage_indices = layout.stages_of(rank)
@@ -234,18 +238,20 @@ def make_rank_state(
         pipeline_group = None
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
-    place = Place(
-        replica_index,
-        layout.pipeline_rank(rank) == 0,
-        Peers(layout.pipeline_size, pipeline_group),
-        layout.world_size,
-        replica_group,
-        partial(_open_store, layout.world_size),
-        config.timeout or LONG_WAIT_SECONDS,
-        num_moments=3 * layout.num_microbatches * statistics.num_channels,
-    )
-    parameters = {name: p for model in models for name, p in model.named_parameters()}
-    strategy = make_strategy(config, run.course, place, parameters, statistics.running, recorded)
+    if strategy is None:
+        place = Place(
+            replica_index,
+            layout.pipeline_rank(rank) == 0,
+            Peers(layout.pipeline_size, pipeline_group),
+            layout.world_size,
+            replica_group,
+            partial(_open_store, layout.world_size),
+            config.timeout or LONG_WAIT_SECONDS,
+            num_moments=3 * layout.num_microbatches * statistics.num_channels,
+        )
+        parameters = {name: p for model in models for name, p in model.named_parameters()}
+        weights = Weights(parameters, statistics.running)
+        strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
     scorers = Scorers(share, replica_group) if strategy.sums_replicas else alone(share)
     summed_over = replica_group if strategy.sums_replicas else None

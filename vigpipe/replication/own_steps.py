@@ -1,0 +1,328 @@
+"""What strategies have in common whose replicas take steps of their own, and are averaged at times.
+
+The first rank of a replica decides (`decide`), with what it knows of the others from the table, and
+the ranks of its pipeline follow. Averages weigh by samples: gradients by those of the item, weights
+by those that a replica was trained on. BatchNorm's running statistics are averaged with the
+weights; with gradients, the moments of those who are averaged are pooled. The optimizer's state
+stays with the replica.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.parallel.agreement import (
+    Agreement,
+    Peers,
+    Status,
+    agree,
+    all_gather_values,
+    holds_everywhere,
+)
+from vigpipe.replication.alive import Alive
+from vigpipe.replication.course import Course
+from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Decisions, Kind
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.member import Member, NoItem, Rules
+from vigpipe.replication.place import Place
+from vigpipe.replication.record import Recorded
+from vigpipe.replication.strategy import AverageWeights, Evaluate, Outcome, Rest, TakeItem, Turn
+from vigpipe.replication.table import SharedTable, new_table, resumed_table
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What may be averaged of the stages of a rank.
+
+    Attributes:
+        parameters: by name.
+        statistics: BatchNorm's running means and variances, in order.
+    """
+
+    parameters: Mapping[str, Tensor]
+    statistics: Sequence[Tensor]
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        """All of them, parameters first."""
+        return [*self.parameters.values(), *self.statistics]
+
+
+def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
+    """Make the decisions of one replica, on its first rank.
+
+    Args:
+        member: the replica.
+        evaluates: whether this replica evaluates its weights after an epoch.
+
+    Yields:
+        Decisions, and None while the replica waits for others.
+    """
+    gradients = member.rules.gradients
+    item: int | NoItem = NoItem.CLOSED
+    while True:
+        # Weights are averaged between two steps. Gradients are too if the pool has nothing left:
+        # others then come to an average with their last ones, and this replica has none to give.
+        if not gradients or item is NoItem.NONE_LEFT:
+            came = yield from member.average(in_step=False)
+            if came.kind is Kind.AVERAGE:
+                yield came
+                continue
+        item = member.take()
+        if item is NoItem.CLOSED:
+            if (yield from member.rest()):
+                yield Decision(Kind.REST, member.rules.course.steps_with(member.see().drawn))
+        elif item is NoItem.NONE_LEFT:
+            if (yield from member.finish()):
+                yield Decision(Kind.END)
+                return
+        elif evaluates and (epoch := member.epoch_to_evaluate(item)):
+            yield Decision(Kind.EVALUATE, epoch)
+        else:
+            yield Decision(Kind.TAKE, item)
+            if gradients:
+                came = yield from member.average(in_step=True)
+                yield came
+                if came.kind is Kind.NO_STEP:
+                    continue
+            member.finish_item()
+
+
+class OwnSteps:
+    """A strategy of replicas that take steps of their own; see `Strategy`.
+
+    Args:
+        options: what is averaged, how often, and where items come from.
+        course: the steps of the run.
+        place: this rank among the others.
+        weights: those of this rank's stages.
+        recorded: what each replica is to do again; None if it is free.
+    """
+
+    sums_replicas = False
+
+    def __init__(
+        self,
+        options: TrainConfig,
+        course: Course,
+        place: Place,
+        weights: Weights,
+        recorded: Sequence[Recorded] | None = None,
+    ) -> None:
+        assert options.average_every is not None
+        self.peers, self._course, self._place = place.peers, course, place
+        gradients, from_pool = options.average == "gradients", options.items == "pool"
+        self._rules = Rules(course, options.average_every, gradients, from_pool)
+        self._weights, self._recorded = weights, recorded
+        self._exchange = Exchange(place.replica_group)
+        self._store = place.open_store()
+        self._first = new_table(course.num_replicas)
+        self._member: Member | None = None  # on the first rank of the pipeline, once it runs
+        self._decisions = Decisions(self.peers)
+        self._alive: Alive | None = None
+        self._stops = False
+        self._partner = ALL  # with whom weights are averaged next
+        self._samples = 0  # that the replica was trained on since it was averaged
+        self._new_samples: int | None = None  # of the last item; None if it was given back
+        self._num_items = self._num_averages = 0
+        self._busy_seconds = self._averaging_seconds = 0.0
+
+    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
+        """Return this replica's part in the table."""
+        raise NotImplementedError
+
+    def _apply(self, means: list[Tensor]) -> list[Tensor]:
+        """Return the new weights, given their means; running statistics come last in both."""
+        return means
+
+    def _samples_after(self, total: Tensor) -> int:
+        """Return how many samples stand behind the new weights.
+
+        Args:
+            total: those behind all weights that they are the mean of, a scalar on the device.
+        """
+        raise NotImplementedError
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        """Go on where an earlier run has rested; its tensors are in `tensors` already."""
+        self._first = resumed_table(progress, self._course.num_replicas)
+        self._samples = self._first.samples[self._place.replica_index]
+
+    def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
+        """Yield what this replica does; the same on all ranks of its pipeline."""
+        if self._place.is_first:
+            self._decisions.begin(self._decide(), self._watch())
+        while True:
+            kind, number = self._decisions.next()
+            if kind is Kind.TAKE:
+                began, idle_before = time.perf_counter(), self._idle_seconds
+                yield TakeItem(number, ahead=self._ahead(number))
+                idle = self._idle_seconds - idle_before
+                self._busy_seconds += time.perf_counter() - began - idle
+                self._num_items += self._new_samples is not None
+            elif kind is Kind.EVALUATE:
+                yield Evaluate(number)
+            elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
+                self._give_nothing(number)
+            elif kind is Kind.AVERAGE:
+                self._partner = number
+                yield AverageWeights()
+            elif kind is Kind.REST:
+                wish = Status(stop=self._stops)
+                everybody = Peers(self._place.num_ranks)
+                self._stops = agree(wish, everybody).stop
+                yield Rest(number, self._stops)
+            else:
+                break
+        if self._first.drawn < self._course.num_items or max(self._first.leases) >= 0:
+            yield Rest(self._course.num_steps, stop=False)
+
+    def _decide(self) -> Iterator[Decision | None]:
+        index = self._place.replica_index
+        recorded = None if self._recorded is None else self._recorded[index]
+        self._member = self._make_member(SharedTable(self._store, self._first, index), recorded)
+        return decide(self._member, evaluates=index == 0)
+
+    def _watch(self) -> Callable[[], None]:
+        place, num_replicas = self._place, self._course.num_replicas
+        alive = Alive(self._store, place.replica_index, num_replicas, place.timeout_seconds)
+        self._alive = alive
+        return alive.check
+
+    def _ahead(self, item: int) -> Sequence[int]:
+        if self._rules.from_pool or self._recorded is not None:
+            return ()
+        step, share = divmod(item, self._course.num_replicas)
+        return self._course.items(step, self._course.next_evaluation(step), share)[1:]
+
+    def combine_gradients(
+        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+    ) -> Outcome:
+        """Average gradients if that is due, each weighted with the samples of its item.
+
+        A gradient that is not finite is not sent: its item counts as one without samples. A step
+        without samples is not taken, unless other replicas have some.
+        """
+        self._new_samples = num_samples
+        kind, partner = self._decisions.next() if self._rules.gradients else OWN_GRADIENTS
+        if kind is Kind.AVERAGE:
+            return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
+        if kind is Kind.NO_STEP:
+            self._new_samples = None
+        is_taken = kind is Kind.OWN_GRADIENTS and num_samples > 0
+        return Outcome(moments, None if is_taken else torch.zeros_like(is_finite))
+
+    def _average_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        partner: int,
+    ) -> Outcome:
+        with self._averaging():
+            is_good = holds_everywhere(is_finite, self.peers)
+            good = [torch.where(is_good, g, torch.zeros_like(g)) for g in gradients]
+            weight = num_samples * is_good.double()
+            means, num_all = self._exchange.mean(good, weight, partner)
+            good_moments = torch.where(is_good, moments, torch.zeros_like(moments)).flatten()
+            all_moments = self._exchange.gather(good_moments, partner).view(-1, *moments.shape[1:])
+            for gradient, mean in zip(gradients, means, strict=True):
+                gradient.copy_(mean)
+        return Outcome(all_moments, num_all > 0)
+
+    def _give_nothing(self, partner: int) -> None:
+        """Come to an average of gradients between two steps, after the pool's last item."""
+        zeros = [torch.zeros_like(p) for p in self._weights.parameters.values()]
+        no_moments = zeros[0].new_zeros(self._place.num_moments, dtype=torch.float64)
+        is_finite = zeros[0].new_ones((), dtype=torch.bool)
+        self._average_gradients(zeros, no_moments, is_finite, 0, partner)
+
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        """Average weights and running statistics, weighted with the samples trained on."""
+        averaged = self._weights.averaged
+        with self._averaging():
+            weight = averaged[0].new_tensor(self._samples, dtype=torch.float64)
+            means, total = self._exchange.mean(averaged, weight, self._partner)
+            for tensor, new in zip(averaged, self._apply(means), strict=True):
+                tensor.copy_(new)
+            self._count_samples(self._samples_after(total))
+
+    @property
+    def _idle_seconds(self) -> float:
+        return self._decisions.waiting_seconds + self._averaging_seconds
+
+    @contextmanager
+    def _averaging(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._averaging_seconds += time.perf_counter() - began
+        self._num_averages += 1
+
+    def _count_samples(self, num_samples: int) -> None:
+        self._samples = num_samples
+        if self._member is not None:
+            self._member.samples = num_samples
+
+    def hear(self, agreement: Agreement) -> None:
+        """Close the pool if a rank of this replica wants a checkpoint, or to stop."""
+        self._count_samples(self._samples + (self._new_samples or 0))
+        self._stops |= agreement.stop
+        if agreement.save or agreement.stop:
+            self.ask_to_save()
+
+    def ask_to_save(self) -> None:
+        """Close the pool."""
+        if self._member is not None:
+            self._member.close()
+
+    def average_at_the_end(self) -> None:
+        """Make all replicas equal after the last step; their ranks call this together.
+
+        This is an average of weights like any other, of all replicas, unless the last step ended
+        with one. With gradients, it is the only one of weights, and counts all samples since the
+        start.
+        """
+        samples = self._weights.averaged[0].new_tensor([self._samples], dtype=torch.float64)
+        if self._exchange.gather(samples).any():
+            self._partner = ALL
+            self.average_weights()
+
+    def progress(self) -> Mapping[str, Any]:
+        """Return how far each replica is; the ranks of a pipeline call this together."""
+        own = None if self._member is None else self._member.see().progress()
+        return all_gather_values(own, *self.peers)[0]
+
+    def take_events(self) -> list[dict[str, int]]:
+        """Return what this replica has done since it was last asked, on its first rank."""
+        if self._member is None:
+            return []
+        events, self._member.events = self._member.events, []
+        return events
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return nothing: there is no state beside the model's and its optimizer's."""
+        return {}
+
+    def account(self) -> Mapping[str, float]:
+        """Return what this replica has done, as far as this rank knows."""
+        return {
+            "items": self._num_items,
+            "averages": self._num_averages,
+            "busy_seconds": self._busy_seconds,
+            "waiting_seconds": self._decisions.waiting_seconds,
+            "averaging_seconds": self._averaging_seconds,
+            "bytes_sent": self._exchange.bytes_sent,
+        }
+
+    def close(self) -> None:
+        """End the thread that shows the others that this replica is there."""
+        if self._alive is not None:
+            self._alive.close()
