@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
-from vigpipe.commands.check import Trace
+from vigpipe.commands.differences import Trace
 from vigpipe.data import Source
 from vigpipe.data.batches import epoch_order
 from vigpipe.model.keyed_dropout import sample_keys

@@ -13,7 +13,8 @@ import torch
 
 from tests.oracle import oracle, shortened
 from tests.world import run_ranks
-from vigpipe.commands.check import Trace, differences, trace
+from vigpipe.commands.check import trace
+from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.evaluation import evaluate_all

@@ -120,7 +120,10 @@ def make_app(arguments: list[str]) -> App:
 
     @app.command
     def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
-        """Prove that a layout trains like the unsplit model in one process.
+        """Prove that a layout trains like unsplit models in one process.
+
+        Replicas that take every step together are compared with one model. Those that take steps of
+        their own are compared with as many models, which do in turn what the replicas have done.
 
         Args:
             config: as for train.
@@ -131,7 +134,8 @@ def make_app(arguments: list[str]) -> App:
         if compare_steps < 1:
             raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
         steps = {"num_steps": compare_steps}
-        return run_on_ranks(config, arguments, "vigpipe.commands.check:check", ["check.txt"], steps)
+        work, files = "vigpipe.commands.check:check", ["check.txt"]
+        return run_on_ranks(config, arguments, work, files, steps, any_strategy=True)
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008

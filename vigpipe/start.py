@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
-ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before")
+ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 
 def run_on_ranks(
@@ -38,6 +38,7 @@ def run_on_ranks(
     options: Mapping[str, Any] | None = None,
     *,
     trains: bool = False,
+    any_strategy: bool = False,
 ) -> int:
     """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
 
@@ -53,6 +54,8 @@ def run_on_ranks(
         options: further keyword arguments for work.
         trains: whether this is a training run, which may be saved and resumed, and in which no rank
             waits long for another.
+        any_strategy: whether the work knows replicas that take steps of their own, as a training
+            run does.
 
     Returns:
         The exit code. Errors in options and data are reported before any process group exists.
@@ -72,7 +75,16 @@ def run_on_ranks(
     # The ranks learn the name of a default folder only when they have met.
     failures = [config.out] if config.out is not None and launch.world_size > 1 else []
     return run_rank(
-        lambda: _run(config, arguments, work_as_rank, launch, writes, trains, failures),
+        lambda: _run(
+            config,
+            arguments,
+            work_as_rank,
+            launch,
+            writes,
+            failures,
+            trains=trains,
+            any_strategy=trains or any_strategy,
+        ),
         launch,
         failures,
     )
@@ -84,8 +96,10 @@ def _run(
     work: Callable[["Run", int, "torch.device", Path], int | None],
     launch: "Launch",
     writes: Sequence[str],
-    trains: bool,
     failures: list[Path],
+    *,
+    trains: bool,
+    any_strategy: bool,
 ) -> int:
     from vigpipe.launch.device import default_sync, weight_dtype
     from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
@@ -100,8 +114,8 @@ def _run(
     for name in ONLY_FOR_TRAINING:
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
-    if config.strategy != "synchronous" and not trains:
-        raise InputError(f"--strategy {config.strategy}: is for vigpipe train only")
+    if config.strategy != "synchronous" and not any_strategy:
+        raise InputError(f"--strategy {config.strategy}: is for vigpipe train and vigpipe check")
     if config.resume == "auto" and config.out is None:
         raise InputError("--resume auto: goes on with the run in --out; name that folder")
     if config.download and launch.launcher in ("srun", "torchrun"):

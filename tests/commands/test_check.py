@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import vigpipe.commands.check
+import vigpipe.commands.check_replicas
 from tests.world import run_command, run_ranks
 from vigpipe.cli import main
-from vigpipe.commands.check import Trace, check, differences
+from vigpipe.commands.check import check
+from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.facts import prepare
@@ -158,3 +160,60 @@ def test_a_broken_layout_is_found_and_every_rank_says_so(spoil, tmp_path):
     if spoil is unpooled_statistics:  # nothing else is
         rows = [line.split("  ")[0] for line in table(tmp_path).splitlines() if "  no  " in line]
         assert rows == ["running statistics"]
+
+
+# ---- replicas that take steps of their own ----------------------------------------------------
+
+GOSSIP = replace(
+    CONFIG, strategy="gossip", average_every=1, items="pool", dtype="float32", opt="adamw", ema=0.5
+)
+
+
+def doubled_share(rank_state):
+    """The second replica's weights count twice as much as they should."""
+    strategy = rank_state.strategy
+    mean = strategy._exchange.mean
+    factor = 1 + rank_state.replica_index
+
+    def weighted(tensors, weight, partner):
+        return mean(tensors, factor * weight, partner)
+
+    strategy._exchange.mean = weighted
+
+
+def checked_replicas(rank, world_size, config, folder):
+    """Run the check on a layout that is whole, and on some that are broken; return the codes."""
+    torch.set_num_threads(1)
+    codes = []
+    for spoil in (None, scaled_gradient, own_weights, doubled_share):
+
+        def make(run, rank, device, strategy=None, spoil=spoil):
+            rank_state = make_rank_state(run, rank, device, strategy=strategy)
+            if spoil is not None and strategy is None:  # the reference stays whole
+                spoil(rank_state)
+            return rank_state
+
+        vigpipe.commands.check_replicas.make_rank_state = make
+        run = prepare(config, weight_dtype(config.dtype))
+        (folder / str(len(codes))).mkdir(exist_ok=True)
+        codes.append(check(run, rank, CPU, folder / str(len(codes)), num_steps=4))
+    return codes
+
+
+@pytest.mark.multiprocess
+def test_gossip_is_compared_with_models_that_do_the_same_in_turn(tmp_path):
+    assert run_ranks(checked_replicas, 4, GOSSIP, tmp_path) == [[0, 1, 1, 1]] * 4
+    whole = table(tmp_path / "0")
+    assert "against 2 unsplit models in one process" in whole
+    assert "8 items, " in whole
+    assert " 0 averages" not in whole
+    assert whole.endswith("\nequal\n")
+    for kind in ("loss", "weights", "running statistics", "moving averages"):
+        (row,) = [line for line in whole.splitlines() if line.startswith(f"{kind}  ")]
+        assert " yes" in row
+
+
+def test_a_check_without_an_average_is_refused(capsys):
+    line = ["check", "--strategy", "gossip", "--compare-steps", "19", "--threads", "1"]
+    assert main(line) == 2
+    assert "--compare-steps 19: expected at least one average" in capsys.readouterr().err

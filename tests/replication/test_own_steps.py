@@ -1,4 +1,4 @@
-"""Training with replicas that are averaged now and then: real ranks, and one process beside."""
+"""Training with replicas that take steps of their own: real ranks, and one process beside."""
 
 import json
 import shutil
@@ -12,18 +12,16 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.oracle import shortened
+from tests.oracle import FirstOf, shortened
 from tests.world import GUARD, run_ranks
 from vigpipe import training
+from vigpipe.commands.check_replicas import InTurn
 from vigpipe.config.options import TrainConfig
-from vigpipe.data.batches import ReplicaBatch, Share
-from vigpipe.data.job import ImageJob
+from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
-from vigpipe.replication.strategy import Outcome
-from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.events import read_events
 from vigpipe.run.facts import Run, prepare
-from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.run.rank import RankState
 from vigpipe.run.step import train_step
 
 pytestmark = pytest.mark.multiprocess
@@ -50,6 +48,7 @@ WEIGHTS = replace(PLAIN, strategy="periodic", average_every=EVERY)
 OUTER = replace(WEIGHTS, average="outer", outer_lr=0.7, outer_momentum=0.9)
 GRADIENTS = replace(WEIGHTS, average="gradients")
 POOL = replace(WEIGHTS, items="pool", checkpoint_every=2)
+GOSSIP = replace(POOL, strategy="gossip", average_every=2)
 # No ties between distances, and no Adam, which makes steps of a size out of gradients that are mere
 # rounding noise, such as those of a bias before a BatchNorm.
 EXACT = replace(PLAIN, data="fake", image_size=8, dtype="float64", opt="sgd", lr=0.1)
@@ -60,20 +59,34 @@ ON_TWO = {
     "gradients": GRADIENTS,
     "pool": POOL,
     "pool of gradients": replace(POOL, average="gradients"),
+    "gossip": replace(GOSSIP, pairs="sets"),
+    "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),
     "best": replace(GRADIENTS, final="best", validation=0.2),
     "every step": replace(EXACT, strategy="periodic", average="gradients", average_every=1),
     "synchronous": EXACT,
     "not finite": replace(GRADIENTS, average_every=1, on_nan="skip"),
 }
 ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "outer", "gradients")}
-POOLS = ["pool", "pool of gradients"]
+# What these do depends on the time that things take.
+POOLS = ["pool", "pool of gradients", "gossip", "gossip of gradients"]
+GO_ON = ["pool", "gossip of gradients"]  # from a checkpoint
+AGAIN = [*POOLS, *(f"{name} resumed" for name in GO_ON)]
+ON_THREE = {
+    "weights": replace(GOSSIP, dp=3, batch_size=12, average_every=1),
+    "gradients": replace(
+        GOSSIP, dp=3, batch_size=12, average_every=1, average="gradients", answer="interval"
+    ),
+}
 BAD_ITEM = 5
 
 
 def run_of(config: TrainConfig) -> Run:
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     run = prepare(config, dtype)
-    return replace(run, source=shortened(run.source, NUM_TRAIN, 8))
+    source = shortened(run.source, NUM_TRAIN, 8)
+    if source.validation is not None:
+        source = replace(source, validation=FirstOf(source.validation, 20))
+    return replace(run, source=source)
 
 
 def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, TrainConfig]) -> None:
@@ -98,7 +111,9 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
             if config.resume is not None:
                 earlier = folder / config.resume
                 config = replace(config, resume=str(first_checkpoint(earlier)))
-                if config.items == "pool" and rank == 0:  # so that its record is there as well
+                if (
+                    name.removesuffix(" resumed") in POOLS and rank == 0
+                ):  # so that its record is there as well
                     shutil.copytree(earlier, folder / name, dirs_exist_ok=True)
             (folder / name).mkdir(exist_ok=True, parents=True)
             dist.barrier()
@@ -109,8 +124,16 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
 def two(tmp_path_factory) -> Path:
     """The runs of two replicas."""
     folder = tmp_path_factory.mktemp("two")
-    resumed = {f"{name} resumed": replace(ON_TWO[name], resume=name) for name in POOLS}
+    resumed = {f"{name} resumed": replace(ON_TWO[name], resume=name) for name in GO_ON}
     run_ranks(train_all, 2, folder, ON_TWO | resumed, timeout=GUARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory) -> Path:
+    """The runs of three replicas."""
+    folder = tmp_path_factory.mktemp("three")
+    run_ranks(train_all, 3, folder, ON_THREE, timeout=GUARD)
     return folder
 
 
@@ -120,9 +143,8 @@ def four(two, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("four")
     resumed = {f"{name} resumed": replace(c, resume=name) for name, c in ON_FOUR.items()}
     again = {
-        f"{name}{how}": replace(ON_TWO[name], stages=2, replay=two / f"{name}{how}")
-        for name in POOLS
-        for how in ("", " resumed")
+        name: replace(ON_TWO[name.removesuffix(" resumed")], stages=2, replay=two / name)
+        for name in AGAIN
     }
     run_ranks(train_all, 4, folder, ON_FOUR | resumed | again, timeout=GUARD)
     return folder
@@ -135,12 +157,13 @@ def first_checkpoint(folder: Path) -> Path:
 
 def replicas(folder: Path) -> list[dict[str, Tensor]]:
     """The tensors of each replica after the last step, before one is made of all."""
-    found: list[dict[str, Tensor]] = [{}, {}]
+    found: dict[int, dict[str, Tensor]] = {}
     for path in (folder / "checkpoints" / f"step-{NUM_STEPS:08d}").glob("*.safetensors"):
         replica = int(path.stem[-1])
         for name, tensor in load_file(path).items():
-            found[replica][name.removeprefix("replica1/")] = tensor
-    return found
+            of = found.setdefault(replica, {})
+            of[name.removeprefix(f"replica{replica}/")] = tensor
+    return [found[replica] for replica in sorted(found)]
 
 
 def kept(folder: Path) -> dict[str, Tensor]:
@@ -163,91 +186,29 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 # ---- one process that carries out the same --------------------------------------------------
 
 
-class Given(Synchronous):
-    """Takes a step with gradients and moments that are given."""
-
-    given: tuple[list[Tensor], Tensor] | None = None
-
-    def combine_gradients(self, gradients, moments, is_finite, num_samples):
-        if self.given is None:
-            return Outcome(moments)
-        for gradient, mean in zip(gradients, self.given[0], strict=True):
-            gradient.copy_(mean)
-        return Outcome(self.given[1])
-
-
-def in_turn(config: TrainConfig) -> list[dict[str, Tensor]]:
-    """Train two unsplit models in turn, item after item, and average them as the strategy says."""
+def in_turn(config: TrainConfig, folder: Path) -> list[dict[str, Tensor]]:
+    """Train unsplit models in turn, as the record of a run says."""
     torch.set_num_threads(1)
-    plain = replace(PLAIN, dp=1, batch_size=5)  # the micro-batches of 10 images on two replicas
-    states = [make_rank_state(run_of(plain), 0, CPU) for _ in range(2)]
-    source = run_of(config).source
-    givens = [Given(state.run.course, 0, state.strategy.peers) for state in states]
-    for state, given in zip(states, givens, strict=True):
-        state.strategy = given
-        share, with_all = Share(10, 2, 2), {"with_images": True, "with_labels": True}
-        state.job = ImageJob(source, share, CPU, **with_all, seed=config.seed)  # pyright: ignore[reportArgumentType]
-    old = [p.detach().clone() for p in states[0].parameters().values()]
-    velocity = [torch.zeros_like(p) for p in old]
-    samples = [0, 0]
-    for step in range(NUM_STEPS):
-        batches = []
-        for r, state in enumerate(states):
-            batch = state.job.batch(2 * step + r)
-            batches.append(replace(batch, num_samples=sum(batch.sizes)))
-        is_due = (step + 1) % EVERY == 0
-        if is_due and config.average == "gradients":
-            mean = mean_gradients(states, batches)
-            for given in givens:
-                given.given = mean
-        for r, (state, batch) in enumerate(zip(states, batches, strict=True)):
-            if batch.num_samples or givens[r].given:
-                train_step(state, batch)
-            samples[r] += batch.num_samples
-            givens[r].given = None
-        if is_due and config.average != "gradients":
-            average_weights(states, samples, config, old, velocity)
-            samples = [0, 0]
-    return [{f"model/{name}": t for name, t in state.state().items()} for state in states]
+    run = run_of(config)
+    models = InTurn(run, read_events(folder, run), CPU)
+    models.carry_out()
+    return [{f"model/{n}": t for n, t in m.state.state().items()} for m in models.models]
 
 
-def mean_gradients(states, batches) -> tuple[list[Tensor], Tensor]:
-    gradients, moments = [], []
-    for state, batch in zip(states, batches, strict=True):
-        state.replicas.gradients.clear()
-        state.pipeline.train_step(batch)
-        state.replicas.gradients.reduce()
-        moments.append(state.statistics.take())
-        gradients.append([p.grad.double().clone() for p in state.parameters().values()])
-    first, second = (batch.num_samples for batch in batches)
-    sums = [first * a + second * b for a, b in zip(*gradients, strict=True)]
-    return [(s / (first + second)).float() for s in sums], torch.cat(moments)
-
-
-@torch.no_grad()
-def average_weights(states, samples, config, old, velocity) -> None:
-    first, second = samples
-    tensors = [[t for t in state.state().values() if t.is_floating_point()] for state in states]
-    names = [n for n, t in states[0].state().items() if t.is_floating_point()]
-    means = {
-        name: ((first * a.double() + second * b.double()) / (first + second)).float()
-        for name, a, b in zip(names, *tensors, strict=True)
-    }
-    if config.average == "outer":
-        for i, name in enumerate(states[0].parameters()):
-            velocity[i].mul_(config.outer_momentum).add_(old[i] - means[name])
-            new = torch.lerp(old[i], means[name], config.outer_lr)
-            old[i] = new.sub(velocity[i], alpha=config.outer_lr * config.outer_momentum)
-            means[name] = old[i]
-    for own in tensors:
-        for tensor, name in zip(own, names, strict=True):
-            tensor.copy_(means[name])
-
-
-@pytest.mark.parametrize("name", ["weights", "outer", "gradients"])
+@pytest.mark.parametrize("name", ["weights", "outer", "gradients", *POOLS])
 def test_ranks_do_what_one_process_does_with_the_models_in_turn(name, two):
-    for actual, expected in zip(replicas(two / name), in_turn(ON_TWO[name]), strict=True):
-        assert_equal({n: t for n, t in actual.items() if n.startswith("model/")}, expected)
+    expected = in_turn(ON_TWO[name], two / name)
+    for actual, model in zip(replicas(two / name), expected, strict=True):
+        assert_equal({n: t for n, t in actual.items() if n.startswith("model/")}, model)
+
+
+@pytest.mark.parametrize("name", ON_THREE)
+def test_three_replicas_gossip_as_one_process_does_with_the_models_in_turn(name, three):
+    expected = in_turn(ON_THREE[name], three / name)
+    for actual, model in zip(replicas(three / name), expected, strict=True):
+        assert_equal({n: t for n, t in actual.items() if n.startswith("model/")}, model)
+    recorded = read_events(three / name, run_of(ON_THREE[name]))
+    assert {pair.partner for of in recorded for pair in of.pairs} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
@@ -346,21 +307,20 @@ def test_bytes_and_items_are_counted(name, two):
         assert replica["busy_seconds"] > 0
 
 
-@pytest.mark.parametrize("name", ["pool", "pool of gradients"])
+@pytest.mark.parametrize("name", POOLS)
 def test_with_a_pool_every_item_is_done_once(name, two):
     summary = json.loads((two / name / "summary.json").read_text())["replicas"]
     assert sum(replica["items"] for replica in summary["each"]) == 2 * NUM_STEPS
 
 
-@pytest.mark.parametrize("how", ["", " resumed"])
-@pytest.mark.parametrize("name", POOLS)
-def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, how, two, four):
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, two, four):
     """Which replica takes which item of a pool depends on the time; the record of it does not."""
-    name += how
     for actual, expected in zip(replicas(four / name), replicas(two / name), strict=True):
         assert_equal(actual, expected)
     assert_equal(kept(four / name), kept(two / name))
-    runs = [read_events(folder / name, run_of(POOL)) for folder in (two, four)]
+    config = ON_TWO[name.removesuffix(" resumed")]
+    runs = [read_events(folder / name, run_of(config)) for folder in (two, four)]
     assert runs[0] == runs[1]
     done = sorted(item for replica in runs[0] for item in replica.items)
     assert done == list(range(2 * NUM_STEPS))
@@ -392,12 +352,15 @@ def test_with_other_threads_it_is_not_done_again_either(two):
 # ---- one replica ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("average", ["weights", "gradients"])
-def test_one_replica_is_plain_training(average, tmp_path):
+def test_one_replica_is_plain_training(tmp_path):
     plain = replace(PLAIN, dp=1)
-    options = {"strategy": "periodic", "average_every": 2, "average": average}
-    configs = {"plain": plain, "periodic": replace(plain, **options)}
-    for name, config in configs.items():
+    own_steps = {
+        f"{strategy} {average}": {"strategy": strategy, "average": average, "average_every": 2}
+        for strategy in ("periodic", "gossip")
+        for average in ("weights", "gradients")
+    }
+    for name, options in {"plain": {}, **own_steps}.items():
         (tmp_path / name).mkdir()
-        assert training.train(run_of(config), 0, CPU, tmp_path / name) == 0
-    assert_equal(kept(tmp_path / "periodic"), kept(tmp_path / "plain"))
+        run = run_of(replace(plain, **options))
+        assert training.train(run, 0, CPU, tmp_path / name) == 0
+        assert_equal(kept(tmp_path / name), kept(tmp_path / "plain"))

@@ -1,0 +1,365 @@
+"""Compare replicas that take steps of their own with unsplit models, one process for all of them.
+
+The ranks train as the strategy says, and keep a record (`replication.record`). Then one process
+takes D unsplit models, and does with them what the record says: it takes steps with the same items
+in the order of each replica, and computes the averages by their definition. The loss of every item
+is compared, and the weights, running statistics and moving averages of every replica at the end.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.checkpoint.weights_file import gather_named
+from vigpipe.commands.differences import Compared, Kinds, compare
+from vigpipe.data.batches import ReplicaBatch
+from vigpipe.errors import InputError
+from vigpipe.parallel.agreement import Peers, all_gather_values
+from vigpipe.replication.record import Recorded, collect
+from vigpipe.replication.strategy import AverageWeights, Outcome, TakeItem
+from vigpipe.replication.synchronous import Synchronous
+from vigpipe.run.batches import read_batch
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.run.step import complete_step, train_step
+
+
+def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) -> Compared | None:
+    """Compare replicas that take steps of their own; None except on the rank that writes.
+
+    Args:
+        run: the run.
+        rank: position in the world.
+        device: device to compute on.
+        num_steps: D items for each of them.
+
+    Raises:
+        InputError: no average is due in these steps.
+    """
+    every, layout = run.config.average_every, run.layout
+    assert every is not None
+    if every > num_steps:
+        raise InputError(
+            f"--compare-steps {num_steps}: expected at least one average, and --average-every is "
+            f"{every}; compare {every} steps or more, or lower --average-every"
+        )
+    run = replace(run, config=replace(run.config, steps=num_steps))
+    rank_state = make_rank_state(run, rank, device)
+    traces, recorded = _train(rank_state)
+    if traces is None:
+        return None
+    reference = InTurn(run, recorded, device).carry_out()
+    num_averages = sum(len(of.pairs) for of in recorded) // 2 + len(recorded[0].averages)
+    against = (
+        f"against {layout.num_replicas} unsplit models in one process, which did in turn what the "
+        f"replicas had done: {num_steps * layout.num_replicas} items, {num_averages} averages"
+    )
+    exact = layout.schedule != "loopedbfs" and device.type == "cpu"
+    return Compared(compare(_merged(traces), _merged(reference)), against, exact)
+
+
+def _merged(traces: Sequence[Kinds]) -> Kinds:
+    """Put the traces of all replicas into one, under names that say whose a tensor is."""
+    return {
+        kind: {
+            f"{name} (replica {replica})": tensor
+            for replica, trace in enumerate(traces)
+            for name, tensor in trace[kind].items()
+        }
+        for kind in traces[0]
+        if any(trace[kind] for trace in traces)
+    }
+
+
+def _trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
+    """Return the losses and tensors of a replica; None except on its last stage."""
+    pipeline = rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1
+    state = gather_named(rank_state.state(), *pipeline)
+    averages = gather_named(rank_state.average(), *pipeline)
+    if state is None or averages is None:
+        return None
+    parameters = rank_state.run.parameter_order
+    numbers = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    return {
+        "loss": {"loss": torch.tensor(losses, dtype=torch.float64)},
+        "weights": {n: t for n, t in numbers.items() if n in parameters},
+        "running statistics": {n: t for n, t in numbers.items() if n not in parameters},
+        "moving averages": {n: t for n, t in averages.items() if t.is_floating_point()},
+    }
+
+
+# ---- the ranks --------------------------------------------------------------------------------
+
+
+def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
+    """Train as one rank, until the end of the run.
+
+    Returns:
+        The traces of all replicas, None except on the rank that writes; and what was recorded.
+    """
+    strategy, losses = rank_state.strategy, []
+    for turn in strategy.turns(0, is_evaluated=True):
+        if isinstance(turn, TakeItem):
+            losses += _take(rank_state, read_batch(rank_state, turn))
+        elif isinstance(turn, AverageWeights):
+            strategy.average_weights()
+    layout = rank_state.run.layout
+    events = all_gather_values(strategy.take_events(), layout.world_size)
+    strategy.close()
+    rank_state.job.close()
+    recorded = collect(chain.from_iterable(events), layout.num_replicas)
+    own = _trace_of(rank_state, losses)
+    if own is None or rank_state.replica_group is None:
+        return None if own is None else [own], recorded
+    traces = [own] * layout.num_replicas if rank_state.is_writer else None
+    dist.gather_object(own, traces, group=rank_state.replica_group, group_dst=0)
+    return traces, recorded
+
+
+def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:
+    """Take a step, and return its loss in a list; an empty one where it is not known."""
+    step = train_step(rank_state, batch)
+    rank_state.strategy.hear(step.agreement)
+    complete_step(rank_state)
+    return [step.loss] if step.loss is not None and any(batch.sizes) else []
+
+
+# ---- one process ------------------------------------------------------------------------------
+
+
+class Alone(Synchronous):
+    """The strategy of a model that is trained in turn with the others.
+
+    Attributes:
+        given: the gradients and moments that the next step is taken with; None for its own.
+    """
+
+    sums_replicas = False
+    given: "Average | None" = None
+
+    def combine_gradients(
+        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+    ) -> Outcome:
+        """Replace the gradients by the mean that is given, if there is one."""
+        if self.given is None:
+            return Outcome(moments, None if num_samples else torch.zeros_like(is_finite))
+        for gradient, mean in zip(gradients, self.given.means, strict=True):
+            gradient.copy_(mean)
+        is_taken = torch.full_like(is_finite, self.given.num_samples > 0)
+        return Outcome(self.given.moments, is_taken)
+
+
+class Average(NamedTuple):
+    """A mean over some replicas.
+
+    Attributes:
+        means: of each tensor.
+        moments: of BatchNorm, those of all the replicas; only with gradients.
+        num_samples: that stand behind it.
+    """
+
+    means: list[Tensor]
+    moments: Tensor
+    num_samples: int
+
+
+class Act(NamedTuple):
+    """What a replica does next.
+
+    Attributes:
+        item: that it takes a step with; None for an average without a step.
+        group: the replicas that are averaged, it among them; empty for no average.
+    """
+
+    item: int | None
+    group: tuple[int, ...] = ()
+
+
+def acts_of(recorded: Recorded, replica: int, num_replicas: int, *, in_step: bool) -> list[Act]:
+    """Return what a replica did, in order.
+
+    Args:
+        recorded: its record.
+        replica: which one it is.
+        num_replicas: D.
+        in_step: whether averages are part of a step; otherwise they come after it.
+    """
+    groups: dict[int, list[tuple[int, ...]]] = {}  # that it was averaged with, by step
+    for step in recorded.averages:
+        groups.setdefault(step, []).append(tuple(range(num_replicas)))
+    for step, partner in recorded.pairs:
+        groups.setdefault(step, []).append((min(replica, partner), max(replica, partner)))
+    acts: list[Act] = [Act(None, group) for group in groups.get(0, [])]
+    for step, item in enumerate(recorded.items, 1):
+        of_step = groups.get(step, [])
+        acts.append(Act(item, *of_step[:1]) if in_step else Act(item))
+        acts += [Act(None, group) for group in of_step[in_step:]]
+    return acts + [Act(None, group) for group in groups.get(len(recorded.items) + 1, [])]
+
+
+@dataclass
+class Model:
+    """An unsplit model that stands for a replica.
+
+    Attributes:
+        state: its state.
+        alone: its strategy.
+        acts: what it has left to do.
+        samples: that stand behind its weights.
+        losses: of the items that it has taken a step with.
+    """
+
+    state: RankState
+    alone: Alone
+    acts: deque[Act]
+    samples: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def averaged(self) -> dict[str, Tensor]:
+        """What is averaged of weights and running statistics, by name."""
+        return {n: t for n, t in self.state.state().items() if t.is_floating_point()}
+
+    def step(self, item: int) -> None:
+        """Take a step with an item."""
+        batch = self.batch(item)
+        self.losses += _take(self.state, batch)
+        self.samples += batch.num_samples
+
+    def batch(self, item: int) -> ReplicaBatch:
+        """Read an item."""
+        return read_batch(self.state, TakeItem(item))
+
+    def gradients(self, item: int) -> tuple[int, Tensor, list[Tensor]]:
+        """Compute the gradients of an item, and change nothing.
+
+        Returns:
+            The number of samples, the moments of BatchNorm, and the gradient of each parameter.
+        """
+        batch, state = self.batch(item), self.state
+        state.follow_schedule(batch.step)
+        state.replicas.gradients.clear()
+        state.pipeline.train_step(batch)
+        state.replicas.gradients.reduce()
+        gradients = [p.grad for p in state.parameters().values() if p.grad is not None]
+        if state.loss_scale is not None:
+            state.loss_scale.unscale(gradients)
+        return batch.num_samples, state.statistics.take(), [g.clone() for g in gradients]
+
+
+class InTurn:
+    """D unsplit models that do in one process what the replicas of a run did.
+
+    Args:
+        run: the run.
+        recorded: what each replica did.
+        device: device to compute on.
+    """
+
+    def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
+        self._config, num_replicas = run.config, len(recorded)
+        self._in_step = self._config.average == "gradients"
+        layout = replace(run.layout, pipeline_size=1, schedule="gpipe", virtual_stages=1)
+        run = replace(run.unsplit(), layout=layout)
+        self.models: list[Model] = []
+        for replica, of in enumerate(recorded):
+            alone = Alone(run.course, replica, Peers())
+            state = make_rank_state(run, replica, device, strategy=alone)
+            acts = acts_of(of, replica, num_replicas, in_step=self._in_step)
+            self.models.append(Model(state, alone, deque(acts)))
+        parameters = self.models[0].state.parameters()
+        self._old = {name: p.detach().clone() for name, p in parameters.items()}
+        self._velocity = {name: torch.zeros_like(old) for name, old in self._old.items()}
+
+    def carry_out(self) -> list[Kinds]:
+        """Do all that was recorded, and return the traces of the replicas."""
+        while any(model.acts for model in self.models):
+            for model in self.models:
+                while model.acts and not model.acts[0].group:
+                    item = model.acts.popleft().item
+                    assert item is not None
+                    model.step(item)
+            group = next(filter(None, map(self._ready, self.models)), ())
+            if group and self._in_step:
+                self._step_with_mean([self.models[replica] for replica in group])
+            elif group:
+                self._average_weights([self.models[replica] for replica in group])
+            else:
+                assert not any(model.acts for model in self.models), "nobody can go on"
+        for model in self.models:
+            model.state.job.close()
+        traces = [_trace_of(model.state, model.losses) for model in self.models]
+        return [trace for trace in traces if trace is not None]
+
+    def _ready(self, model: Model) -> tuple[int, ...]:
+        """Return with whom a model is averaged next, if all of them have come to that."""
+        group = model.acts[0].group if model.acts else ()
+        heads = [self.models[replica].acts for replica in group]
+        return group if all(acts and acts[0].group == group for acts in heads) else ()
+
+    def _step_with_mean(self, group: Sequence[Model]) -> None:
+        """Let replicas take a step with the mean of their gradients, weighted by samples.
+
+        One that has no items left gives none, and takes no step.
+        """
+        items = [model.acts.popleft().item for model in group]
+        found = [
+            model.gradients(item) if item is not None else None
+            for model, item in zip(group, items, strict=True)
+        ]
+        there = [gradients for gradients in found if gradients is not None]
+        num_samples = sum(n for n, _, _ in there)
+        counts = [n if num_samples else 1 for n, _, _ in there]
+        means = [_mean(tensors, counts) for tensors in zip(*(g for _, _, g in there), strict=True)]
+        moments = torch.cat([moments for _, moments, _ in there])
+        for model, item in zip(group, items, strict=True):
+            if item is not None:
+                model.alone.given = Average(means, moments, num_samples)
+                model.step(item)
+                model.alone.given = None
+
+    @torch.no_grad()
+    def _average_weights(self, group: Sequence[Model]) -> None:
+        """Give replicas the mean of their weights and statistics, weighted by samples."""
+        for model in group:
+            model.acts.popleft()
+        counts = [model.samples for model in group]
+        num_samples = sum(counts)
+        tensors = [model.averaged for model in group]
+        means = {
+            name: _mean([own[name] for own in tensors], counts if num_samples else [1] * len(group))
+            for name in tensors[0]
+        }
+        if self._config.average == "outer":
+            means |= self._outer(means)
+        for own in tensors:
+            for name, mean in means.items():
+                own[name].copy_(mean)
+        # All replicas count anew; two of them share their samples, the first takes an odd one.
+        is_pair = self._config.strategy == "gossip"
+        for place, model in enumerate(group):
+            model.samples = (num_samples + (place == 0)) // 2 if is_pair else 0
+
+    def _outer(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the new parameters: SGD with Nesterov momentum on old - mean (DiLoCo)."""
+        lr, momentum = self._config.outer_lr, self._config.outer_momentum
+        assert lr is not None
+        assert momentum is not None
+        for name, old in self._old.items():
+            velocity = self._velocity[name].mul_(momentum).add_(old - means[name])
+            self._old[name] = torch.lerp(old, means[name], lr).sub(velocity, alpha=lr * momentum)
+        return self._old
+
+
+def _mean(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Return a weighted mean, summed in order in float64 and rounded once."""
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for tensor, count in zip(tensors, counts, strict=True):
+        total += tensor.double() * count
+    return (total / sum(counts)).to(tensors[0].dtype)
