@@ -43,18 +43,18 @@ from vigpipe.replication.strategy import AverageWeights, Evaluate, TakeItem
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
-from vigpipe.run.events import EventsFile, read_events, start_facts
+from vigpipe.run.events import open_events, read_events
 from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord
-from vigpipe.run.settle import gather_accounts, settle
+from vigpipe.run.settle import settle
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
-from vigpipe.run.summary import summarize
+from vigpipe.run.summary import gather_accounts, summarize
 from vigpipe.timing.clock import read_clocks
 
 MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
@@ -117,8 +117,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     record = run_with_heartbeats(open_record, run.layout.world_size)
     events = None
     if record is not None and not strategy.sums_replicas:
-        num_bytes = resumed.replicas["events_bytes"] if resumed is not None else 0
-        events = EventsFile(folder, start_facts(run), num_bytes)
+        num_bytes = None if resumed is None else resumed.replicas["events_bytes"]
+        events = open_events(run, folder, num_bytes)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout if strategy.sums_replicas else run.layout.one_replica)
     slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
@@ -265,6 +265,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
         if timing is not None:
             summary["timing"] = timing.summary()
+        if events is not None:
+            events.finish()
         record.finish(summary)
         if timing is not None:
             write_timing(timing, run, folder, device)

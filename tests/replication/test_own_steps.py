@@ -1,7 +1,6 @@
 """Training with replicas that take steps of their own: real ranks, and one process beside."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
     """Train with one configuration after the other, as one rank.
 
     What stands under `resume` is the name of one that came before, from whose first checkpoint this
-    one goes on; with a pool in a copy of its folder.
+    one goes on, in a folder of its own.
     """
     torch.set_num_threads(1)
 
@@ -109,12 +108,7 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
         for name, config in configs.items():
             dist.barrier()  # the writer may still be busy with the run before
             if config.resume is not None:
-                earlier = folder / config.resume
-                config = replace(config, resume=str(first_checkpoint(earlier)))
-                if (
-                    name.removesuffix(" resumed") in POOLS and rank == 0
-                ):  # so that its record is there as well
-                    shutil.copytree(earlier, folder / name, dirs_exist_ok=True)
+                config = replace(config, resume=str(first_checkpoint(folder / config.resume)))
             (folder / name).mkdir(exist_ok=True, parents=True)
             dist.barrier()
             assert training.train(run_of(config), rank, CPU, folder / name) == 0
@@ -334,6 +328,7 @@ def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, t
         ({"steps": 8}, "its --steps is 7, this run's is 8"),
         ({"lr": 0.5}, "its --lr is 0.01, this run's is 0.5; give the same options, as --config"),
         ({"seed": 4}, "its --seed is 3, this run's is 4"),
+        ({"impl": "plain"}, "its --impl is fused, this run's is plain"),
     ],
 )
 def test_a_run_with_other_options_is_not_done_again(change, message, two):
@@ -344,9 +339,19 @@ def test_a_run_with_other_options_is_not_done_again(change, message, two):
 
 def test_with_other_threads_it_is_not_done_again_either(two):
     torch.set_num_threads(2)
-    with pytest.raises(InputError, match="has 1 threads, and this run 2; the numbers would differ"):
+    with pytest.raises(
+        InputError,
+        match="has 1 threads, and this run 2; the numbers would differ, so give the same",
+    ):
         training.train(run_of(replace(POOL, replay=two / "pool")), 0, CPU, two)
     torch.set_num_threads(1)
+
+
+def test_with_other_images_it_is_not_done_again_either(two):
+    run = run_of(replace(POOL, replay=two / "pool"))
+    run = replace(run, source=shortened(run.source, NUM_TRAIN, 7))
+    with pytest.raises(InputError, match="pool: has other images; the numbers would differ"):
+        training.train(run, 0, CPU, two)
 
 
 # ---- one replica ------------------------------------------------------------------------------

@@ -53,8 +53,11 @@ MAY_DIFFER = {
 _KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity")  # of tensors
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
-# Of these, what must not differ if a run is to do again what an earlier one did.
-_SAME_IN_REPLAY = {"dp", "microbatches", "steps", "epochs"}
+# Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.
+_SAME_IN_REPLAY = {
+    *("dp", "microbatches", "steps", "epochs"),
+    *("device", "impl", "compile", "cuda_graph", "tf32", "boundary", "recompute"),
+}
 
 
 def check_same_options(folder: Path, run: "Run") -> None:

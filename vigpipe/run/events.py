@@ -2,14 +2,13 @@
 
 The rows of a start come first, and again whenever the run goes on:
 
-    {"start": {"replicas": 2, "microbatches": 2, "threads": 1, "steps": 80}}
+    {"start": {"replicas": 2, "microbatches": 2, "threads": 1, "steps": 80, "images": {...}}}
 
 Rows are written when all replicas rest, with the checkpoint that they lead to.
 """
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import replacing
+from vigpipe.files.rows import RowsFile
 from vigpipe.files.untrusted import MOST_ROWS, read_bytes
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.run.facts import Run
@@ -29,46 +30,76 @@ class EventsFile:
     Args:
         folder: the folder of the run, which exists.
         start: the facts of this start, from `start_facts`.
-        num_bytes: of the earlier run's rows that count; 0 if the run is new.
+        earlier: the rows of an earlier run that this one goes on with.
 
     Raises:
         InputError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, start: Mapping[str, int], num_bytes: int = 0) -> None:
-        self._path = folder / EVENTS
+    def __init__(self, folder: Path, start: Mapping[str, Any], earlier: bytes = b"") -> None:
+        self._folder = folder
         try:
-            is_there = num_bytes and self._path.exists()  # not if the run goes on elsewhere
-            self._path.write_bytes(self._path.read_bytes()[:num_bytes] if is_there else b"")
+            with replacing(folder / EVENTS) as partial:
+                partial.write_bytes(earlier)
+            self._rows = RowsFile(folder / EVENTS)
         except OSError as error:
-            raise InputError(
-                f"{self._path}: cannot be written ({error.strerror}); make room or choose another "
-                "folder, and go on with --resume"
-            ) from error
-        self._unwritten = json.dumps({"start": dict(start)}).encode() + b"\n"
+            raise InputError(_unwritable(folder, error)) from error
+        self.add([{"start": dict(start)}])
 
-    def add(self, events: Iterable[Mapping[str, int]]) -> int:
+    def add(self, events: Iterable[Mapping[str, Any]]) -> int:
         """Append rows, and those that a full disk has refused before.
 
         Returns:
             The size of the file in bytes.
         """
-        self._unwritten += b"".join(json.dumps(event).encode() + b"\n" for event in events)
-        with contextlib.suppress(OSError), self._path.open("ab") as file:
-            file.write(self._unwritten)
-            file.flush()
-            os.fsync(file.fileno())
-            self._unwritten = b""
-        return self._path.stat().st_size
+        with contextlib.suppress(OSError):
+            self._rows.add(events)
+        return self._rows.sync()
+
+    def finish(self) -> None:
+        """Write the rows that are left, and close the file.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        try:
+            self._rows.finish()
+        except OSError as error:
+            raise InputError(_unwritable(self._folder, error)) from error
 
 
-def start_facts(run: Run) -> dict[str, int]:
+def _unwritable(folder: Path, error: OSError) -> str:
+    return (
+        f"{folder / EVENTS}: cannot be written ({error.strerror}); make room or choose another "
+        "folder, and go on with --resume"
+    )
+
+
+def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
+    """Open the record of a run, with what the run that it goes on with has left.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        num_bytes: of the earlier run's record that count; None if the run is new.
+    """
+    rows = b""
+    if num_bytes is not None and run.config.resume is not None:
+        place = Path(run.config.resume)  # the earlier run's folder, or one of its checkpoints
+        places = [folder] if run.config.resume == "auto" else [place, place.parent.parent]
+        earlier = [place / EVENTS for place in places if (place / EVENTS).is_file()]
+        rows = read_bytes(earlier[0], MOST_ROWS)[:num_bytes] if earlier else b""
+    return EventsFile(folder, start_facts(run), rows)
+
+
+def start_facts(run: Run) -> dict[str, Any]:
     """Return what must be the same for the numbers to be the same, besides the options."""
     return {
         "replicas": run.layout.num_replicas,
         "microbatches": run.layout.num_microbatches,
         "threads": torch.get_num_threads(),
         "steps": run.num_steps,
+        "images": run.fingerprint,
     }
 
 
@@ -104,9 +135,11 @@ def read_events(folder: Path, run: Run) -> list[Recorded]:
         for name, value in now.items():
             before = row["start"].get(name) if isinstance(row["start"], dict) else None
             if before != value:
+                facts = "other images" if name == "images" else f"{before} {name}"
+                ours = "" if name == "images" else f", and this run {value}"
                 raise InputError(
-                    f"--replay {folder}: has {before} {name}, and this run {value}; the numbers "
-                    f"would differ, so give as many"
+                    f"--replay {folder}: has {facts}{ours}; the numbers would differ, so give the "
+                    "same"
                 )
     if not num_starts or not events:
         raise InputError(f"{path}: has no events; give a run that has come to a checkpoint")

@@ -1,9 +1,7 @@
 """Write the files of a run: config.toml, metrics.jsonl, summary.json; and tell its tracker."""
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from vigpipe.config.choices import Track
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
+from vigpipe.files.rows import RowsFile
 from vigpipe.run.folder import METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
 
@@ -47,8 +46,7 @@ class RunRecord:
     ) -> None:
         self.folder, self._log = folder, log
         self._path = folder / METRICS
-        self._unwritten = b""  # rows that the kernel has not taken yet
-        self._is_full = False
+        self._is_full = self._is_closed = False
         self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0  # of the epoch's steps so far
         kept: list[tuple[bytes, dict[str, Any]]] = []  # rows of the run that this one continues
         try:
@@ -56,7 +54,7 @@ class RunRecord:
             if self._path.exists():
                 kept = list(_rows_up_to(self._path.read_bytes()[:num_bytes], steps_done))
                 write_atomically(self._path, b"".join(line for line, _ in kept).decode("utf-8"))
-            self._metrics = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._metrics = RowsFile(self._path)
         except OSError as error:
             raise InputError(_unwritable(folder, error)) from error
         for _, row in kept:
@@ -68,11 +66,8 @@ class RunRecord:
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
         """Append one row to metrics.jsonl; the kernel has it when this returns."""
-        self._unwritten += json.dumps(row).encode() + b"\n"
         try:
-            while self._unwritten:
-                num_bytes = os.write(self._metrics, self._unwritten)
-                self._unwritten = self._unwritten[num_bytes:]
+            self._metrics.add([row])
             self._is_full = False
         except OSError as error:
             if not self._is_full:
@@ -164,15 +159,13 @@ class RunRecord:
         Returns:
             The size of the file in bytes.
         """
-        with contextlib.suppress(OSError):
-            os.fsync(self._metrics)
-        return os.fstat(self._metrics).st_size
+        return self._metrics.sync()
 
     def close(self) -> None:
         """Close metrics.jsonl, after the last row or when the run fails."""
-        if self._metrics >= 0:
-            os.close(self._metrics)
-            self._metrics = -1
+        self._metrics.close()
+        if not self._is_closed:
+            self._is_closed = True
             self._tell_tracker(lambda tracker: tracker.close())
 
     def _tell_tracker(self, tell: Callable[[Tracker], None]) -> None:
@@ -197,9 +190,7 @@ class RunRecord:
         """
         self.close()
         try:
-            if self._unwritten:
-                with self._path.open("ab") as file:
-                    file.write(self._unwritten)
+            self._metrics.finish()
             text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
             write_atomically(self.folder / SUMMARY, text)
         except OSError as error:

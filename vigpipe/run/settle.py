@@ -1,7 +1,5 @@
 """Decide at the end of a run what is kept of replicas that differ (--final)."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -110,16 +108,3 @@ def _estimate_statistics(rank_state: RankState) -> int:
         moments.append(by_replica.view(-1, *taken.shape[1:]))
     statistics.update(torch.cat(moments), momentum=1.0)
     return num_batches
-
-
-def gather_accounts(rank_state: RankState) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted; all of them call this.
-
-    Returns:
-        The accounts of the ranks of each replica, first rank first.
-    """
-    layout = rank_state.run.layout
-    own = dict(rank_state.strategy.account())
-    by_rank = all_gather_values(own, layout.world_size)
-    size = layout.pipeline_size
-    return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vigpipe.launch.device import hardware, peak_bytes
+from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import summarize_replicas
 from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
@@ -52,3 +53,16 @@ def summarize(
         "wall_seconds": time.perf_counter() - started,
         **provenance(),
     }
+
+
+def gather_accounts(rank_state: RankState) -> list[list[dict[str, Any]]]:
+    """Gather what all ranks have counted; all of them call this.
+
+    Returns:
+        The accounts of the ranks of each replica, first rank first.
+    """
+    layout = rank_state.run.layout
+    own = dict(rank_state.strategy.account())
+    by_rank = all_gather_values(own, layout.world_size)
+    size = layout.pipeline_size
+    return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]

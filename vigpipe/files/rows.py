@@ -1,0 +1,57 @@
+"""Append rows of JSON to a file, one a line, while a run goes on."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class RowsFile:
+    """A file of rows that grows. Rows that a full disk refuses are kept, and written with others.
+
+    Args:
+        path: the file; it is made if it is not there.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._unwritten = path, b""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows; the kernel has them when this returns.
+
+        Raises:
+            OSError: they cannot be written now.
+        """
+        self._unwritten += b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+
+    def sync(self) -> int:
+        """Force the rows to disk, and return the size of the file in bytes."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+        return os.fstat(self._file).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def finish(self) -> None:
+        """Close the file, with the rows that are left.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        self.close()
+        if self._unwritten:
+            with self._path.open("ab") as file:
+                file.write(self._unwritten)
+            self._unwritten = b""
