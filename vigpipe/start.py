@@ -132,8 +132,19 @@ def _run(
     is_planned = config.stages == "auto"
     if is_planned:
         config = replace(config, stages=_largest_pipeline(config, launch))
-    run = prepare(config, weight_dtype(config.dtype))
+    # A launcher's own ranks are all on this host.
+    on_host = None if launch.launcher == "alone" else launch.local_world_size
+    run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host)
     world_size = run.layout.world_size
+    teams = {}
+    if run.config.gossip_between == "hosts":
+        teams = {"ranks on a host": launch.local_world_size}
+        if launch.local_rank != launch.rank % launch.local_world_size:
+            raise InputError(
+                f"--gossip-between hosts: expected neighbouring ranks on a host, and rank "
+                f"{launch.rank} is number {launch.local_rank} of {launch.local_world_size} on "
+                "its host; start them with srun --distribution=block"
+            )
     # With a single Slurm task, this process is the only rank; it does not start others.
     is_given = launch.launcher in ("srun", "torchrun") or "SLURM_STEP_NUM_TASKS" in os.environ
     if config.elastic and is_given and launch.launcher != "local":
@@ -175,13 +186,14 @@ def _run(
                 "options": as_toml(config),
                 "data": run.fingerprint,
                 "software": provenance()["versions"],
+                "hosts": teams,
             },
             world_size,
         )
     if writes and folder not in failures:
         failures.append(folder)
     if config.skip_bad_images:
-        run = prepare(config, run.dtype, _bad_images(run, launch.rank))
+        run = prepare(config, run.dtype, _bad_images(run, launch.rank), on_host)
     if is_planned and run.layout.pipeline_size > 1:
         run = resolve_name(PLANNER)(run, launch.rank, device, folder)
     return work(run, launch.rank, device, folder) or DONE

@@ -120,7 +120,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         num_bytes = None if resumed is None else resumed.replicas["events_bytes"]
         events = open_events(run, folder, num_bytes)
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
-    stragglers = Stragglers(run.layout if strategy.sums_replicas else run.layout.one_replica)
+    stragglers = Stragglers(run.layout.one_team)
     slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 

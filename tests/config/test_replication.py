@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
+from vigpipe.run.facts import prepare
 
 PERIODIC = TrainConfig(strategy="periodic", dp=2)
 GOSSIP = TrainConfig(strategy="gossip", dp=3)
@@ -51,6 +53,7 @@ def test_options_that_are_resolved_stay_as_they_are(config):
         (replace(PERIODIC, final="best"), "--final best: the validation images choose"),
         (replace(PERIODIC, timing=True), "--timing: accounts for steps"),
         (TrainConfig(pairs="any"), "--pairs any: says how"),
+        (replace(PERIODIC, gossip_between="hosts"), "--gossip-between hosts: is for --strategy"),
         (replace(PERIODIC, answer="item"), "--answer item: is for --strategy gossip"),
         (replace(GOSSIP, average="outer"), "--average outer: needs the mean of all replicas"),
         (replace(GOSSIP, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
@@ -62,3 +65,23 @@ def test_options_that_are_resolved_stay_as_they_are(config):
 def test_what_does_not_go_together_is_refused(config, message):
     with pytest.raises(InputError, match=message):
         with_replication_defaults(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "on_host", "message"),
+    [
+        ({"dp": 3, "stages": 2}, 3, "a host has 3 of 6 ranks, with --stages 2; start a multiple"),
+        ({"dp": 3}, 2, "expected the same number of whole replicas on every host"),
+        ({"dp": 6, "pairs": "sets"}, 2, "their number must be even, and there are 3"),
+    ],
+)
+def test_hosts_with_unequal_replicas_are_refused(changed, on_host, message):
+    config = replace(GOSSIP, gossip_between="hosts", batch_size=12, **changed)
+    with pytest.raises(InputError, match=message):
+        prepare(config, torch.float32, ranks_on_host=on_host)
+
+
+def test_one_host_says_that_nothing_is_averaged():
+    run = prepare(replace(GOSSIP, gossip_between="hosts", batch_size=12), torch.float32)
+    assert run.layout.num_teams == 1
+    assert "--strategy gossip: there is one host, so nothing is averaged" in run.notes

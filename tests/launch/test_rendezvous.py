@@ -183,11 +183,11 @@ def meet_over_two_backends(rank: int, world_size: int, folder: Path):
     place = (rank, world_size, rank, world_size, "local", (folder / "again").as_uri(), "again")
     backend = device.backend(torch.device("cuda")).replace("nccl", "fake")
     rendezvous.init_process_group(Launch(*place), backend, 20)
-    pipeline_group, replica_group = make_groups(Layout(2, num_replicas=2), 20)
+    groups = make_groups(Layout(2, num_replicas=2), 20)
     total = torch.tensor(float(rank))
-    dist.all_reduce(total, group=pipeline_group)
+    dist.all_reduce(total, group=groups.pipeline)
     gathered: list[object] = [None] * 2
-    dist.all_gather_object(gathered, f"rank {rank}", group=replica_group)
+    dist.all_gather_object(gathered, f"rank {rank}", group=groups.replicas)
     dist.barrier()
     names = [name for name in os.environ if "NCCL" in name or "GLOO" in name]
     return (

@@ -51,9 +51,21 @@ def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, 
 
 
 def place_of(rank, world_size, layout):
-    pipeline_group, replica_group = make_groups(layout, 5.0)
-    members = [dist.get_process_group_ranks(group) for group in (pipeline_group, replica_group)]
-    return replica_group.rank(), pipeline_group.rank(), members
+    groups = make_groups(layout, 5.0)
+    assert groups.replicas is not None
+    assert groups.pipeline is not None
+    return groups.replicas.rank(), groups.pipeline.rank(), members_of(groups)
+
+
+def members_of(groups):
+    named = groups._asdict().items()
+    return {name: dist.get_process_group_ranks(g) for name, g in named if g is not None}
+
+
+def members_in_teams(rank, world_size):
+    """Four replicas of one stage, in two teams; and two of two stages, each a team."""
+    four, two = Layout(1, 1, 4, num_teams=2), Layout(2, 2, 2, num_teams=2)
+    return [members_of(make_groups(layout, 5.0)) for layout in (four, two)]
 
 
 @pytest.mark.multiprocess
@@ -61,7 +73,17 @@ def test_the_groups_agree_with_the_layout():
     layout = Layout(2, 2, 2)
     members = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
     for rank, place in enumerate(run_ranks(place_of, 4, layout)):
-        assert place == (layout.replica_index(rank), layout.pipeline_rank(rank), [*members[rank]])
+        pipeline, replicas = members[rank]
+        together = {"pipeline": pipeline, "replicas": replicas, "summed": replicas}
+        assert place == (layout.replica_index(rank), layout.pipeline_rank(rank), together)
+
+
+@pytest.mark.multiprocess
+def test_a_team_adds_up_by_itself_and_meets_the_others_place_by_place():
+    for rank, (four, two) in enumerate(run_ranks(members_in_teams, 4)):
+        team, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        assert four == {"replicas": [0, 1, 2, 3], "summed": team, "between": across, "team": team}
+        assert two == {"pipeline": team, "replicas": across, "between": across, "team": team}
 
 
 def wait_for_nobody(rank, world_size):
@@ -71,7 +93,7 @@ def wait_for_nobody(rank, world_size):
         return None
     began = time.monotonic()
     with pytest.raises(RuntimeError) as caught:  # a peer that is silent, or one that has given up
-        dist.all_reduce(torch.zeros(1), group=groups[rank == 1])
+        dist.all_reduce(torch.zeros(1), group=groups.replicas if rank == 1 else groups.pipeline)
     assert is_lost_peer(caught.value)
     seconds = time.monotonic() - began
     dist.distributed_c10d._get_default_store().set(str(rank), "has given up")

@@ -65,6 +65,16 @@ ON_TWO = {
     "synchronous": EXACT,
     "not finite": replace(GRADIENTS, average_every=1, on_nan="skip"),
 }
+ON_HOSTS = replace(
+    EXACT,
+    dp=4,
+    strategy="gossip",
+    gossip_between="hosts",
+    average_every=2,
+    items="pool",
+    checkpoint_every=2,
+)
+HOSTS = {"hosts": ON_HOSTS, "hosts of gradients": replace(ON_HOSTS, average="gradients")}
 ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "outer", "gradients")}
 # What these do depends on the time that things take.
 POOLS = ["pool", "pool of gradients", "gossip", "gossip of gradients"]
@@ -80,8 +90,9 @@ BAD_ITEM = 5
 
 
 def run_of(config: TrainConfig) -> Run:
+    """Two ranks share a host, where that matters."""
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    run = prepare(config, dtype)
+    run = prepare(config, dtype, ranks_on_host=2)
     source = shortened(run.source, NUM_TRAIN, 8)
     if source.validation is not None:
         source = replace(source, validation=FirstOf(source.validation, 20))
@@ -140,7 +151,11 @@ def four(two, tmp_path_factory) -> Path:
         name: replace(ON_TWO[name.removesuffix(" resumed")], stages=2, replay=two / name)
         for name in AGAIN
     }
-    run_ranks(train_all, 4, folder, ON_FOUR | resumed | again, timeout=GUARD)
+    hosts = HOSTS | {
+        "hosts resumed": replace(HOSTS["hosts"], resume="hosts"),
+        "hosts again": replace(HOSTS["hosts"], replay=folder / "hosts resumed"),
+    }
+    run_ranks(train_all, 4, folder, ON_FOUR | resumed | again | hosts, timeout=GUARD)
     return folder
 
 
@@ -153,10 +168,10 @@ def replicas(folder: Path) -> list[dict[str, Tensor]]:
     """The tensors of each replica after the last step, before one is made of all."""
     found: dict[int, dict[str, Tensor]] = {}
     for path in (folder / "checkpoints" / f"step-{NUM_STEPS:08d}").glob("*.safetensors"):
-        replica = int(path.stem[-1])
         for name, tensor in load_file(path).items():
-            of = found.setdefault(replica, {})
-            of[name.removeprefix(f"replica{replica}/")] = tensor
+            prefix = name.partition("/")[0]  # of all but the first replica
+            replica = int(prefix[7:]) if prefix.startswith("replica") else 0
+            found.setdefault(replica, {})[name.removeprefix(f"replica{replica}/")] = tensor
     return [found[replica] for replica in sorted(found)]
 
 
@@ -203,6 +218,25 @@ def test_three_replicas_gossip_as_one_process_does_with_the_models_in_turn(name,
         assert_equal({n: t for n, t in actual.items() if n.startswith("model/")}, model)
     recorded = read_events(three / name, run_of(ON_THREE[name]))
     assert {pair.partner for of in recorded for pair in of.pairs} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_two_hosts_of_two_replicas_gossip_as_two_models_with_all_their_images_do(name, four):
+    """The sums of a host have another order than those of one process."""
+    expected = in_turn(HOSTS[name], four / name)
+    for actual, model in zip(replicas(four / name), expected, strict=True):
+        for tensor in model:
+            torch.testing.assert_close(actual[tensor], model[tensor], rtol=0, atol=1e-10)
+
+
+def test_a_run_of_two_hosts_goes_on_and_is_done_again(four):
+    for actual, expected in zip(
+        replicas(four / "hosts again"), replicas(four / "hosts resumed"), strict=True
+    ):
+        assert_equal(actual, expected)
+    assert_equal(kept(four / "hosts again"), kept(four / "hosts resumed"))
+    summary = json.loads((four / "hosts" / "summary.json").read_text())["replicas"]
+    assert sum(host["items"] for host in summary["each"]) == 2 * NUM_STEPS
 
 
 @pytest.mark.parametrize("name", ON_FOUR)

@@ -103,13 +103,11 @@ class Checkpoints:
         layout = self.rank_state.run.layout
         run_with_heartbeats(self._saver.finish, layout.world_size)
         rank_state, strategy = self.rank_state, self.rank_state.strategy
-        state, replica_index = named_tensors(rank_state), rank_state.replica_index
-        if strategy.sums_replicas:
-            share = share_of(state, replica_index, layout.num_replicas)
-            replicas = {}
-        else:
-            prefix = replica_prefix(replica_index)
-            share = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+        team, of_team = divmod(rank_state.replica_index, layout.team_size)
+        own = share_of(named_tensors(rank_state), of_team, layout.team_size)
+        share = {f"{replica_prefix(team)}{name}": tensor for name, tensor in own.items()}
+        replicas = {}
+        if not strategy.sums_replicas:
             sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}
             replicas = {"progress": strategy.progress(), **sizes}
         self._saver.save(replace(self._manifest(loss, evaluated), replicas=replicas), share)

@@ -243,10 +243,11 @@ def _check_replicas(manifest: Manifest, run: "Run", where: Path) -> None:
         return
     taken = manifest.replicas["progress"].get("taken")
     num_before = len(taken) if isinstance(taken, list) else 0
-    if num_before != run.layout.num_replicas:
+    if num_before != run.layout.num_teams:
+        each = "replicas" if run.layout.team_size == 1 else "hosts with replicas"
         raise InputError(
-            f"--resume {where}: has {num_before} replicas, each with weights of its own, and --dp "
-            f"is {run.layout.num_replicas}; give --dp {num_before}"
+            f"--resume {where}: has weights of {num_before} {each}, and this run has "
+            f"{run.layout.num_teams}; start as many"
         )
 
 
@@ -271,7 +272,8 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    prefix = replica_prefix(rank_state.replica_index) if manifest.replicas else ""
+    layout = rank_state.run.layout
+    prefix = replica_prefix(rank_state.replica_index // layout.team_size)
     available = {name.removeprefix(prefix) for name in file_of if name.startswith(prefix)}
     needed = [f"{prefix}{name}" for name in needed_tensors(rank_state, available)]
     found = read_tensors(checkpoint, file_of, needed)

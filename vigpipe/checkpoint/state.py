@@ -51,9 +51,9 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     return tensors | dict(rank_state.strategy.tensors())
 
 
-def replica_prefix(replica_index: int) -> str:
-    """Return what the names of a replica's tensors begin with, if it has a state of its own."""
-    return f"replica{replica_index}/" if replica_index else ""
+def replica_prefix(team: int) -> str:
+    """Return what the names of a team's tensors begin with; most often it is a single replica."""
+    return f"replica{team}/" if team else ""
 
 
 def share_of(

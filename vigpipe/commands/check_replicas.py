@@ -21,6 +21,7 @@ from vigpipe.commands.differences import Compared, Kinds, compare
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
 from vigpipe.parallel.agreement import Peers, all_gather_values
+from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.strategy import AverageWeights, Outcome, TakeItem
 from vigpipe.replication.synchronous import Synchronous
@@ -56,11 +57,14 @@ def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) 
         return None
     reference = InTurn(run, recorded, device).carry_out()
     num_averages = sum(len(of.pairs) for of in recorded) // 2 + len(recorded[0].averages)
+    models = f"{layout.num_teams} unsplit model{'s' * (layout.num_teams > 1)}"
     against = (
-        f"against {layout.num_replicas} unsplit models in one process, which did in turn what the "
-        f"replicas had done: {num_steps * layout.num_replicas} items, {num_averages} averages"
+        f"against {models} in one process, which did in turn what the replicas had done: "
+        f"{num_steps * layout.num_teams} items, {num_averages} averages"
     )
-    exact = layout.schedule != "loopedbfs" and device.type == "cpu"
+    # The replicas of a host add their gradients up, in an order that a single process has not.
+    is_alone = layout.team_size == 1
+    exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
     return Compared(compare(_merged(traces), _merged(reference)), against, exact)
 
 
@@ -113,13 +117,14 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     events = all_gather_values(strategy.take_events(), layout.world_size)
     strategy.close()
     rank_state.job.close()
-    recorded = collect(chain.from_iterable(events), layout.num_replicas)
+    recorded = collect(chain.from_iterable(events), layout.num_teams)
     own = _trace_of(rank_state, losses)
     if own is None or rank_state.replica_group is None:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None
     dist.gather_object(own, traces, group=rank_state.replica_group, group_dst=0)
-    return traces, recorded
+    # The replicas of a team are equal.
+    return None if traces is None else traces[:: layout.team_size], recorded
 
 
 def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:
@@ -265,7 +270,9 @@ class InTurn:
     def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
         self._config, num_replicas = run.config, len(recorded)
         self._in_step = self._config.average == "gradients"
-        layout = replace(run.layout, pipeline_size=1, schedule="gpipe", virtual_stages=1)
+        # A model does by itself what a team of replicas does together.
+        num_microbatches = run.layout.team_size * run.layout.num_microbatches
+        layout = Layout(1, num_microbatches, num_replicas, num_teams=num_replicas)
         run = replace(run.unsplit(), layout=layout)
         self.models: list[Model] = []
         for replica, of in enumerate(recorded):

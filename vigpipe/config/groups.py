@@ -22,7 +22,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Replicas": (
         *("dp", "sync", "elastic", "strategy", "average_every", "average"),
-        *("outer_lr", "outer_momentum", "pairs", "answer", "items", "final", "replay"),
+        *(
+            "outer_lr",
+            "outer_momentum",
+            "pairs",
+            "answer",
+            "gossip_between",
+            "items",
+            "final",
+            "replay",
+        ),
     ),
     "Checkpoints": (
         *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),

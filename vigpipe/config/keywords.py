@@ -56,6 +56,7 @@ class TrainKeywords(TypedDict, total=False):
     outer_momentum: float | None
     pairs: choices.Pairs | None
     answer: choices.Answer | None
+    gossip_between: choices.Between | None
     items: choices.Items | None
     final: choices.Final | None
     replay: Path | str | None

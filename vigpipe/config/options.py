@@ -9,6 +9,7 @@ from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.choices import (
     Answer,
     Average,
+    Between,
     Boundary,
     Compat,
     Device,
@@ -120,6 +121,8 @@ class TrainConfig:
             or sets, where even replicas draw odd ones.
         answer: with gossip, when a replica comes that was drawn: after its next item, the default,
             or when its own interval is over, as published.
+        gossip_between: with gossip, what the pairs are made of: replicas, the default; or hosts,
+            where all replicas of a host take every step together, with the sum of their gradients.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
             free; by default fixed.
         replay: folder of an earlier run with these options, whose replicas are to take the same
@@ -239,6 +242,7 @@ class TrainConfig:
     outer_momentum: float | None = None
     pairs: Pairs | None = None
     answer: Answer | None = None
+    gossip_between: Between | None = None
     items: Items | None = None
     final: Final | None = None
     replay: Path | None = None

@@ -8,7 +8,7 @@ from vigpipe.errors import InputError
 # What a strategy other than synchronous takes if the user does not say otherwise.
 _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
-_GOSSIP = {"pairs": "any", "answer": "item"}
+_GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -88,7 +88,7 @@ def _check_gossip(config: TrainConfig) -> None:
             "time are averaged; choose --average weights, or --strategy periodic"
         )
     if config.pairs == "sets":
-        if config.dp % 2:
+        if config.dp % 2 and config.gossip_between != "hosts":
             raise InputError(
                 f"--pairs sets: even replicas draw odd ones, so their number must be even, and "
                 f"--dp is {config.dp}; choose --pairs any, or another --dp"

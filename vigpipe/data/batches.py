@@ -75,8 +75,8 @@ class ReplicaBatch:
 
     Attributes:
         step: index of the step.
-        num_samples: samples that the loss is the mean of: those of the whole step, over all
-            replicas, unless the replicas take steps of their own.
+        num_samples: samples that the loss is the mean of: those of the step, over all replicas that
+            take it together.
         sizes: number of this replica's samples in each of its M micro-batches; padding, which comes
             last in a micro-batch, is not counted.
         keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is

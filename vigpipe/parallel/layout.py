@@ -5,11 +5,17 @@ Two replicas of three stages; one pipeline sits on neighbouring ranks:
                  stage 0   stage 1   stage 2
     replica 0    rank 0    rank 1    rank 2
     replica 1    rank 3    rank 4    rank 5
+
+A team is the replicas that take every step together. By default all of them are one team. Where
+replicas take steps of their own, each is a team, or those of a host are.
 """
 
+import math
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule, check_degrees
@@ -29,6 +35,7 @@ class Layout:
         schedule: order in which a rank takes its forwards and backwards.
         virtual_stages: V, stages each rank holds; more than 1 only with a schedule in
             `vigpipe.schedules.VIRTUAL`.
+        num_teams: number of teams, each of as many neighbouring replicas.
 
     Raises:
         InputError: a degree is below 1, or the schedule cannot run with these degrees.
@@ -39,6 +46,7 @@ class Layout:
     num_replicas: int = 1
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
+    num_teams: int = 1
 
     def __post_init__(self) -> None:
         for flag, degree in (
@@ -66,9 +74,19 @@ class Layout:
         return self.pipeline_size * self.num_replicas
 
     @property
+    def team_size(self) -> int:
+        """Number of replicas of a team."""
+        return self.num_replicas // self.num_teams
+
+    @property
+    def one_team(self) -> "Layout":
+        """The layout of a single team of this kind."""
+        return replace(self, num_replicas=self.team_size, num_teams=1)
+
+    @property
     def one_replica(self) -> "Layout":
         """The layout of a single pipeline of this kind."""
-        return replace(self, num_replicas=1)
+        return replace(self, num_replicas=1, num_teams=1)
 
     def replica_index(self, rank: int) -> int:
         """Return the index of the replica that a rank belongs to."""
@@ -105,7 +123,25 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
-def make_groups(layout: Layout, timeout_seconds: float) -> "tuple[ProcessGroup, ProcessGroup]":
+class Groups(NamedTuple):
+    """The process groups of a rank; None where it is alone.
+
+    Attributes:
+        pipeline: the ranks of its pipeline.
+        replicas: the ranks that hold the same stages, of all replicas.
+        summed: of these, the ones in its team, which add their gradients up.
+        between: of these, the ones with its place in each team.
+        team: all ranks of its team; also None if they are all of the run.
+    """
+
+    pipeline: "ProcessGroup | None" = None
+    replicas: "ProcessGroup | None" = None
+    summed: "ProcessGroup | None" = None
+    between: "ProcessGroup | None" = None
+    team: "ProcessGroup | None" = None
+
+
+def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
     """Make the process groups of this rank; all ranks call this together.
 
     The groups of torch's `init_device_mesh` would wait half an hour for a silent peer.
@@ -113,16 +149,24 @@ def make_groups(layout: Layout, timeout_seconds: float) -> "tuple[ProcessGroup, 
     Args:
         layout: the degrees.
         timeout_seconds: time after which a collective or a message in these groups gives up.
-
-    Returns:
-        The ranks of this rank's pipeline, and the ranks that hold the same stages as this one.
     """
     import torch.distributed as dist
 
+    shape = layout.num_teams, layout.team_size, layout.pipeline_size
+    grid = np.arange(layout.world_size).reshape(shape)
     timeout = timedelta(seconds=timeout_seconds)
-    ranks = range(layout.world_size)
-    pipelines = [[*range(r, r + layout.pipeline_size)] for r in ranks[:: layout.pipeline_size]]
-    replicas = [[*ranks[stage :: layout.pipeline_size]] for stage in range(layout.pipeline_size)]
-    pipeline_group: Any = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)[0]
-    replica_group: Any = dist.new_subgroups_by_enumeration(replicas, timeout=timeout)[0]
-    return pipeline_group, replica_group
+    made: dict[str, Any] = {}  # every grouping of the ranks is made once
+
+    def make(*axes: int) -> Any:  # noqa: ANN401 - of a type of torch's
+        """Group the ranks that differ in nothing but their place along some axes of the grid."""
+        size = math.prod(shape[axis] for axis in axes)
+        if size == 1:
+            return None
+        rows = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
+        if str(rows) not in made:
+            made[str(rows)] = dist.new_subgroups_by_enumeration(rows, timeout=timeout)[0]
+        return made[str(rows)]
+
+    pipeline, replicas, summed, between = make(2), make(0, 1), make(1), make(0)
+    team = make(1, 2) if layout.num_teams > 1 else None
+    return Groups(pipeline, replicas, summed, between, team)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from vigpipe.config.options import TrainConfig
-from vigpipe.parallel.agreement import Peers
 from vigpipe.replication.course import Course
 from vigpipe.replication.gossip import Gossip
 from vigpipe.replication.own_steps import Weights
@@ -31,6 +30,6 @@ def make_strategy(
         recorded: what each replica is to do again; None if it is free.
     """
     if options.strategy == "synchronous":
-        return Synchronous(course, place.replica_index, Peers(place.num_ranks))
+        return Synchronous(course, place.of_team, place.peers)
     own_steps = {"periodic": Periodic, "gossip": Gossip}[options.strategy]
     return own_steps(options, course, place, weights, recorded)

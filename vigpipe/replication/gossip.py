@@ -184,7 +184,7 @@ class Gossip(OwnSteps):
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         return GossipMember(
             table,
-            self._place.replica_index,
+            self._place.team,
             self._rules,
             recorded,
             in_sets=self._in_sets,
@@ -199,5 +199,5 @@ class Gossip(OwnSteps):
         """
         if self._partner == ALL:
             return 0
-        larger = self._place.replica_index < self._partner
+        larger = self._place.team < self._partner
         return (int(total) + larger) // 2

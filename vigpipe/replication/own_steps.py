@@ -1,16 +1,18 @@
 """What strategies have in common whose replicas take steps of their own, and are averaged at times.
 
 The first rank of a replica decides (`decide`), with what it knows of the others from the table, and
-the ranks of its pipeline follow. Averages weigh by samples: gradients by those of the item, weights
-by those that a replica was trained on. BatchNorm's running statistics are averaged with the
-weights; with gradients, the moments of those who are averaged are pooled. The optimizer's state
-stays with the replica.
+the ranks of its pipeline follow. With --gossip-between hosts, all replicas of a host take every
+step together, and whatever is said here of a replica holds for such a team.
+
+Averages weigh by samples: gradients by those of the item, weights by those that a replica was
+trained on. BatchNorm's running statistics are averaged with the weights; with gradients, the
+moments of those who are averaged are pooled. The optimizer's state stays with the replica.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,11 +118,12 @@ class OwnSteps:
         recorded: Sequence[Recorded] | None = None,
     ) -> None:
         assert options.average_every is not None
-        self.peers, self._course, self._place = place.peers, course, place
+        self.peers, self._whole_course, self._place = place.peers, course, place
+        self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
         gradients, from_pool = options.average == "gradients", options.items == "pool"
         self._rules = Rules(course, options.average_every, gradients, from_pool)
         self._weights, self._recorded = weights, recorded
-        self._exchange = Exchange(place.replica_group)
+        self._exchange = Exchange(place.between)
         self._store = place.open_store()
         self._first = new_table(course.num_replicas)
         self._member: Member | None = None  # on the first rank of the pipeline, once it runs
@@ -152,7 +155,7 @@ class OwnSteps:
     def restore(self, progress: Mapping[str, Any]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already."""
         self._first = resumed_table(progress, self._course.num_replicas)
-        self._samples = self._first.samples[self._place.replica_index]
+        self._samples = self._first.samples[self._place.team]
 
     def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
         """Yield what this replica does; the same on all ranks of its pipeline."""
@@ -162,7 +165,7 @@ class OwnSteps:
             kind, number = self._decisions.next()
             if kind is Kind.TAKE:
                 began, idle_before = time.perf_counter(), self._idle_seconds
-                yield TakeItem(number, ahead=self._ahead(number))
+                yield TakeItem(*self._own_share(number))
                 idle = self._idle_seconds - idle_before
                 self._busy_seconds += time.perf_counter() - began - idle
                 self._num_items += self._new_samples is not None
@@ -184,22 +187,24 @@ class OwnSteps:
             yield Rest(self._course.num_steps, stop=False)
 
     def _decide(self) -> Iterator[Decision | None]:
-        index = self._place.replica_index
+        index = self._place.team
         recorded = None if self._recorded is None else self._recorded[index]
         self._member = self._make_member(SharedTable(self._store, self._first, index), recorded)
         return decide(self._member, evaluates=index == 0)
 
     def _watch(self) -> Callable[[], None]:
         place, num_replicas = self._place, self._course.num_replicas
-        alive = Alive(self._store, place.replica_index, num_replicas, place.timeout_seconds)
+        alive = Alive(self._store, place.team, num_replicas, place.timeout_seconds)
         self._alive = alive
         return alive.check
 
-    def _ahead(self, item: int) -> Sequence[int]:
-        if self._rules.from_pool or self._recorded is not None:
-            return ()
-        step, share = divmod(item, self._course.num_replicas)
-        return self._course.items(step, self._course.next_evaluation(step), share)[1:]
+    def _own_share(self, item: int) -> tuple[int, bool, Sequence[int]]:
+        """Return what this rank computes of an item of its team: the arguments of `TakeItem`."""
+        step, team = divmod(item, self._course.num_replicas)
+        share = team * self._place.team_size + self._place.of_team
+        own, *ahead = self._whole_course.items(step, self._course.next_evaluation(step), share)
+        is_known = not self._rules.from_pool and self._recorded is None
+        return own, False, ahead if is_known else ()
 
     def combine_gradients(
         self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int

@@ -111,7 +111,7 @@ class Periodic(OwnSteps):
             self._outer = Outer(weights.parameters, options.outer_lr, options.outer_momentum)
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        return PeriodicMember(table, self._place.replica_index, self._rules, recorded)
+        return PeriodicMember(table, self._place.team, self._rules, recorded)
 
     def _apply(self, means: list[Tensor]) -> list[Tensor]:
         if self._outer is None:

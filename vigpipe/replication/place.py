@@ -14,22 +14,27 @@ class Place:
     """A rank's place.
 
     Attributes:
-        replica_index: the replica that it belongs to.
-        is_first: whether it is the first rank of its pipeline, which decides for all of them.
-        peers: the ranks of its pipeline.
-        num_ranks: number of ranks of all pipelines.
-        replica_group: the ranks with the same stages; None if there is one replica.
+        team: the team that it belongs to: the replicas that take every step together. Where
+            replicas take steps of their own, each is a team, unless a host is one.
+        of_team: which of its team's replicas it belongs to.
+        team_size: number of replicas of a team.
+        is_first: whether it is the first rank of its team, which decides for all of them.
+        peers: the ranks of its team.
+        num_ranks: number of ranks of all teams.
+        between: the ranks with the same stages and place in each team; None if there is one team.
         open_store: returns a section of the store where all ranks have met, the same one on all of
             them; they call it together.
         timeout_seconds: how long it waits for a silent peer.
-        num_moments: length of what its BatchNorms report of a step, see `model.norm`.
+        num_moments: length of what its team's BatchNorms report of a step, see `model.norm`.
     """
 
-    replica_index: int
+    team: int
+    of_team: int
+    team_size: int
     is_first: bool
     peers: Peers
     num_ranks: int
-    replica_group: dist.ProcessGroup | None
+    between: dist.ProcessGroup | None
     open_store: Callable[[], Any]
     timeout_seconds: float
     num_moments: int

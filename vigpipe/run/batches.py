@@ -19,8 +19,12 @@ def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
     began = time.perf_counter()
     batch = rank_state.job.batch(turn.item, turn.ahead)
     rank_state.data_seconds = time.perf_counter() - began
-    if not rank_state.strategy.sums_replicas:
-        batch = replace(batch, num_samples=sum(batch.sizes))
+    run, layout = rank_state.run, rank_state.run.layout
+    if layout.num_teams > 1:
+        first = turn.item % layout.num_replicas // layout.team_size * layout.team_size
+        of_team = range(first, first + layout.team_size)
+        samples = (sum(run.share(share).sizes(batch.num_samples)) for share in of_team)
+        batch = replace(batch, num_samples=sum(samples))
     return batch
 
 

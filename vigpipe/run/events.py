@@ -95,7 +95,7 @@ def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
 def start_facts(run: Run) -> dict[str, Any]:
     """Return what must be the same for the numbers to be the same, besides the options."""
     return {
-        "replicas": run.layout.num_replicas,
+        "replicas": run.layout.num_teams,
         "microbatches": run.layout.num_microbatches,
         "threads": torch.get_num_threads(),
         "steps": run.num_steps,
@@ -144,6 +144,6 @@ def read_events(folder: Path, run: Run) -> list[Recorded]:
     if not num_starts or not events:
         raise InputError(f"{path}: has no events; give a run that has come to a checkpoint")
     try:
-        return collect(events, run.layout.num_replicas)
+        return collect(events, run.layout.num_teams)
     except ValueError as error:
         raise InputError(f"{path}: {error}; give a run whose record is whole") from error

@@ -197,6 +197,7 @@ def prepare(
     config: TrainConfig,
     dtype: torch.dtype,
     bad_images: frozenset[ImageId] = frozenset(),
+    ranks_on_host: int | None = None,
 ) -> Run:
     """Decide the facts of a run from its options, and check them together.
 
@@ -204,6 +205,7 @@ def prepare(
         config: the options as the user gave them.
         dtype: dtype of the weights.
         bad_images: images to leave out.
+        ranks_on_host: how many ranks share a host; None if all of them do.
 
     Raises:
         InputError: an option is unknown, missing or out of range, or options contradict one
@@ -250,6 +252,7 @@ def prepare(
         assert config.stages != "auto", "start.run_on_ranks decides how many"
         plan, pipeline_size = None, config.stages
     layout = Layout(pipeline_size, config.microbatches, config.dp, config.schedule, virtual_stages)
+    layout = replace(layout, num_teams=_num_teams(config, layout, ranks_on_host))
     plan = plan or even_plan(num_blocks, pipeline_size * virtual_stages)
 
     if config.compile and config.recompute != "never":
@@ -271,8 +274,9 @@ def prepare(
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = [str(warning.message) for warning in caught]
-    if config.strategy != "synchronous" and layout.num_replicas == 1:
-        notes.append(f"--strategy {config.strategy}: there is one replica, so nothing is averaged")
+    if config.strategy != "synchronous" and layout.num_teams == 1:
+        what = "replica" if layout.num_replicas == 1 else "host"
+        notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")
     if source.validation is not None:
         num_held_out, num_left = len(source.validation), len(source.train)
         notes.append(
@@ -280,6 +284,32 @@ def prepare(
             "validation"
         )
     return Run(config, source, layout, plan, order, dtype, tuple(notes))
+
+
+def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -> int:
+    """Return how many teams the replicas form, each of those that take every step together.
+
+    Raises:
+        InputError: --gossip-between hosts with replicas that are spread over hosts.
+    """
+    if config.strategy == "synchronous":
+        return 1
+    if config.gossip_between != "hosts":
+        return layout.num_replicas
+    on_host = layout.world_size if ranks_on_host is None else ranks_on_host
+    if on_host % layout.pipeline_size or layout.world_size % on_host:
+        raise InputError(
+            f"--gossip-between hosts: expected the same number of whole replicas on every host, "
+            f"and a host has {on_host} of {layout.world_size} ranks, with --stages "
+            f"{layout.pipeline_size}; start a multiple of {layout.pipeline_size} ranks on each"
+        )
+    num_teams = layout.world_size // on_host
+    if config.pairs == "sets" and num_teams % 2:
+        raise InputError(
+            f"--pairs sets: even hosts draw odd ones, so their number must be even, and there are "
+            f"{num_teams}; choose --pairs any"
+        )
+    return num_teams
 
 
 def _check_boundaries(model: StagedModel, plan: Plan) -> None:

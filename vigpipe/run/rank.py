@@ -28,7 +28,7 @@ from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.agreement import Peers, broadcast_value
 from vigpipe.parallel.gradients import Replicas
-from vigpipe.parallel.layout import make_groups
+from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
@@ -211,9 +211,9 @@ def make_rank_state(
     sync = config.sync or default_sync(device, layout.pipeline_size, config.cuda_graph)
     if config.cuda_graph:
         _check_graph(run, sync, device, is_timed=recorder is not None)
-    pipeline_group = replica_group = None
+    groups = Groups()
     if layout.world_size > 1 and strategy is None:
-        pipeline_group, replica_group = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
+        groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
@@ -232,30 +232,28 @@ def make_rank_state(
         for model in models:
             compile_blocks(model)
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
-    if layout.num_replicas == 1:
-        replica_group = None
-    if layout.pipeline_size == 1:
-        pipeline_group = None
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
     if strategy is None:
+        team, of_team = divmod(replica_index, layout.team_size)
         place = Place(
-            replica_index,
-            layout.pipeline_rank(rank) == 0,
-            Peers(layout.pipeline_size, pipeline_group),
-            layout.world_size,
-            replica_group,
-            partial(_open_store, layout.world_size),
-            config.timeout or LONG_WAIT_SECONDS,
-            num_moments=3 * layout.num_microbatches * statistics.num_channels,
+            team=team,
+            of_team=of_team,
+            team_size=layout.team_size,
+            is_first=rank % (layout.team_size * layout.pipeline_size) == 0,
+            peers=Peers(layout.team_size * layout.pipeline_size, groups.team),
+            num_ranks=layout.world_size,
+            between=groups.between,
+            open_store=partial(_open_store, layout.world_size),
+            timeout_seconds=config.timeout or LONG_WAIT_SECONDS,
+            num_moments=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
         )
         parameters = {name: p for model in models for name, p in model.named_parameters()}
         weights = Weights(parameters, statistics.running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
-    scorers = Scorers(share, replica_group) if strategy.sums_replicas else alone(share)
-    summed_over = replica_group if strategy.sums_replicas else None
-    replicas = Replicas(stage_modules, summed_over, sync, reducing)
+    scorers = Scorers(share if layout.num_teams == 1 else _in_team(share, layout), groups.summed)
+    replicas = Replicas(stage_modules, groups.summed, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
     pipeline = Pipeline(
@@ -264,14 +262,15 @@ def make_rank_state(
         stage_indices,
         layout,
         device,
-        pipeline_group,
+        groups.pipeline,
         Loss(None if loss_scale is None else loss_scale.factor),
         partial(send, device=device),
         recorder,
         stopwatch,
     )
     if config.cuda_graph:
-        pipeline.record_steps(record_graph, _samples_together(run, strategy))
+        # The loss of a full step is the mean of its team's samples.
+        pipeline.record_steps(record_graph, run.batch_size // layout.num_teams)
     assert config.opt is not None
     fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
     optimizer = create_optimizer_v2(
@@ -282,12 +281,12 @@ def make_rank_state(
         device=device,
         replica_index=replica_index,
         pipeline_rank=layout.pipeline_rank(rank),
-        pipeline_group=pipeline_group,
+        pipeline_group=groups.pipeline,
         models=models,
         pipeline=pipeline,
         strategy=strategy,
         replicas=replicas,
-        replica_group=replica_group,
+        replica_group=groups.replicas,
         scorers=scorers,
         statistics=statistics,
         optimizer=optimizer,
@@ -313,15 +312,11 @@ def make_rank_state(
     )
 
 
-def _samples_together(run: Run, strategy: Strategy) -> int:
-    """Return the number of samples that the loss of a full step is the mean of."""
-    return run.batch_size // (1 if strategy.sums_replicas else run.layout.num_replicas)
-
-
-def alone(share: Share) -> Scorers:
-    """Let a replica score all images by itself, in micro-batches of the size that it trains on."""
-    size, num_microbatches = share.microbatch_size, share.num_microbatches
-    return Scorers(Share(size * num_microbatches, num_microbatches), None)
+def _in_team(share: Share, layout: Layout) -> Share:
+    """Let a team score all images by itself, in micro-batches of the size that it trains on."""
+    size = share.microbatch_size * layout.num_microbatches * layout.team_size
+    of_team = share.replica_index % layout.team_size
+    return Share(size, layout.num_microbatches, layout.team_size, of_team)
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class

@@ -26,9 +26,9 @@ def settle(rank_state: RankState) -> str | None:
         rank_state: this rank's state.
 
     Returns:
-        What was kept, in a sentence; None if there is a single replica.
+        What was kept, in a sentence; None if all replicas take every step together.
     """
-    if rank_state.run.layout.num_replicas == 1:
+    if rank_state.run.layout.num_teams == 1:
         return None
     if rank_state.run.config.final == "best":
         kept = _keep_best(rank_state)
@@ -45,7 +45,8 @@ def settle(rank_state: RankState) -> str | None:
 
 def _keep_mean(rank_state: RankState) -> str:
     """Average the replicas, and their moving averages."""
-    num_replicas = rank_state.run.layout.num_replicas
+    layout = rank_state.run.layout
+    what = f"{layout.num_teams} {'replicas' if layout.team_size == 1 else 'hosts'}"
     own = [p.detach().clone() for p in rank_state.parameters().values()]
     rank_state.strategy.average_at_the_end()
     averages = [t for t in rank_state.average().values() if t.is_floating_point()]
@@ -56,9 +57,9 @@ def _keep_mean(rank_state: RankState) -> str:
             average.copy_(mean)
     farthest = max(_distances(rank_state, own))
     if not farthest:
-        return f"{num_replicas} replicas, which are equal since they were averaged"
+        return f"{what}, which are equal since they were averaged"
     return (
-        f"kept the mean of {num_replicas} replicas, of which the farthest differs from it by "
+        f"kept the mean of {what}, of which the farthest differs from it by "
         f"{farthest:.2%} of its norm"
     )
 
@@ -68,7 +69,9 @@ def _keep_best(rank_state: RankState) -> str:
     run = rank_state.run
     assert run.source.validation is not None
     score = evaluate(rank_state, run.source.validation)
-    own = None if score is None else (rank_state.replica_index, score.top1, score.loss)
+    own = None
+    if score is not None and rank_state.replica_index % run.layout.team_size == 0:
+        own = rank_state.replica_index, score.top1, score.loss  # those of all its team
     scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
     best, second, *_ = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     for tensor in (*rank_state.state().values(), *rank_state.average().values()):

@@ -110,7 +110,7 @@ def train_step(
     loss, moments = _gather_loss_and_moments(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
     moments, may_take = rank_state.strategy.combine_gradients(
-        gradients, moments, is_finite, sum(batch.sizes)
+        gradients, moments, is_finite, batch.num_samples
     )
     if config.clip is not None:
         clip_gradients(

@@ -59,10 +59,10 @@ def gather_accounts(rank_state: RankState) -> list[list[dict[str, Any]]]:
     """Gather what all ranks have counted; all of them call this.
 
     Returns:
-        The accounts of the ranks of each replica, first rank first.
+        The accounts of the ranks of each replica, or of each team of them, first rank first.
     """
     layout = rank_state.run.layout
     own = dict(rank_state.strategy.account())
     by_rank = all_gather_values(own, layout.world_size)
-    size = layout.pipeline_size
+    size = layout.pipeline_size * layout.team_size
     return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]
