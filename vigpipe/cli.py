@@ -21,6 +21,7 @@ from vigpipe.bench.options import (
     PipelineBench,
     PredictBench,
     SoakBench,
+    StrategiesBench,
     StudyBench,
     SyncBench,
     VigBench,
@@ -47,6 +48,7 @@ CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
+StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
 VigOptions = Annotated[VigBench, Parameter(name="*")]
@@ -330,6 +332,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.emulate import run_emulation
 
         return run_emulation(config, arguments)
+
+    @bench.command
+    def strategies(*, config: StrategiesOptions = StrategiesBench()) -> int:  # noqa: B008
+        """Compare ways in which replicas agree: replicas sleep, averages are real."""
+        from vigpipe.bench.strategies import run_strategies
+
+        return run_strategies(config, arguments)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

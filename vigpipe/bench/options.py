@@ -87,6 +87,31 @@ class EmulateBench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StrategiesBench:
+    """Options of `vigpipe bench strategies`.
+
+    Attributes:
+        dp: D, replicas; each is a process that sleeps.
+        items: items that they do together, a multiple of D.
+        seconds: seconds that an item takes a replica that is not slow.
+        numbers: float32 numbers that are averaged; by default the parameters of vig_study.
+        average_every: TAU,TAU,... steps from one average to the next.
+        average: what is averaged.
+        repeats: rounds over all cases.
+        out: output folder; by default runs/<time>.
+    """
+
+    dp: int = 4
+    items: int = 400
+    seconds: float = 0.02
+    numbers: int = 1_120_410
+    average_every: str = "1,5,20,100"
+    average: Literal["gradients", "weights"] = "weights"
+    repeats: int = 3
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpsBench:
     """Options of `vigpipe bench ops`.
 

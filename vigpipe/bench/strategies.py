@@ -1,0 +1,260 @@
+"""How much time does each way to agree cost, and who waits? Replicas that sleep, real traffic.
+
+A replica sleeps as long as an item would take it, which needs no core, so that 2 cores carry 4 to
+8 replicas. Everything else is that of a training run: the strategies (`replication`), the table in
+the store, and averages of real tensors over gloo.
+
+Every way to agree does the same number of items, on three kinds of machines:
+
+    equal      an item takes every replica the same time
+    one slow   it takes the last replica 4 times as long
+    spells     every replica is 4 times slower at times: for 10 items, begun after one in 40
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from vigpipe.bench.options import FILES, StrategiesBench
+from vigpipe.bench.sleeping import sleep_until
+from vigpipe.bench.strategies_page import PICTURE, write_page
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.replication import with_replication_defaults
+from vigpipe.errors import DONE, InputError
+from vigpipe.launch.environment import Launch, from_environment
+from vigpipe.launch.failures import run_rank
+from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.rendezvous import init_process_group
+from vigpipe.parallel.agreement import Agreement, Peers, Status, all_gather_values, broadcast_value
+from vigpipe.replication.choose import make_strategy
+from vigpipe.replication.course import Course
+from vigpipe.replication.own_steps import Weights
+from vigpipe.replication.place import Place
+from vigpipe.replication.strategy import AverageWeights, Strategy, TakeItem
+from vigpipe.run.folder import make_output_folder
+
+MACHINES = ("equal", "one slow", "spells")
+SLOWER = 4  # times that a slow replica takes
+SPELL, SPELL_EVERY = 10, 40  # items that a spell lasts, and that begin one on average
+SILENCE_SECONDS = 300.0  # until a silent peer counts as lost
+WAYS: dict[str, dict[str, str]] = {
+    "all, fixed": {"strategy": "periodic", "items": "fixed"},
+    "all, pool": {"strategy": "periodic", "items": "pool"},
+    "pair, fixed": {"strategy": "gossip", "items": "fixed"},
+    "pair, pool": {"strategy": "gossip", "items": "pool"},
+    "pair, pool, interval": {"strategy": "gossip", "items": "pool", "answer": "interval"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to agree on a kind of machines.
+
+    Attributes:
+        machine: one of MACHINES.
+        way: one of WAYS.
+        average_every: TAU.
+    """
+
+    machine: str
+    way: str
+    average_every: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A case that was run.
+
+    Attributes:
+        case: what was run.
+        repeat: which time it was.
+        seconds: until the last replica had ended.
+        busy: seconds of work of each replica.
+        waiting: seconds for which each replica has waited for others.
+        averaging: seconds of each replica's averages.
+        items: of each replica.
+        num_bytes: that all replicas have sent.
+        expected_bytes: that they should send by the formula.
+    """
+
+    case: Case
+    repeat: int
+    seconds: float
+    busy: Sequence[float]
+    waiting: Sequence[float]
+    averaging: Sequence[float]
+    items: Sequence[int]
+    num_bytes: int
+    expected_bytes: int
+
+
+def run_strategies(options: StrategiesBench, arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe bench strategies`; its ranks are started as for training.
+
+    Args:
+        options: options of the benchmark.
+        arguments: the command line, for the ranks that are started here.
+
+    Returns:
+        The exit code.
+    """
+    launch = from_environment(os.environ)
+    if launch.launcher == "alone":
+        preload("vigpipe.bench.strategies")
+    failures = [options.out] if options.out is not None and launch.world_size > 1 else []
+    return run_rank(lambda: _start(options, arguments, launch), launch, failures)
+
+
+def _start(options: StrategiesBench, arguments: Sequence[str], launch: Launch) -> int:
+    cases = list_cases(options)
+    if launch.launcher == "alone":
+        folder = make_output_folder(options.out, [*FILES, PICTURE])
+        given = ["--out", str(folder)] if options.out is None else []
+        return start_local(options.dp, COMMAND_LINE, [*arguments, *given], threads=1)
+    if launch.world_size != options.dp:
+        raise InputError(
+            f"{launch.world_size} ranks were started, and --dp {options.dp} needs as many; start "
+            f"{options.dp} ranks, or change the option"
+        )
+    folder = make_output_folder(options.out, [*FILES, PICTURE]) if launch.rank == 0 else Path()
+    torch.set_num_threads(1)
+    init_process_group(launch, "gloo", SILENCE_SECONDS)
+    runs = run_cases(cases, options)
+    if launch.rank == 0:
+        write_page(folder, options, runs)
+    return DONE
+
+
+def list_cases(options: StrategiesBench) -> list[Case]:
+    """Check the options, and list all combinations of machines, ways to agree, and intervals.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    bounds = {"dp": (2, 64), "repeats": (1, 1000), "numbers": (1, 10**9), "seconds": (1e-3, 60)}
+    for name, (least, most) in bounds.items():
+        if not least <= getattr(options, name) <= most:
+            raise InputError(
+                f"--{name} {getattr(options, name)}: must be from {least:g} to {most:g}"
+            )
+    if options.items < options.dp or options.items % options.dp:
+        raise InputError(
+            f"--items {options.items}: must be a multiple of --dp {options.dp}, such as "
+            f"{max(1, round(options.items / options.dp)) * options.dp}"
+        )
+    words = options.average_every.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise InputError(
+            f"--average-every {options.average_every}: must be whole numbers above 0, such as 1,20"
+        )
+    intervals = sorted({int(word) for word in words})
+    return [Case(m, way, every) for m in MACHINES for every in intervals for way in WAYS]
+
+
+def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
+    """Run all cases once, then all of them again, and so on; every rank calls this."""
+    runs = []
+    for repeat in range(options.repeats):
+        for case in cases:
+            runs.append(run_case(case, options, repeat))
+        if dist.get_rank() == 0:
+            print(f"{repeat + 1} of {options.repeats} rounds of {len(cases)} cases are done")
+            sys.stdout.flush()
+    return runs
+
+
+def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
+    """Run a case; every rank calls this and is a replica."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    num_steps = options.items // size
+    weights = Weights({"weights": torch.zeros(options.numbers)}, [])
+    config = TrainConfig(
+        average_every=case.average_every,
+        average=options.average,
+        dp=size,
+        seed=repeat,
+        **WAYS[case.way],  # pyright: ignore[reportArgumentType]
+    )
+    token = broadcast_value(os.urandom(4).hex(), size)
+    place = Place(
+        team=rank,
+        of_team=0,
+        team_size=1,
+        is_first=True,
+        peers=Peers(),
+        num_ranks=size,
+        between=dist.group.WORLD,
+        open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
+        timeout_seconds=SILENCE_SECONDS,
+        num_moments=0,
+    )
+    course = Course(num_steps, steps_per_epoch=num_steps, evaluate_every=1, num_replicas=size)
+    strategy = make_strategy(with_replication_defaults(config), course, place, weights)
+    costs = item_seconds(case.machine, rank, size, options.seconds, repeat)
+    dist.barrier()
+    began = time.perf_counter()
+    _work(strategy, weights, costs)
+    seconds = time.perf_counter() - began
+    strategy.close()
+    accounts = all_gather_values((seconds, dict(strategy.account())), size)
+    of = {name: [account[name] for _, account in accounts] for name in accounts[0][1]}
+    return Run(
+        case,
+        repeat,
+        seconds=max(seconds for seconds, _ in accounts),
+        busy=of["busy_seconds"],
+        waiting=of["waiting_seconds"],
+        averaging=of["averaging_seconds"],
+        items=of["items"],
+        num_bytes=sum(of["bytes_sent"]),
+        expected_bytes=sum(of["averages"]) * _bytes_of_average(case.way, options.numbers, size),
+    )
+
+
+def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
+    """Do what a training loop does, and sleep instead of computing."""
+    gradients = [torch.zeros_like(tensor) for tensor in weights.averaged]
+    moments, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
+    for turn in strategy.turns(0, is_evaluated=True):
+        if isinstance(turn, TakeItem):
+            sleep_until(time.perf_counter() + next(costs))
+            strategy.combine_gradients(gradients, moments, is_finite, num_samples=1)
+            strategy.hear(Agreement([Status()]))
+        elif isinstance(turn, AverageWeights):
+            strategy.average_weights()
+
+
+def item_seconds(
+    machine: str, replica: int, num_replicas: int, seconds: float, seed: int
+) -> Iterator[float]:
+    """Yield how long each item takes a replica.
+
+    Args:
+        machine: one of MACHINES.
+        replica: which replica it is.
+        num_replicas: D.
+        seconds: of an item when the replica is not slow.
+        seed: of the spells; they depend on the replica too, and on its number of items.
+    """
+    rng = random.Random(f"{seed} {replica}")
+    left = 0  # items of a spell
+    while True:
+        if machine == "spells":
+            begins = left == 0 and rng.random() < 1 / SPELL_EVERY
+            left = SPELL if begins else max(left - 1, 0)
+        is_slow = left > 0 or (machine == "one slow" and replica == num_replicas - 1)
+        yield seconds * (SLOWER if is_slow else 1)
+
+
+def _bytes_of_average(way: str, numbers: int, num_replicas: int) -> int:
+    """Return the bytes that a replica should send in an average of float32 numbers."""
+    if WAYS[way]["strategy"] == "gossip":
+        return 4 * numbers
+    return 2 * (num_replicas - 1) * 4 * -(-numbers // num_replicas)
