@@ -19,6 +19,8 @@ from torch import Tensor
 from vigpipe.parallel.gradients import gather_vectors
 from vigpipe.replication.decisions import ALL
 
+BLOCK = 1 << 16  # numbers that a CPU averages at once
+
 
 class Exchange:
     """Averages over replicas; the ranks concerned call each method together.
@@ -51,27 +53,29 @@ class Exchange:
         """
         if self._group is None:
             return list(tensors), weight
-        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         weights = self.gather(weight.reshape(1), partner).flatten()  # (replicas,)
         sum_of_weights = weights.sum()
         weights = torch.where(sum_of_weights > 0, weights, torch.ones_like(weights))
+        sizes = [tensor.numel() for tensor in tensors]
+        chunk = -(-sum(sizes) // self._size)
+        flat = tensors[0].new_zeros(self._size * chunk)  # padded to a chunk for each replica
+        for part, tensor in zip(flat[: sum(sizes)].split(sizes), tensors, strict=True):
+            part.copy_(tensor.detach().flatten())
         if partner == ALL:
-            mean = self._mean_of_all(flat, weights)
+            mean = self._mean_of_all(flat, weights)[: sum(sizes)]
         else:
-            mean = _weighted_mean(self.gather(flat, partner), weights)
-            self.bytes_sent += flat.numel() * flat.element_size()
-        parts = mean.split([tensor.numel() for tensor in tensors])
+            own = flat[: sum(sizes)]
+            mean = _weighted_mean(self._swap(own, partner), weights)
+            self.bytes_sent += own.numel() * own.element_size()
+        parts = mean.split(sizes)
         return [m.view_as(t) for m, t in zip(parts, tensors, strict=True)], sum_of_weights
 
-    def _mean_of_all(self, values: Tensor, weights: Tensor) -> Tensor:
-        chunk = -(-len(values) // self._size)
-        padded = values.new_zeros(self._size * chunk)
-        padded[: len(values)] = values
-        received = torch.empty_like(padded)
-        dist.all_to_all_single(received, padded, group=self._group)
-        mean = _weighted_mean(received.view(self._size, chunk), weights)
-        self.bytes_sent += 2 * (self._size - 1) * chunk * values.element_size()
-        return self.gather(mean).flatten()[: len(values)]
+    def _mean_of_all(self, flat: Tensor, weights: Tensor) -> Tensor:
+        received = torch.empty_like(flat)
+        dist.all_to_all_single(received, flat, group=self._group)
+        mean = _weighted_mean(received.chunk(self._size), weights)
+        self.bytes_sent += 2 * (self._size - 1) * mean.numel() * mean.element_size()
+        return self.gather(mean).flatten()
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
         """Gather a vector (n,) from each replica: (replicas, n), in their order.
@@ -82,6 +86,11 @@ class Exchange:
         """
         if partner == ALL or self._group is None or values.numel() == 0:
             return gather_vectors(values, self._group)
+        return torch.stack(self._swap(values, partner))
+
+    def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
+        """Exchange values with a partner; return those of both, in the order of the replicas."""
+        assert self._group is not None
         other = torch.empty_like(values)
         messages = [
             dist.P2POp(dist.isend, values.contiguous(), group=self._group, group_peer=partner),
@@ -89,13 +98,18 @@ class Exchange:
         ]
         for message in dist.batch_isend_irecv(messages):
             message.wait()
-        both = [values, other] if self._group.rank() < partner else [other, values]
-        return torch.stack(both)
+        return [values, other] if self._group.rank() < partner else [other, values]
 
 
-def _weighted_mean(by_replica: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean over replicas of (replicas, n), summed in their order."""
-    total = by_replica.new_zeros(by_replica.shape[1], dtype=torch.float64)
-    for values, weight in zip(by_replica, weights, strict=True):
-        total += values.double() * weight
-    return (total / weights.sum()).to(by_replica.dtype)
+def _weighted_mean(by_replica: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Return the weighted mean of the replicas' numbers, (n,) each, summed in their order."""
+    mean, total_weight = torch.empty_like(by_replica[0]), weights.sum()
+    # On a CPU, a block and its sum in float64 stay in the cache, and need no new pages.
+    size = BLOCK if mean.device.type == "cpu" else max(1, len(mean))
+    blocks = zip(*(values.split(size) for values in by_replica), strict=True)
+    for of_mean, block in zip(mean.split(size), blocks, strict=True):
+        total = torch.zeros_like(of_mean, dtype=torch.float64)
+        for values, weight in zip(block, weights, strict=True):
+            total += values.double().mul_(weight)
+        of_mean.copy_(total.div_(total_weight))
+    return mean
