@@ -17,6 +17,7 @@ from vigpipe.bench.options import (
     CutsBench,
     EmulateBench,
     FeedBench,
+    LearningBench,
     OpsBench,
     PipelineBench,
     PredictBench,
@@ -48,6 +49,7 @@ CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
+LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
@@ -85,7 +87,8 @@ def _run(arguments: list[str]) -> int:
             return DONE
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
-        benches = dict.fromkeys(("pipeline", "sync", "predict", "cuts", "checkpoint"), options)
+        named = ("pipeline", "sync", "predict", "cuts", "checkpoint", "learning")
+        benches = dict.fromkeys(named, options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -339,6 +342,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.strategies import run_strategies
 
         return run_strategies(config, arguments)
+
+    @bench.command
+    def learning(*, config: LearningOptions = LearningBench()) -> None:  # noqa: B008
+        """Compare what the ways in which replicas agree learn, over several seeds."""
+        from vigpipe.bench.learning import bench_learning
+
+        bench_learning(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

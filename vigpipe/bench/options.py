@@ -87,6 +87,19 @@ class EmulateBench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearningBench(TrainConfig):
+    """Options of `vigpipe bench learning`: those of train, which all runs share.
+
+    Attributes:
+        seeds: number of seeds, from 0; each strategy is run with all of them.
+    """
+
+    dp: int = 4
+    threads: int | None = 1
+    seeds: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
 class StrategiesBench:
     """Options of `vigpipe bench strategies`.
 

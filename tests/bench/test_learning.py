@@ -1,0 +1,69 @@
+"""The benchmark of what ways to agree learn: its commands and its page; nothing is trained here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vigpipe.bench import learning
+from vigpipe.bench.learning import WAYS, bench_learning
+from vigpipe.bench.options import LearningBench
+from vigpipe.errors import InputError
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Runs that are only noted down, and end with a summary; the second seed does worse."""
+    noted: list[list[str]] = []
+
+    def run_child(command):
+        noted.append(command)
+        folder = Path(command[command.index("--out") + 1])
+        seed = int(command[command.index("--seed") + 1])
+        is_synchronous = "--strategy" not in command
+        folder.mkdir(parents=True)
+        test = {"top1": 0.75 - 0.25 * seed + 0.01 * is_synchronous, "loss": 1.0 + seed}
+        facts = {"commit": "c", "hardware": "h", "threads_per_rank": 1, "versions": {"v": "1"}}
+        summary = {"test": test, "wall_seconds": 60.0, **facts}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return 0
+
+    monkeypatch.setattr(learning, "run_child", run_child)
+    return noted
+
+
+def test_every_way_is_run_with_every_seed_and_the_same_options(commands, tmp_path, capsys):
+    options = LearningBench(data="digits", lr=0.5, average_every=7, seeds=2, out=tmp_path / "a")
+    bench_learning(options)
+    assert len(commands) == 2 * len(WAYS)
+    shared = (tmp_path / "a" / "config.toml").read_text()
+    assert "lr = 0.5" in shared
+    assert "dp = 4" in shared
+    assert "average_every" not in shared  # a synchronous run has no such option
+    for command in commands:
+        assert command[3:6] == ["train", "--config", str(tmp_path / "a" / "config.toml")]
+        text = " ".join(command)
+        assert ("--average-every 7" in text) == ("--strategy" in text)
+    page = (tmp_path / "a" / "README.md").read_text()
+    assert "| synchronous " in page
+    assert "63.50% ± 17.68%" in page  # 76 and 51 %
+    assert "| gossip, gradients   | 62.50% ± 17.68% | 50.00% – 75.00% | 1.00 1.00" in page
+    assert len((tmp_path / "a" / "rows.csv").read_text().splitlines()) == 1 + 2 * len(WAYS)
+
+
+def test_a_run_that_fails_ends_the_benchmark(monkeypatch, tmp_path):
+    monkeypatch.setattr(learning, "run_child", lambda command: 2)
+    with pytest.raises(InputError, match="synchronous with seed 0 ended with exit code 2"):
+        bench_learning(LearningBench(out=tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "--seeds 0: must be at least 1"),
+        ({"strategy": "gossip"}, "--strategy gossip: every strategy is run here"),
+    ],
+)
+def test_wrong_options_are_refused(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        bench_learning(LearningBench(**options, out=tmp_path / "a"))

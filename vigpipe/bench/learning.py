@@ -1,0 +1,167 @@
+"""What does each way to agree learn? Real training runs, equal items, several seeds.
+
+Every run is `vigpipe train` with the same options, but for the strategy and the seed. What is
+compared is what a run keeps at its end (--final mean), on the test images.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import tomli_w
+from tabulate import tabulate
+
+from vigpipe.bench.options import LearningBench
+from vigpipe.config.files import as_toml
+from vigpipe.config.options import flag
+from vigpipe.errors import DONE, INTERRUPTED, InputError
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.provenance import format_versions, this_command
+
+FILES = ("README.md", "rows.csv", "config.toml", "runs")
+# Options of each way to agree; how often to average is the user's.
+WAYS: dict[str, dict[str, str]] = {
+    "synchronous": {},
+    "periodic, weights": {"strategy": "periodic", "average": "weights"},
+    "periodic, outer": {"strategy": "periodic", "average": "outer"},
+    "periodic, gradients": {"strategy": "periodic", "average": "gradients"},
+    "gossip, weights": {"strategy": "gossip", "average": "weights"},
+    "gossip, gradients": {"strategy": "gossip", "average": "gradients"},
+}
+
+
+class Learned(NamedTuple):
+    """What a run has learned.
+
+    Attributes:
+        way: one of WAYS.
+        seed: of the run.
+        top1: share of test images that are classified rightly by what the run keeps.
+        loss: on the test images.
+        seconds: duration of the run.
+    """
+
+    way: str
+    seed: int
+    top1: float
+    loss: float
+    seconds: float
+
+
+def bench_learning(options: LearningBench) -> None:
+    """Run every way to agree with every seed, and write README.md and rows.csv.
+
+    Raises:
+        InputError: an option is out of range, or a run has failed.
+    """
+    if options.seeds < 1:
+        raise InputError(f"--seeds {options.seeds}: must be at least 1")
+    if options.strategy != "synchronous":
+        raise InputError(f"--strategy {options.strategy}: every strategy is run here; leave it out")
+    folder = make_output_folder(options.out, FILES)
+    plain = {**as_toml(options), "seed": 0}
+    for name in ("seed", "average_every", "items"):
+        plain.pop(name, None)
+    (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
+    try:
+        with stoppable():
+            learned = [
+                _run(options, folder, way, seed) for seed in range(options.seeds) for way in WAYS
+            ]
+    except Stopped:
+        sys.exit(INTERRUPTED)
+    write_page(folder, options, learned)
+
+
+def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> list[str]:
+    """Return the command line of a run."""
+    chosen: Mapping[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
+    if way != "synchronous":
+        chosen = {"average_every": options.average_every or 20, **chosen}
+        chosen = {"items": options.items or "fixed", **chosen}
+    words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
+    for name, value in chosen.items():
+        words += [flag(name), str(value)]
+    return words
+
+
+def _folder_of(folder: Path, way: str, seed: int) -> Path:
+    return folder / "runs" / f"{way.replace(', ', '-')}-{seed}"
+
+
+def _run(options: LearningBench, folder: Path, way: str, seed: int) -> Learned:
+    code = run_child(command_of(options, folder, way, seed))
+    if code != DONE:
+        raise InputError(
+            f"the run of {way} with seed {seed} ended with exit code {code}; see its message above"
+        )
+    path = _folder_of(folder, way, seed) / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    test, seconds = summary["test"], summary["wall_seconds"]
+    found = Learned(way, seed, test["top1"], test["loss"], seconds)
+    told = f"{way}, seed {seed}: top-1 {found.top1:.2%}, loss {found.loss:.4f}, {seconds:.0f} s"
+    print(told, flush=True)
+    return found
+
+
+def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned]) -> None:
+    """Print the table; write README.md and rows.csv.
+
+    Args:
+        folder: folder to write to.
+        options: options of the benchmark.
+        learned: what every run has learned.
+    """
+    by_way: dict[str, list[Learned]] = {}
+    for found in learned:
+        by_way.setdefault(found.way, []).append(found)
+    rows = [_row(way, found, by_way["synchronous"]) for way, found in by_way.items()]
+    headers = [
+        "", "top-1", "min – max", "less than synchronous, seed by seed", "test loss", "seconds",
+    ]  # fmt: skip
+
+    def table(fmt: str) -> str:
+        return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
+
+    every = options.average_every or 20
+    question = (
+        f"{options.model} on {options.data}, {options.dp} replicas, the same items for all; "
+        f"--average-every {every}, --items {options.items or 'fixed'}. Kept at the end is the mean "
+        f"of the replicas. Seeds: {options.seeds}; ± is the standard deviation over them."
+    )
+    print(f"\n{question}\n\n{table('simple')}\n")
+    one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))
+    (folder / "README.md").write_text(
+        f"# What each way to agree learns\n\n{question}\n\n{table('github')}\n\n"
+        f"- command: `{this_command()}`\n- all runs: `vigpipe train --config config.toml`, with "
+        "the options of the way and the seed\n"
+        f"- commit: {one['commit']}\n- hardware: {one['hardware']}; {one['threads_per_rank']} "
+        f"thread(s) a rank\n- versions: {format_versions(one['versions'])}\n",
+        encoding="utf-8",
+    )
+    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Learned._fields)
+        writer.writerows(learned)
+    print(f"{folder}/README.md, rows.csv")
+
+
+def _row(way: str, found: Sequence[Learned], base: Sequence[Learned]) -> tuple[str, ...]:
+    top1 = [f.top1 for f in found]
+    losses = [f.loss for f in found]
+    less = [b.top1 - f.top1 for b, f in zip(base, found, strict=True)]
+    spread = f" ± {stdev(top1):.2%}" if len(top1) > 1 else ""
+    return (
+        way,
+        f"{fmean(top1):.2%}{spread}",
+        f"{min(top1):.2%} – {max(top1):.2%}",
+        " ".join(f"{100 * value:.2f}" for value in less),
+        f"{fmean(losses):.4f}",
+        f"{fmean(f.seconds for f in found):.0f}",
+    )
