@@ -26,10 +26,12 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
             )
         for name in (*_DEFAULTS, *_OUTER, *_GOSSIP):
             if getattr(config, name) is not None:
+                strategy = "gossip" if name in _GOSSIP else "periodic"
                 raise InputError(
                     f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
                     "their own agree, and --strategy synchronous sums gradients in every step; "
-                    "leave it out, or add --strategy periodic"
+                    "leave it out, or add "
+                    f"--strategy {strategy}"
                 )
         return config
     _check_together(config)

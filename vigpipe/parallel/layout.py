@@ -49,6 +49,7 @@ class Layout:
     num_teams: int = 1
 
     def __post_init__(self) -> None:
+        assert self.num_replicas % self.num_teams == 0
         for flag, degree in (
             ("--stages", self.pipeline_size),
             ("--microbatches", self.num_microbatches),

@@ -36,8 +36,9 @@ class Table:
         taken: items that the replica has taken a step with.
         leases: item that the replica has drawn but taken no step with; -1 for none.
         last: the last item that the replica has taken a step with; -1 for none.
-        samples: samples that the replica has trained on since it was averaged.
-        joined: averages that the replica has come to.
+        samples: samples that stand behind the replica's weights: those that it has trained on since
+            all were averaged, or its share of those that a pair has trained on.
+        joined: averages that the replica has come to, of all or in pairs.
         closings: how often the pool was closed, so that all could rest.
         evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never.
         rests: how many of the closings the replica has followed.
