@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule, check_degrees
 
@@ -151,6 +149,7 @@ def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
         layout: the degrees.
         timeout_seconds: time after which a collective or a message in these groups gives up.
     """
+    import numpy as np
     import torch.distributed as dist
 
     shape = layout.num_teams, layout.team_size, layout.pipeline_size
