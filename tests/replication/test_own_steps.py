@@ -192,6 +192,13 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
     assert [name for name in actual if not torch.equal(actual[name], expected[name])] == []
 
 
+def assert_same_end(folder: Path, expected: Path) -> None:
+    """All replicas of two runs end with the same numbers, and the same is kept of them."""
+    for actual, replica in zip(replicas(folder), replicas(expected), strict=True):
+        assert_equal(actual, replica)
+    assert_equal(kept(folder), kept(expected))
+
+
 # ---- one process that carries out the same --------------------------------------------------
 
 
@@ -230,29 +237,20 @@ def test_two_hosts_of_two_replicas_gossip_as_two_models_with_all_their_images_do
 
 
 def test_a_run_of_two_hosts_goes_on_and_is_done_again(four):
-    for actual, expected in zip(
-        replicas(four / "hosts again"), replicas(four / "hosts resumed"), strict=True
-    ):
-        assert_equal(actual, expected)
-    assert_equal(kept(four / "hosts again"), kept(four / "hosts resumed"))
+    assert_same_end(four / "hosts again", four / "hosts resumed")
     summary = json.loads((four / "hosts" / "summary.json").read_text())["replicas"]
     assert sum(host["items"] for host in summary["each"]) == 2 * NUM_STEPS
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_the_number_of_stages_does_not_show(name, two, four):
-    for actual, expected in zip(replicas(four / name), replicas(two / name), strict=True):
-        assert_equal(actual, expected)
-    assert_equal(kept(four / name), kept(two / name))
+    assert_same_end(four / name, two / name)
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_a_run_that_goes_on_ends_like_one_that_did_not_stop(name, four):
     assert first_checkpoint(four / name).name < f"step-{NUM_STEPS:08d}"
-    again = four / f"{name} resumed"
-    for actual, expected in zip(replicas(again), replicas(four / name), strict=True):
-        assert_equal(actual, expected)
-    assert_equal(kept(again), kept(four / name))
+    assert_same_end(four / f"{name} resumed", four / name)
 
 
 # ---- what each average means ------------------------------------------------------------------
@@ -344,9 +342,7 @@ def test_with_a_pool_every_item_is_done_once(name, two):
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, two, four):
     """Which replica takes which item of a pool depends on the time; the record of it does not."""
-    for actual, expected in zip(replicas(four / name), replicas(two / name), strict=True):
-        assert_equal(actual, expected)
-    assert_equal(kept(four / name), kept(two / name))
+    assert_same_end(four / name, two / name)
     config = ON_TWO[name.removesuffix(" resumed")]
     runs = [read_events(folder / name, run_of(config)) for folder in (two, four)]
     assert runs[0] == runs[1]

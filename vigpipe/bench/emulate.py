@@ -13,7 +13,6 @@ All layouts share one world; one that needs fewer ranks runs on the first of the
 
 import gc
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -26,14 +25,13 @@ import torch.distributed as dist
 from vigpipe.bench.emulated import PICTURE, write_page
 from vigpipe.bench.options import FILES, EmulateBench
 from vigpipe.bench.overhead import Case, Step, make_case
+from vigpipe.bench.ranks import run_bench_ranks, start_bench_ranks
 from vigpipe.bench.sleeping import SleepingModel, sleep_until
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.data.loss import Loss
 from vigpipe.errors import DONE, InputError
 from vigpipe.launch.device import peak_bytes
-from vigpipe.launch.environment import Launch, from_environment
-from vigpipe.launch.failures import run_rank
-from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.parallel.gradients import Replicas, gather_vectors
 from vigpipe.parallel.layout import Layout
@@ -62,11 +60,11 @@ def run_emulation(options: EmulateBench, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    launch = from_environment(os.environ)
-    if launch.launcher == "alone":
-        preload("vigpipe.bench.emulate")
-    failures = [options.out] if options.out is not None and launch.world_size > 1 else []
-    return run_rank(lambda: _start(options, arguments, launch), launch, failures)
+
+    def start(launch: Launch) -> int:
+        return _start(options, arguments, launch)
+
+    return run_bench_ranks("vigpipe.bench.emulate", options.out, start)
 
 
 def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> int:
@@ -74,9 +72,7 @@ def _start(options: EmulateBench, arguments: Sequence[str], launch: Launch) -> i
     cases = list_cases(options, profile)
     needed = max(case.layout.world_size for case in cases)
     if launch.launcher == "alone" and needed > 1:
-        folder = make_output_folder(options.out, [*FILES, PICTURE])
-        given = ["--out", str(folder)] if options.out is None else []
-        return start_local(needed, COMMAND_LINE, [*arguments, *given], threads=1)
+        return start_bench_ranks(needed, options.out, [*FILES, PICTURE], arguments)
     if launch.world_size < needed:
         raise InputError(
             f"{launch.world_size} ranks were started, but the largest of --stages "

@@ -7,7 +7,7 @@ compared is what a run keeps at its end (--final mean), on the test images.
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from tabulate import tabulate
 
 from vigpipe.bench.options import LearningBench
 from vigpipe.config.files import as_toml
-from vigpipe.config.options import flag
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import DONE, INTERRUPTED, InputError
 from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
@@ -81,14 +82,22 @@ def bench_learning(options: LearningBench) -> None:
 
 def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> list[str]:
     """Return the command line of a run."""
-    chosen: Mapping[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
+    chosen: dict[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
     if way != "synchronous":
-        chosen = {"average_every": options.average_every or 20, **chosen}
-        chosen = {"items": options.items or "fixed", **chosen}
+        averaging = _averaging(options)
+        chosen |= {"average_every": averaging.average_every, "items": averaging.items}
     words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
     for name, value in chosen.items():
         words += [flag(name), str(value)]
     return words
+
+
+def _averaging(options: LearningBench) -> TrainConfig:
+    """Return options that say how often and with which items replicas are averaged."""
+    given = TrainConfig(
+        strategy="periodic", average_every=options.average_every, items=options.items
+    )
+    return with_replication_defaults(given)
 
 
 def _folder_of(folder: Path, way: str, seed: int) -> Path:
@@ -129,11 +138,11 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
     def table(fmt: str) -> str:
         return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
-    every = options.average_every or 20
+    averaging = _averaging(options)
     question = (
         f"{options.model} on {options.data}, {options.dp} replicas, the same items for all; "
-        f"--average-every {every}, --items {options.items or 'fixed'}. Kept at the end is the mean "
-        f"of the replicas. Seeds: {options.seeds}; ± is the standard deviation over them."
+        f"--average-every {averaging.average_every}, --items {averaging.items}. Kept at the end is "
+        f"the mean of the replicas. Seeds: {options.seeds}; ± is the standard deviation over them."
     )
     print(f"\n{question}\n\n{table('simple')}\n")
     one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))

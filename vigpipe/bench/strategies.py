@@ -23,14 +23,13 @@ import torch
 import torch.distributed as dist
 
 from vigpipe.bench.options import FILES, StrategiesBench
+from vigpipe.bench.ranks import run_bench_ranks, start_bench_ranks
 from vigpipe.bench.sleeping import sleep_until
 from vigpipe.bench.strategies_page import PICTURE, write_page
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import DONE, InputError
-from vigpipe.launch.environment import Launch, from_environment
-from vigpipe.launch.failures import run_rank
-from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.parallel.agreement import Agreement, Peers, Status, all_gather_values, broadcast_value
 from vigpipe.replication.choose import make_strategy
@@ -105,19 +104,17 @@ def run_strategies(options: StrategiesBench, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    launch = from_environment(os.environ)
-    if launch.launcher == "alone":
-        preload("vigpipe.bench.strategies")
-    failures = [options.out] if options.out is not None and launch.world_size > 1 else []
-    return run_rank(lambda: _start(options, arguments, launch), launch, failures)
+
+    def start(launch: Launch) -> int:
+        return _start(options, arguments, launch)
+
+    return run_bench_ranks("vigpipe.bench.strategies", options.out, start)
 
 
 def _start(options: StrategiesBench, arguments: Sequence[str], launch: Launch) -> int:
     cases = list_cases(options)
     if launch.launcher == "alone":
-        folder = make_output_folder(options.out, [*FILES, PICTURE])
-        given = ["--out", str(folder)] if options.out is None else []
-        return start_local(options.dp, COMMAND_LINE, [*arguments, *given], threads=1)
+        return start_bench_ranks(options.dp, options.out, [*FILES, PICTURE], arguments)
     if launch.world_size != options.dp:
         raise InputError(
             f"{launch.world_size} ranks were started, and --dp {options.dp} needs as many; start "

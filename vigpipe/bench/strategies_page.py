@@ -14,7 +14,7 @@ from vigpipe.files.atomic import save_figure
 from vigpipe.run.provenance import origin, this_command
 
 if TYPE_CHECKING:
-    from vigpipe.bench.strategies import Case, Run
+    from vigpipe.bench.strategies import Run
 
 PICTURE = "strategies.png"
 # Zhang 2021: time of AllReduce-GCN over that of GossipGCN, for TAU 1, 20, 100.
@@ -35,20 +35,17 @@ class Cases:
     """
 
     def __init__(self, runs: "Sequence[Run]") -> None:
-        self._runs: dict[Case, list[Run]] = {}
+        self._runs: dict[tuple[str, str, int], list[Run]] = {}
         for run in runs:
-            self._runs.setdefault(run.case, []).append(run)
-        self.machines = tuple(dict.fromkeys(case.machine for case in self._runs))
-        self.ways = tuple(dict.fromkeys(case.way for case in self._runs))
-        self.intervals = tuple(dict.fromkeys(case.average_every for case in self._runs))
+            case = run.case
+            self._runs.setdefault((case.machine, case.way, case.average_every), []).append(run)
+        self.machines, self.ways, self.intervals = (
+            tuple(dict.fromkeys(values)) for values in zip(*self._runs, strict=True)
+        )
 
     def of(self, machine: str, way: str, average_every: int) -> "list[Run]":
         """Return the runs of a case, in the order of the repeats."""
-        return next(
-            runs
-            for case, runs in self._runs.items()
-            if (case.machine, case.way, case.average_every) == (machine, way, average_every)
-        )
+        return self._runs[machine, way, average_every]
 
     def ratios(self, machine: str, slow: str, fast: str, average_every: int) -> list[float]:
         """Return how many times faster one way is than another, repeat by repeat."""
@@ -90,7 +87,7 @@ def write_page(folder: Path, options: StrategiesBench, runs: "Sequence[Run]") ->
     _draw(folder / PICTURE, cases, options)
     _write_rows(folder / "rows.csv", runs)
     (folder / "README.md").write_text(
-        f"# Ways in which replicas agree\n\n{text('github')}\n\n![time and waiting](strategies.png)"
+        f"# Ways in which replicas agree\n\n{text('github')}\n\n![time and waiting]({PICTURE})"
         f"\n\n{origin(torch.device('cpu'), 'replicas of one thread')}"
         f"- {options.repeats} rounds over all cases; medians; ratios are taken round by round; the "
         "clock runs until the last replica has ended\n",

@@ -103,7 +103,7 @@ class Checkpoints:
         layout = self.rank_state.run.layout
         run_with_heartbeats(self._saver.finish, layout.world_size)
         rank_state, strategy = self.rank_state, self.rank_state.strategy
-        team, of_team = divmod(rank_state.replica_index, layout.team_size)
+        team, of_team = layout.team_of(rank_state.replica_index)
         own = share_of(named_tensors(rank_state), of_team, layout.team_size)
         share = {f"{replica_prefix(team)}{name}": tensor for name, tensor in own.items()}
         replicas = {}

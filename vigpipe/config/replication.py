@@ -30,8 +30,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 raise InputError(
                     f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
                     "their own agree, and --strategy synchronous sums gradients in every step; "
-                    "leave it out, or add "
-                    f"--strategy {strategy}"
+                    f"leave it out, or add --strategy {strategy}"
                 )
         return config
     _check_together(config)

@@ -82,14 +82,13 @@ class Layout:
         """The layout of a single team of this kind."""
         return replace(self, num_replicas=self.team_size, num_teams=1)
 
-    @property
-    def one_replica(self) -> "Layout":
-        """The layout of a single pipeline of this kind."""
-        return replace(self, num_replicas=1, num_teams=1)
-
     def replica_index(self, rank: int) -> int:
         """Return the index of the replica that a rank belongs to."""
         return rank // self.pipeline_size
+
+    def team_of(self, replica_index: int) -> tuple[int, int]:
+        """Return the team that a replica belongs to, and its place among the team's replicas."""
+        return divmod(replica_index, self.team_size)
 
     def pipeline_rank(self, rank: int) -> int:
         """Return the position of a rank in its pipeline."""

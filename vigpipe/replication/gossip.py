@@ -27,16 +27,12 @@ statistics. That does not depend on the number of replicas.
 """
 
 import random
-from collections.abc import Sequence
 
 from torch import Tensor
 
-from vigpipe.config.options import TrainConfig
-from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
 from vigpipe.replication.member import Member, Rules, Waiting
-from vigpipe.replication.own_steps import OwnSteps, Weights
-from vigpipe.replication.place import Place
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.table import SharedTable, Table
 
@@ -111,10 +107,11 @@ class GossipMember(Member):
         others = [
             other
             for other, partner in enumerate(table.partners)
-            if partner == NOBODY and other != self._index and not table.finished[other]
+            if partner == NOBODY
+            and other != self._index
+            and not table.finished[other]
+            and (other % 2 or not self._in_sets)
         ]
-        if self._in_sets:
-            others = [other for other in others if other % 2]
         if not others:
             return NOBODY
         partner = self._random.choice(others)
@@ -167,29 +164,20 @@ class GossipMember(Member):
 class Gossip(OwnSteps):
     """The strategy of ranks whose replicas are averaged in pairs; see `OwnSteps`."""
 
-    def __init__(
-        self,
-        options: TrainConfig,
-        course: Course,
-        place: Place,
-        weights: Weights,
-        recorded: Sequence[Recorded] | None = None,
-    ) -> None:
-        super().__init__(options, course, place, weights, recorded)
-        self._in_sets, self._seed = options.pairs == "sets", options.seed
-        self._answers_after_item = options.answer == "item"
+    def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
-        self._exchange.gather(weights.averaged[0].new_zeros(1))
+        self._exchange.gather(self._weights.averaged[0].new_zeros(1))
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
+        options = self._options
         return GossipMember(
             table,
             self._place.team,
             self._rules,
             recorded,
-            in_sets=self._in_sets,
-            answers_after_item=self._answers_after_item,
-            seed=self._seed,
+            in_sets=options.pairs == "sets",
+            answers_after_item=options.answer == "item",
+            seed=options.seed,
         )
 
     def _samples_after(self, total: Tensor) -> int:

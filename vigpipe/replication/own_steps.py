@@ -122,7 +122,7 @@ class OwnSteps:
         self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
         gradients, from_pool = options.average == "gradients", options.items == "pool"
         self._rules = Rules(course, options.average_every, gradients, from_pool)
-        self._weights, self._recorded = weights, recorded
+        self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(place.between)
         self._store = place.open_store()
         self._first = new_table(course.num_replicas)
@@ -135,6 +135,10 @@ class OwnSteps:
         self._new_samples: int | None = None  # of the last item; None if it was given back
         self._num_items = self._num_averages = 0
         self._busy_seconds = self._averaging_seconds = 0.0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare what only this strategy needs; all ranks do so together."""
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         """Return this replica's part in the table."""
@@ -165,7 +169,7 @@ class OwnSteps:
             kind, number = self._decisions.next()
             if kind is Kind.TAKE:
                 began, idle_before = time.perf_counter(), self._idle_seconds
-                yield TakeItem(*self._own_share(number))
+                yield self._own_share(number)
                 idle = self._idle_seconds - idle_before
                 self._busy_seconds += time.perf_counter() - began - idle
                 self._num_items += self._new_samples is not None
@@ -198,13 +202,13 @@ class OwnSteps:
         self._alive = alive
         return alive.check
 
-    def _own_share(self, item: int) -> tuple[int, bool, Sequence[int]]:
-        """Return what this rank computes of an item of its team: the arguments of `TakeItem`."""
+    def _own_share(self, item: int) -> TakeItem:
+        """Return what this rank computes of an item of its team."""
         step, team = divmod(item, self._course.num_replicas)
         share = team * self._place.team_size + self._place.of_team
-        own, *ahead = self._whole_course.items(step, self._course.next_evaluation(step), share)
+        own = self._whole_course.items(step, self._course.next_evaluation(step), share)
         is_known = not self._rules.from_pool and self._recorded is None
-        return own, False, ahead if is_known else ()
+        return TakeItem(own[0], ahead=own[1:] if is_known else ())
 
     def combine_gradients(
         self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int

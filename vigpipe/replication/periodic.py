@@ -14,17 +14,14 @@ and running statistics (`replication.exchange`).
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from vigpipe.config.options import TrainConfig
-from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
 from vigpipe.replication.member import Member, Waiting
 from vigpipe.replication.outer import Outer
-from vigpipe.replication.own_steps import OwnSteps, Weights
-from vigpipe.replication.place import Place
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.table import SharedTable, Table
 
@@ -95,20 +92,15 @@ class PeriodicMember(Member):
 class Periodic(OwnSteps):
     """The strategy of ranks whose replicas are averaged now and then; see `OwnSteps`."""
 
-    def __init__(
-        self,
-        options: TrainConfig,
-        course: Course,
-        place: Place,
-        weights: Weights,
-        recorded: Sequence[Recorded] | None = None,
-    ) -> None:
-        super().__init__(options, course, place, weights, recorded)
-        self._outer: Outer | None = None
+    _outer: Outer | None = None
+
+    def _prepare(self) -> None:
+        options = self._options
         if options.average == "outer":
             assert options.outer_lr is not None
             assert options.outer_momentum is not None
-            self._outer = Outer(weights.parameters, options.outer_lr, options.outer_momentum)
+            weights = self._weights.parameters
+            self._outer = Outer(weights, options.outer_lr, options.outer_momentum)
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         return PeriodicMember(table, self._place.team, self._rules, recorded)

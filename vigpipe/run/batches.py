@@ -21,9 +21,10 @@ def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
     rank_state.data_seconds = time.perf_counter() - began
     run, layout = rank_state.run, rank_state.run.layout
     if layout.num_teams > 1:
-        first = turn.item % layout.num_replicas // layout.team_size * layout.team_size
-        of_team = range(first, first + layout.team_size)
-        samples = (sum(run.share(share).sizes(batch.num_samples)) for share in of_team)
+        share = turn.item % layout.num_replicas
+        first = share - layout.team_of(share)[1]
+        of_team = map(run.share, range(first, first + layout.team_size))
+        samples = (sum(share.sizes(batch.num_samples)) for share in of_team)
         batch = replace(batch, num_samples=sum(samples))
     return batch
 

@@ -235,7 +235,7 @@ def make_rank_state(
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
     if strategy is None:
-        team, of_team = divmod(replica_index, layout.team_size)
+        team, of_team = layout.team_of(replica_index)
         place = Place(
             team=team,
             of_team=of_team,
@@ -315,7 +315,7 @@ def make_rank_state(
 def _in_team(share: Share, layout: Layout) -> Share:
     """Let a team score all images by itself, in micro-batches of the size that it trains on."""
     size = share.microbatch_size * layout.num_microbatches * layout.team_size
-    of_team = share.replica_index % layout.team_size
+    _, of_team = layout.team_of(share.replica_index)
     return Share(size, layout.num_microbatches, layout.team_size, of_team)
 
 

@@ -69,8 +69,8 @@ def _keep_best(rank_state: RankState) -> str:
     run = rank_state.run
     assert run.source.validation is not None
     score = evaluate(rank_state, run.source.validation)
-    own = None
-    if score is not None and rank_state.replica_index % run.layout.team_size == 0:
+    own, (_, of_team) = None, run.layout.team_of(rank_state.replica_index)
+    if score is not None and of_team == 0:
         own = rank_state.replica_index, score.top1, score.loss  # those of all its team
     scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
     best, second, *_ = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
