@@ -45,14 +45,12 @@ class Learned(NamedTuple):
         seed: of the run.
         top1: share of test images that are classified rightly by what the run keeps.
         loss: on the test images.
-        seconds: duration of the run.
     """
 
     way: str
     seed: int
     top1: float
     loss: float
-    seconds: float
 
 
 def bench_learning(options: LearningBench) -> None:
@@ -111,11 +109,9 @@ def _run(options: LearningBench, folder: Path, way: str, seed: int) -> Learned:
             f"the run of {way} with seed {seed} ended with exit code {code}; see its message above"
         )
     path = _folder_of(folder, way, seed) / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    test, seconds = summary["test"], summary["wall_seconds"]
-    found = Learned(way, seed, test["top1"], test["loss"], seconds)
-    told = f"{way}, seed {seed}: top-1 {found.top1:.2%}, loss {found.loss:.4f}, {seconds:.0f} s"
-    print(told, flush=True)
+    test = json.loads(path.read_text(encoding="utf-8"))["test"]
+    found = Learned(way, seed, test["top1"], test["loss"])
+    print(f"{way}, seed {seed}: top-1 {found.top1:.2%}, loss {found.loss:.4f}", flush=True)
     return found
 
 
@@ -131,9 +127,7 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
     rows = [_row(way, found, by_way["synchronous"]) for way, found in by_way.items()]
-    headers = [
-        "", "top-1", "min – max", "less than synchronous, seed by seed", "test loss", "seconds",
-    ]  # fmt: skip
+    headers = ["", "top-1", "min – max", "less than synchronous, seed by seed", "test loss"]
 
     def table(fmt: str) -> str:
         return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
@@ -172,5 +166,4 @@ def _row(way: str, found: Sequence[Learned], base: Sequence[Learned]) -> tuple[s
         f"{min(top1):.2%} – {max(top1):.2%}",
         " ".join(f"{100 * value:.2f}" for value in less),
         f"{fmean(losses):.4f}",
-        f"{fmean(f.seconds for f in found):.0f}",
     )
