@@ -19,7 +19,7 @@ def test_what_the_user_leaves_open_is_filled_in():
     resolved = with_replication_defaults(PERIODIC)
     found = resolved.average_every, resolved.average, resolved.items, resolved.final
     assert found == (20, "weights", "fixed", "mean")
-    assert (resolved.outer_lr, resolved.outer_momentum) == (None, None)
+    assert (resolved.outer_lr, resolved.outer_momentum, resolved.overlap) == (None, None, 0)
     outer = with_replication_defaults(replace(PERIODIC, average="outer", outer_momentum=0.9))
     assert (outer.outer_lr, outer.outer_momentum) == (1.0, 0.9)
     assert (resolved.pairs, resolved.answer) == (None, None)
@@ -59,6 +59,16 @@ def test_options_that_are_resolved_stay_as_they_are(config):
         (replace(GOSSIP, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
         (replace(GOSSIP, pairs="sets"), "must be even, and --dp is 3; choose --pairs any"),
         (replace(GOSSIP, pairs="sets", dp=2, answer="interval"), "--answer interval: with --pairs"),
+        (TrainConfig(overlap=2), "--overlap 2: says how .* add --strategy periodic"),
+        (replace(GOSSIP, overlap=2), "--overlap 2: is for averages of weights of all replicas"),
+        (
+            replace(PERIODIC, average="gradients", overlap=0),
+            "--overlap 0: .* and --average is gradients; leave it out, or choose",
+        ),
+        (
+            replace(PERIODIC, overlap=20),
+            "--overlap 20: must be less than --average-every, which is 20",
+        ),
         (replace(PERIODIC, trace=True), "--trace: accounts for steps"),
     ],
 )

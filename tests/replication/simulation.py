@@ -8,7 +8,7 @@ that changes of the table have to be tried again.
 import heapq
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,8 @@ class Log:
         given_back: items of steps that were not taken.
         averages: replicas that came to each average of all, by its number.
         pairs: averages of two replicas, in order.
+        given: steps after which a replica has given its weights for an average, by replica.
+        applied: steps after which it has applied it.
         evaluated: epochs after which the weights were scored, by replica.
         rests: steps at which all rested.
         seconds: when the last replica ended.
@@ -64,6 +66,8 @@ class Log:
     given_back: Counter[int] = field(default_factory=Counter)
     averages: Counter[int] = field(default_factory=Counter)
     pairs: list[tuple[int, int]] = field(default_factory=list)
+    given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    applied: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     evaluated: dict[int, list[int]] = field(default_factory=dict)
     rests: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -81,6 +85,7 @@ def simulate(
     exchange: float = 0.01,
     look: tuple[float, float] = (0.1, 0.6),
     close: float = 0.0,
+    overlap: bool = False,
     kill_at: int | None = None,
     progress: dict[str, Any] | None = None,
     watch: Callable[[Table], None] = lambda table: None,
@@ -95,6 +100,7 @@ def simulate(
         exchange: most seconds of an average.
         look: least and most seconds between two looks of a replica that waits.
         close: probability that a replica wants a checkpoint after an item.
+        overlap: whether replicas go on while an average is under way.
         kill_at: number of rests after which the run ends.
         progress: of an earlier run, which this one goes on with.
         watch: called with the table after every event.
@@ -154,6 +160,13 @@ def simulate(
             seconds = cost(r, rng)
             log.busy[r] += seconds
             at(time + seconds, r)
+        elif kind is Kind.GIVE:
+            log.given[r].append(len(log.items[r]))
+            at(time, r)
+        elif kind is Kind.AVERAGE and overlap:
+            log.applied[r].append(len(log.items[r]))
+            log.averages[len(log.applied[r])] += 1
+            at(time, r)
         elif kind is Kind.AVERAGE and decision.number == ALL:
             log.averages[came["average", r] + 1] += 1
             meet("average", size - 1, time, r)

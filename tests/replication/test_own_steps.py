@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.oracle import FirstOf, shortened
 from tests.world import GUARD, run_ranks
 from vigpipe import training
+from vigpipe.checkpoint.manifest import read_manifest
 from vigpipe.commands.check_replicas import InTurn
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.batches import ReplicaBatch
@@ -45,6 +46,7 @@ PLAIN = TrainConfig(
 )
 WEIGHTS = replace(PLAIN, strategy="periodic", average_every=EVERY)
 OUTER = replace(WEIGHTS, average="outer", outer_lr=0.7, outer_momentum=0.9)
+OVERLAPPED = replace(OUTER, average_every=2, overlap=1, checkpoint_every=4)
 GRADIENTS = replace(WEIGHTS, average="gradients")
 POOL = replace(WEIGHTS, items="pool", checkpoint_every=2)
 GOSSIP = replace(POOL, strategy="gossip", average_every=2)
@@ -55,8 +57,10 @@ ON_TWO = {
     "weights": WEIGHTS,
     "outer": OUTER,
     "mean": replace(OUTER, outer_lr=1.0, outer_momentum=0.0),
+    "overlapped": OVERLAPPED,
     "gradients": GRADIENTS,
     "pool": POOL,
+    "overlapped pool": replace(POOL, overlap=2),
     "pool of gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets"),
     "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),
@@ -75,10 +79,10 @@ ON_HOSTS = replace(
     checkpoint_every=2,
 )
 HOSTS = {"hosts": ON_HOSTS, "hosts of gradients": replace(ON_HOSTS, average="gradients")}
-ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "outer", "gradients")}
+ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "overlapped", "gradients")}
 # What these do depends on the time that things take.
-POOLS = ["pool", "pool of gradients", "gossip", "gossip of gradients"]
-GO_ON = ["pool", "gossip of gradients"]  # from a checkpoint
+POOLS = ["pool", "overlapped pool", "pool of gradients", "gossip", "gossip of gradients"]
+GO_ON = ["overlapped pool", "gossip of gradients"]  # from a checkpoint
 AGAIN = [*POOLS, *(f"{name} resumed" for name in GO_ON)]
 ON_THREE = {
     "weights": replace(GOSSIP, dp=3, batch_size=12, average_every=1),
@@ -211,7 +215,7 @@ def in_turn(config: TrainConfig, folder: Path) -> list[dict[str, Tensor]]:
     return [{f"model/{n}": t for n, t in m.state.state().items()} for m in models.models]
 
 
-@pytest.mark.parametrize("name", ["weights", "outer", "gradients", *POOLS])
+@pytest.mark.parametrize("name", ["weights", "outer", "overlapped", "gradients", *POOLS])
 def test_ranks_do_what_one_process_does_with_the_models_in_turn(name, two):
     expected = in_turn(ON_TWO[name], two / name)
     for actual, model in zip(replicas(two / name), expected, strict=True):
@@ -251,6 +255,11 @@ def test_the_number_of_stages_does_not_show(name, two, four):
 def test_a_run_that_goes_on_ends_like_one_that_did_not_stop(name, four):
     assert first_checkpoint(four / name).name < f"step-{NUM_STEPS:08d}"
     assert_same_end(four / f"{name} resumed", four / name)
+
+
+def test_a_checkpoint_holds_an_average_that_is_under_way(two):
+    manifest = read_manifest(first_checkpoint(two / "overlapped"))
+    assert manifest.replicas["progress"]["given"] == [4, 4]
 
 
 # ---- what each average means ------------------------------------------------------------------

@@ -15,6 +15,7 @@ from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.metrics import balance, summarize_replicas
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.table import SharedTable, new_table, resumed_table
+from vigpipe.replication.travel import Travel
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,7 +28,7 @@ def three():
 
 def follow_and_average(rank, world_size):
     averages = {d: average(rank, world_size, d) for d in (torch.float32, torch.float64)}
-    return follow(rank, world_size), averages, average_in_pairs(rank)
+    return follow(rank, world_size), averages, average_in_pairs(rank), go_on_meanwhile(rank)
 
 
 # ---- the table ------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def follow(rank, world_size):
 
 def test_all_ranks_of_a_pipeline_follow_the_first(three):
     expected = [(Kind.AVERAGE, 7), (Kind.END, 0), (Kind.TAKE, 10**15)]
-    assert [followed for followed, _, _ in three] == [expected] * 3
+    assert [followed for followed, *_ in three] == [expected] * 3
 
 
 # ---- averages -------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three)
     x = [values_of(r, 1000, dtype).double() for r in range(3)]
     expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).to(dtype)
     plain = ((x[0] + x[1] + x[2]) / 3).to(dtype)
-    for _, averages, _ in three:
+    for _, averages, *_ in three:
         whole, parts, halves, alike, sent, numbers = averages[dtype]
         assert torch.equal(whole, expected)
         assert torch.equal(parts, expected)
@@ -164,7 +165,7 @@ def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
     x[1] = x[2] = mean(x[1], x[2])
     x[0] = x[1] = mean(x[0], x[1])
     x[0] = x[2] = mean(x[0], x[2])
-    found = [pairs for _, _, pairs in three]
+    found = [pairs for _, _, pairs, _ in three]
     for r in range(3):
         assert torch.equal(found[r][0], x[r])
     # Neither half of a pair is lost: the sum of all replicas stays.
@@ -176,6 +177,54 @@ def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
         assert found[r][2] == 4.0
     # 4 P bytes each way in each pair.
     assert [f[3] for f in found] == [4 * 2009, 4 * 2000, 4 * 2009]
+
+
+def go_on_meanwhile(rank):
+    """Give numbers for an average, and take the mean two runs later; replica 2 is late."""
+    store = dist.PrefixStore("travel", dist.distributed_c10d._get_default_store())  # pyright: ignore
+    table, exchange = SharedTable(store, new_table(3), rank), Exchange(dist.group.WORLD)
+    num_samples = [3, 0, 5][rank]
+
+    def join(table):
+        table.joined[rank] += 1
+
+    def run_that_goes_on(before: Travel, has_come: bool) -> Travel:
+        travel = Travel({"x": torch.zeros(1000)}, exchange, store)
+        for name, tensor in travel.tensors().items():
+            tensor.copy_(before.tensors()[name])
+        travel.go_on(1, num_samples, has_come=has_come)
+        return travel
+
+    x = values_of(rank, 1000, torch.float32)
+    travel = Travel({"x": x}, exchange, store)
+    if rank < 2:
+        table.change(join)
+        travel.begin(1, num_samples)
+        x.zero_()  # what it does from here on does not matter
+        travel.pause(stop=False)
+        assert travel.is_under_way
+        travel.pause(stop=True)
+        travel = run_that_goes_on(travel, has_come=False)
+    else:
+        travel.pause(stop=False)  # nothing is under way here
+    dist.barrier()
+    if rank == 2:
+        table.change(join)
+        travel.begin(1, num_samples)
+    dist.barrier()
+    travel.pause(stop=True)  # all have given: the mean is there from now on
+    travel = run_that_goes_on(travel, has_come=True)
+    (given,), (mean,) = travel.end()
+    return given, mean, travel.is_under_way
+
+
+def test_a_mean_that_is_under_way_is_that_of_what_was_given_whoever_rests(three):
+    x = [values_of(r, 1000, torch.float32) for r in range(3)]
+    expected = ((3 * x[0].double() + 5 * x[2].double()) / 8).float()
+    for r, (*_, (given, mean, is_under_way)) in enumerate(three):
+        assert torch.equal(given, x[r])
+        assert torch.equal(mean, expected)
+        assert not is_under_way
 
 
 def test_a_replica_alone_is_its_own_mean():

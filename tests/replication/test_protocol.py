@@ -32,6 +32,7 @@ def simulated(
     from_pool: bool,
     recorded: list[Recorded] | None = None,
     gossip: dict[str, bool] | None = None,
+    overlap: int = 0,
     **options,
 ) -> Log:
     """Simulate periodic averaging, or gossip if there are options of it."""
@@ -41,11 +42,11 @@ def simulated(
     def make_member(table: SharedTable, index: int):
         own = None if recorded is None else recorded[index]
         if gossip is None:
-            return PeriodicMember(table, index, rules, own)
+            return PeriodicMember(table, index, rules, own, overlap=overlap)
         seed = options.get("seed", 0)
         return GossipMember(table, index, rules, own, seed=seed, **gossip)
 
-    return simulate(make_member, course, **options)
+    return simulate(make_member, course, overlap=overlap > 0, **options)
 
 
 def every_item(log: Log) -> Counter[int]:
@@ -73,6 +74,47 @@ def test_every_run_ends_with_every_item_done_once(num_replicas, average_every):
         if not close:
             assert not log.given_back
             assert not log.rests
+
+
+@pytest.mark.parametrize(("average_every", "overlap"), [(2, 1), (3, 2), (7, 3)])
+@pytest.mark.parametrize("num_replicas", [2, 3, 5, 8])
+def test_an_average_is_applied_exactly_so_many_steps_after_it_was_given_for(
+    num_replicas, average_every, overlap
+):
+    for seed in range(SEEDS // 2):
+        from_pool, close = bool(seed & 1), 0.1 if seed & 2 else 0.0
+        run = partial(simulated, num_replicas, average_every, from_pool=from_pool, overlap=overlap)
+        log = run(seed=seed, close=close)
+        assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
+        assert log.averages == dict.fromkeys(range(1, STEPS // average_every + 1), num_replicas)
+        assert log.table is not None
+        assert log.table.given == [-1] * num_replicas
+        for r, items in log.items.items():
+            ends = [*log.given[r][1:], len(items)]  # the next one, and the end, come first
+            due = [min(g + overlap, end) for g, end in zip(log.given[r], ends, strict=True)]
+            assert log.applied[r] == due, seed
+        again = run(seed=seed + 1000, recorded=collect(log.events, num_replicas))
+        assert (again.items, again.applied) == (log.items, log.applied)
+
+
+@pytest.mark.parametrize("from_pool", [False, True])
+def test_an_average_that_is_under_way_outlives_a_rest(from_pool):
+    """Each replica that has given its weights applies the average in the run that goes on."""
+    again = partial(simulated, 3, 3, from_pool=from_pool, overlap=2, close=0.2)
+    num_under_way = 0
+    for seed in range(60):
+        first = again(seed=seed, kill_at=1)
+        if not first.rests:
+            continue
+        assert first.table is not None
+        num_under_way += max(first.table.given) >= 0
+        second = again(seed=seed + 1000, progress=first.table.progress())
+        for r in range(3):
+            given = first.given[r] + [len(first.items[r]) + g for g in second.given[r]]
+            applied = first.applied[r] + [len(first.items[r]) + a for a in second.applied[r]]
+            ends = [*given[1:], len(first.items[r]) + len(second.items[r])]
+            assert applied == [min(g + 2, end) for g, end in zip(given, ends, strict=True)], seed
+    assert num_under_way > 10
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -171,7 +171,7 @@ def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
     """Run a case; every rank calls this and is a replica."""
     rank, size = dist.get_rank(), dist.get_world_size()
     num_steps = options.items // size
-    weights = Weights({"weights": torch.zeros(options.numbers)}, [])
+    weights = Weights({"weights": torch.zeros(options.numbers)}, {})
     config = TrainConfig(
         average_every=case.average_every,
         average=options.average,
@@ -217,7 +217,7 @@ def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
 
 def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     """Do what a training loop does, and sleep instead of computing."""
-    gradients = [torch.zeros_like(tensor) for tensor in weights.averaged]
+    gradients = [torch.zeros_like(tensor) for tensor in weights.averaged.values()]
     moments, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
     for turn in strategy.turns(0, is_evaluated=True):
         if isinstance(turn, TakeItem):

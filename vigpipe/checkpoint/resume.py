@@ -50,7 +50,8 @@ MAY_DIFFER = {
     *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),
 }
 
-_KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity")  # of tensors
+# Of tensors.
+_KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity", "given", "given_mean")
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 # Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.

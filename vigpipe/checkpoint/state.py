@@ -10,6 +10,8 @@ augmentation and the order of the data depend only on the options and the step.
     loss_scale/NAME         the factor of the loss in float16; from the last stage
     outer_old/NAME          weights after the last average, with --average outer
     outer_velocity/NAME     momentum of its outer optimizer
+    given/NAME              with --overlap, what was given last for an average,
+    given_mean/NAME         and the mean of that over the replicas, once all have given
 
 Where replicas take steps of their own, each has all of these: replica 0 under these names, so that
 its weights are found as those of any run, and replica r under replicaR/NAME.

@@ -180,13 +180,17 @@ class Act(NamedTuple):
     Attributes:
         item: that it takes a step with; None for an average without a step.
         group: the replicas that are averaged, it among them; empty for no average.
+        gives: whether it leaves a copy of its weights for the next average, and goes on.
     """
 
     item: int | None
     group: tuple[int, ...] = ()
+    gives: bool = False
 
 
-def acts_of(recorded: Recorded, replica: int, num_replicas: int, *, in_step: bool) -> list[Act]:
+def acts_of(
+    recorded: Recorded, replica: int, num_replicas: int, *, in_step: bool, overlap: int = 0
+) -> list[Act]:
     """Return what a replica did, in order.
 
     Args:
@@ -194,7 +198,10 @@ def acts_of(recorded: Recorded, replica: int, num_replicas: int, *, in_step: boo
         replica: which one it is.
         num_replicas: D.
         in_step: whether averages are part of a step; otherwise they come after it.
+        overlap: steps after which the mean of the weights that were given is applied.
     """
+    if overlap:
+        return _overlapping_acts(recorded, tuple(range(num_replicas)), overlap)
     groups: dict[int, list[tuple[int, ...]]] = {}  # that it was averaged with, by step
     for step in recorded.averages:
         groups.setdefault(step, []).append(tuple(range(num_replicas)))
@@ -203,9 +210,25 @@ def acts_of(recorded: Recorded, replica: int, num_replicas: int, *, in_step: boo
     acts: list[Act] = [Act(None, group) for group in groups.get(0, [])]
     for step, item in enumerate(recorded.items, 1):
         of_step = groups.get(step, [])
-        acts.append(Act(item, *of_step[:1]) if in_step else Act(item))
+        acts.append(Act(item, next(iter(of_step), ())) if in_step else Act(item))
         acts += [Act(None, group) for group in of_step[in_step:]]
     return acts + [Act(None, group) for group in groups.get(len(recorded.items) + 1, [])]
+
+
+def _overlapping_acts(recorded: Recorded, group: tuple[int, ...], overlap: int) -> list[Act]:
+    """Return what a replica did that applied each average some steps after it had given for it.
+
+    It applies the last one before it gives for the next, and when it has no items left.
+    """
+    num_steps = len(recorded.items)
+    ends = [*recorded.averages[1:], num_steps]
+    acts: dict[int, list[Act]] = {step: [] for step in range(num_steps + 1)}  # after each step
+    for given, end in zip(recorded.averages, ends, strict=False):
+        acts[given].append(Act(None, gives=True))
+        acts[min(given + overlap, end)].append(Act(None, group))
+    items = [Act(item) for item in recorded.items]
+    steps = chain.from_iterable([item, *acts[step]] for step, item in enumerate(items, 1))
+    return [*acts[0], *steps]
 
 
 @dataclass
@@ -217,6 +240,8 @@ class Model:
         alone: its strategy.
         acts: what it has left to do.
         samples: that stand behind its weights.
+        given: a copy of what is averaged, for an average that it has not applied yet.
+        given_samples: that stand behind it.
         losses: of the items that it has taken a step with.
     """
 
@@ -224,6 +249,8 @@ class Model:
     alone: Alone
     acts: deque[Act]
     samples: int = 0
+    given: dict[str, Tensor] = field(default_factory=dict)
+    given_samples: int = 0
     losses: list[float] = field(default_factory=list)
 
     @property
@@ -236,6 +263,11 @@ class Model:
         batch = self.batch(item)
         self.losses += _take(self.state, batch)
         self.samples += batch.num_samples
+
+    def give(self) -> None:
+        """Leave a copy of what is averaged."""
+        self.given = {name: tensor.clone() for name, tensor in self.averaged.items()}
+        self.given_samples, self.samples = self.samples, 0
 
     def batch(self, item: int) -> ReplicaBatch:
         """Read an item."""
@@ -278,7 +310,8 @@ class InTurn:
         for replica, of in enumerate(recorded):
             alone = Alone(run.course, replica, Peers())
             state = make_rank_state(run, replica, device, strategy=alone)
-            acts = acts_of(of, replica, num_replicas, in_step=self._in_step)
+            overlap = (run.config.overlap or 0) if num_replicas > 1 else 0
+            acts = acts_of(of, replica, num_replicas, in_step=self._in_step, overlap=overlap)
             self.models.append(Model(state, alone, deque(acts)))
         parameters = self.models[0].state.parameters()
         self._old = {name: p.detach().clone() for name, p in parameters.items()}
@@ -289,12 +322,17 @@ class InTurn:
         while any(model.acts for model in self.models):
             for model in self.models:
                 while model.acts and not model.acts[0].group:
-                    item = model.acts.popleft().item
-                    assert item is not None
-                    model.step(item)
+                    act = model.acts.popleft()
+                    if act.item is None:
+                        assert act.gives
+                        model.give()
+                    else:
+                        model.step(act.item)
             group = next(filter(None, map(self._ready, self.models)), ())
             if group and self._in_step:
                 self._step_with_mean([self.models[replica] for replica in group])
+            elif group and self._config.overlap:
+                self._apply_given([self.models[replica] for replica in group])
             elif group:
                 self._average_weights([self.models[replica] for replica in group])
             else:
@@ -337,21 +375,34 @@ class InTurn:
         for model in group:
             model.acts.popleft()
         counts = [model.samples for model in group]
-        num_samples = sum(counts)
         tensors = [model.averaged for model in group]
-        means = {
-            name: _mean([own[name] for own in tensors], counts if num_samples else [1] * len(group))
-            for name in tensors[0]
-        }
-        if self._config.average == "outer":
-            means |= self._outer(means)
-        for own in tensors:
-            for name, mean in means.items():
-                own[name].copy_(mean)
+        for name, new in self._new_weights(tensors, counts).items():
+            for own in tensors:
+                own[name].copy_(new)
         # All replicas count anew; two of them share their samples, the first takes an odd one.
         is_pair = self._config.strategy == "gossip"
         for place, model in enumerate(group):
-            model.samples = (num_samples + (place == 0)) // 2 if is_pair else 0
+            model.samples = (sum(counts) + (place == 0)) // 2 if is_pair else 0
+
+    @torch.no_grad()
+    def _apply_given(self, group: Sequence[Model]) -> None:
+        """Add to each replica's weights what the average changes of those that it has given."""
+        counts = [model.given_samples for model in group]
+        news = self._new_weights([model.given for model in group], counts)
+        for model in group:
+            model.acts.popleft()
+            for name, tensor in model.averaged.items():
+                is_weight = name in self._old  # running statistics become the mean itself
+                moved = tensor - model.given[name] if is_weight else 0
+                tensor.copy_(news[name] + moved)
+
+    def _new_weights(
+        self, tensors: Sequence[dict[str, Tensor]], counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return what all replicas take instead of their weights and statistics."""
+        counts = counts if any(counts) else [1] * len(counts)
+        means = {name: _mean([own[name] for own in tensors], counts) for name in tensors[0]}
+        return means | self._outer(means) if self._config.average == "outer" else means
 
     def _outer(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the new parameters: SGD with Nesterov momentum on old - mean (DiLoCo)."""

@@ -25,6 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *(
             "outer_lr",
             "outer_momentum",
+            "overlap",
             "pairs",
             "answer",
             "gossip_between",

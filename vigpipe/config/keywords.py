@@ -54,6 +54,7 @@ class TrainKeywords(TypedDict, total=False):
     average: choices.Average | None
     outer_lr: float | None
     outer_momentum: float | None
+    overlap: int | None
     pairs: choices.Pairs | None
     answer: choices.Answer | None
     gossip_between: choices.Between | None

@@ -117,6 +117,8 @@ class TrainConfig:
             the weights drives an optimizer of its own (DiLoCo).
         outer_lr: learning rate of that optimizer, SGD with Nesterov momentum; by default 1.
         outer_momentum: its momentum; by default 0.5, and 0.9 is for thousands of averages.
+        overlap: with periodic, own steps after which a replica applies an average, which travels
+            meanwhile; by default 0, where it waits.
         pairs: with gossip, whom a replica may draw as its partner: any that has none, the default;
             or sets, where even replicas draw odd ones.
         answer: with gossip, when a replica comes that was drawn: after its next item, the default,
@@ -240,6 +242,7 @@ class TrainConfig:
     average: Average | None = None
     outer_lr: float | None = None
     outer_momentum: float | None = None
+    overlap: int | None = None
     pairs: Pairs | None = None
     answer: Answer | None = None
     gossip_between: Between | None = None
@@ -393,6 +396,7 @@ def check_numbers(config: TrainConfig) -> None:
         "average_every": (1, 1e9),
         "outer_lr": (0, 1e6),
         "outer_momentum": (0, 0.999999),
+        "overlap": (0, 1e9),
         "timing_warmup": (0, 1e6),
         "timing_steps": (1, 1e6),
         "seed": (0, (1 << 63) - 1),

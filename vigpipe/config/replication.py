@@ -8,6 +8,8 @@ from vigpipe.errors import InputError
 # What a strategy other than synchronous takes if the user does not say otherwise.
 _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
+_OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
+_OVERLAPPING = {("periodic", average) for average in (None, "weights", "outer")}
 _GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
 
 
@@ -24,7 +26,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 "and with --strategy synchronous the same options give the same run; give those of "
                 "that run too, with --config"
             )
-        for name in (*_DEFAULTS, *_OUTER, *_GOSSIP):
+        for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS, *_GOSSIP):
             if getattr(config, name) is not None:
                 strategy = "gossip" if name in _GOSSIP else "periodic"
                 raise InputError(
@@ -39,8 +41,17 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         defaults |= _OUTER
     if config.strategy == "gossip":
         defaults |= _GOSSIP
+    elif config.average != "gradients":
+        defaults |= _OF_WEIGHTS
     missing = {name: v for name, v in defaults.items() if getattr(config, name) is None}
-    return replace(config, **missing)
+    config = replace(config, **missing)
+    assert config.average_every is not None
+    if config.overlap and config.overlap >= config.average_every:
+        raise InputError(
+            f"--overlap {config.overlap}: must be less than --average-every, which is "
+            f"{config.average_every}, so that an average is applied before the next one begins"
+        )
+    return config
 
 
 def _check_together(config: TrainConfig) -> None:
@@ -70,6 +81,14 @@ def _check_together(config: TrainConfig) -> None:
                 f"{flag(name)} {getattr(config, name)}: is for --average outer, and --average is "
                 f"{config.average or 'weights'}; leave it out, or choose outer"
             )
+    if config.overlap is not None and (config.strategy, config.average) not in _OVERLAPPING:
+        is_gossip = config.strategy == "gossip"
+        what = f"--strategy is {config.strategy}" if is_gossip else "--average is gradients"
+        raise InputError(
+            f"--overlap {config.overlap}: is for averages of weights of all replicas, which travel "
+            f"while each goes on, and {what}; leave it out, or choose --strategy periodic with "
+            "--average weights or outer"
+        )
     if config.final == "best" and not config.validation:
         raise InputError(
             "--final best: the validation images choose the best replica, and there are none; hold "

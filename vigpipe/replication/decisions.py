@@ -28,6 +28,7 @@ class Kind(IntEnum):
     EVALUATE = 4
     REST = 5
     END = 6
+    GIVE = 7
 
 
 ALL = -1  # instead of a partner: an average is one of all replicas
@@ -39,7 +40,8 @@ class Decision(NamedTuple):
     Attributes:
         kind: what it does.
         number: of the item that it takes, of the epoch that it evaluates, of the steps at which it
-            rests; or the replica that it is averaged with, which may be ALL.
+            rests, of the average that it gives its weights for and goes on; or the replica that it
+            is averaged with, which may be ALL.
     """
 
     kind: Kind

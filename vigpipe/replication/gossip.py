@@ -166,7 +166,8 @@ class Gossip(OwnSteps):
 
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
-        self._exchange.gather(self._weights.averaged[0].new_zeros(1))
+        some = next(iter(self._weights.parameters.values()))
+        self._exchange.gather(some.new_zeros(1))
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         options = self._options

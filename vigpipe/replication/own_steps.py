@@ -44,16 +44,16 @@ class Weights:
 
     Attributes:
         parameters: by name.
-        statistics: BatchNorm's running means and variances, in order.
+        statistics: BatchNorm's running means and variances, by name.
     """
 
     parameters: Mapping[str, Tensor]
-    statistics: Sequence[Tensor]
+    statistics: Mapping[str, Tensor]
 
     @property
-    def averaged(self) -> list[Tensor]:
+    def averaged(self) -> dict[str, Tensor]:
         """All of them, parameters first."""
-        return [*self.parameters.values(), *self.statistics]
+        return {**self.parameters, **self.statistics}
 
 
 def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
@@ -73,7 +73,7 @@ def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
         # others then come to an average with their last ones, and this replica has none to give.
         if not gradients or item is NoItem.NONE_LEFT:
             came = yield from member.average(in_step=False)
-            if came.kind is Kind.AVERAGE:
+            if came.kind in (Kind.AVERAGE, Kind.GIVE):
                 yield came
                 continue
         item = member.take()
@@ -156,6 +156,17 @@ class OwnSteps:
         """
         raise NotImplementedError
 
+    def _give(self, number: int) -> None:
+        """Give the weights for an average, by its number, and go on without waiting for it."""
+        raise NotImplementedError
+
+    def _before_rest(self, stop: bool) -> None:
+        """Leave nothing under way between the ranks, all of which rest.
+
+        Args:
+            stop: whether the run ends.
+        """
+
     def restore(self, progress: Mapping[str, Any]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already."""
         self._first = resumed_table(progress, self._course.num_replicas)
@@ -180,10 +191,13 @@ class OwnSteps:
             elif kind is Kind.AVERAGE:
                 self._partner = number
                 yield AverageWeights()
+            elif kind is Kind.GIVE:
+                self._give(number)
             elif kind is Kind.REST:
                 wish = Status(stop=self._stops)
                 everybody = Peers(self._place.num_ranks)
                 self._stops = agree(wish, everybody).stop
+                self._before_rest(self._stops)
                 yield Rest(number, self._stops)
             else:
                 break
@@ -256,7 +270,7 @@ class OwnSteps:
     @torch.no_grad()
     def average_weights(self) -> None:
         """Average weights and running statistics, weighted with the samples trained on."""
-        averaged = self._weights.averaged
+        averaged = list(self._weights.averaged.values())
         with self._averaging():
             weight = averaged[0].new_tensor(self._samples, dtype=torch.float64)
             means, total = self._exchange.mean(averaged, weight, self._partner)
@@ -299,7 +313,8 @@ class OwnSteps:
         with one. With gradients, it is the only one of weights, and counts all samples since the
         start.
         """
-        samples = self._weights.averaged[0].new_tensor([self._samples], dtype=torch.float64)
+        some = next(iter(self._weights.parameters.values()))
+        samples = some.new_tensor([self._samples], dtype=torch.float64)
         if self._exchange.gather(samples).any():
             self._partner = ALL
             self.average_weights()

@@ -9,36 +9,106 @@ weights    Local SGD, Stich, arXiv:1805.09767: after every TAU steps all replica
 outer      DiLoCo, Douillard et al., arXiv:2311.08105, algorithm 1: what the mean differs by from
            the weights after the last average drives an optimizer of its own (`replication.outer`).
 
+--overlap  DaSGD, Zhou et al., arXiv:2006.00441: a replica leaves a copy of its weights, and goes on
+           without waiting. After exactly K steps of its own it adds what the average has changed:
+           weights + (new - copy). So the steps meanwhile are not lost. Running statistics become
+           the mean of the copies. A replica that comes to its next average before, or that has no
+           items left, applies the last one then.
+
 A rank sends 2 (D - 1) / D * 4 P bytes in an average of P numbers in float32: gradients, or weights
 and running statistics (`replication.exchange`).
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
-from vigpipe.replication.member import Member, Waiting
+from vigpipe.replication.member import Member, Rules, Waiting
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.table import SharedTable, Table
+from vigpipe.replication.travel import Travel
 
 
 class PeriodicMember(Member):
-    """A replica that is averaged with all others; see `Member`."""
+    """A replica that is averaged with all others; see `Member`.
+
+    Args:
+        table: the table of all replicas.
+        replica_index: which of them this is.
+        rules: what the options say.
+        recorded: what it is to do again; None if it is free.
+        overlap: K, own steps after which an average is applied; with 0 it waits for each.
+    """
+
+    def __init__(
+        self,
+        table: SharedTable,
+        replica_index: int,
+        rules: Rules,
+        recorded: Recorded | None = None,
+        *,
+        overlap: int = 0,
+    ) -> None:
+        super().__init__(table, replica_index, rules, recorded)
+        self._overlap = overlap
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
-        """Come to the next average if it is due, and wait until every replica has."""
-        if not self._is_due(self._table.read(), num_open=int(in_step)):
+        """Come to the next average if it is due, or apply the last one; wait until all have come.
+
+        With an overlap the replica does not wait when it comes, only when it applies.
+        """
+        table = self._table.read()
+        is_due, given = self._is_due(table, num_open=int(in_step)), table.given[self._index]
+        if given >= 0 and (is_due or self._has_overlapped(table, given)):
+            return (yield from self._receive(table.joined[self._index]))
+        if not is_due:
             return OWN_GRADIENTS
+        if self._overlap:
+            return self._give()
         if not (yield from self._join()):
             return NO_STEP
         return Decision(Kind.AVERAGE, ALL)
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
-        return not (for_good and self._is_due(table))
+        return not (for_good and (self._is_due(table) or table.given[self._index] >= 0))
+
+    def _has_overlapped(self, table: Table, given: int) -> bool:
+        """Whether an average must be applied, of weights that were given after so many steps."""
+        num_steps = table.taken[self._index] - given
+        has_item = table.leases[self._index] >= 0 or self._next_item(table) is not None
+        return num_steps >= self._overlap or not has_item
+
+    def _give(self) -> Decision:
+        """Give weights for the next average, and go on."""
+
+        def give(table: Table) -> tuple[int, int]:
+            table.joined[self._index] += 1
+            table.given[self._index] = table.taken[self._index]
+            table.given_samples[self._index] = self.samples
+            return table.joined[self._index], table.taken[self._index]
+
+        number, step = self._table.change(give)
+        self.events.append({"replica": self._index, "step": step, "average": number})
+        return Decision(Kind.GIVE, number)
+
+    def _receive(self, number: int) -> Waiting[Decision]:
+        """Wait until all replicas have given their weights for an average, unless all rest."""
+
+        def receive(table: Table) -> None:
+            table.given[self._index] = -1
+
+        while min((table := self._table.read()).joined) < number:
+            if self._is_closed(table):
+                return NO_STEP
+            yield
+        self._table.change(receive)
+        return Decision(Kind.AVERAGE, ALL)
 
     def _is_due(self, table: Table, num_open: int = 0) -> bool:
         """Whether this replica must come to an average.
@@ -93,9 +163,12 @@ class Periodic(OwnSteps):
     """The strategy of ranks whose replicas are averaged now and then; see `OwnSteps`."""
 
     _outer: Outer | None = None
+    _travel: Travel | None = None  # with --overlap; a replica alone waits for nobody
 
     def _prepare(self) -> None:
         options = self._options
+        if options.overlap and self._course.num_replicas > 1:
+            self._travel = Travel(self._weights.averaged, self._exchange, self._store)
         if options.average == "outer":
             assert options.outer_lr is not None
             assert options.outer_momentum is not None
@@ -103,7 +176,41 @@ class Periodic(OwnSteps):
             self._outer = Outer(weights, options.outer_lr, options.outer_momentum)
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        return PeriodicMember(table, self._place.team, self._rules, recorded)
+        overlap = 0 if self._travel is None else self._options.overlap or 0
+        return PeriodicMember(table, self._place.team, self._rules, recorded, overlap=overlap)
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        """Go on where an earlier run has rested, with an average that was under way."""
+        super().restore(progress)
+        first, team = self._first, self._place.team
+        if self._travel is not None and first.given[team] >= 0:
+            number, num_samples = first.joined[team], first.given_samples[team]
+            self._travel.go_on(number, num_samples, has_come=min(first.joined) >= number)
+
+    def _give(self, number: int) -> None:
+        assert self._travel is not None
+        self._travel.begin(number, self._samples)
+        self._count_samples(0)
+
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        """Average weights and running statistics, or apply the average that was under way."""
+        if self._travel is None or not self._travel.is_under_way:
+            super().average_weights()
+            return
+        with self._averaging():
+            given, means = self._travel.end()
+            news = self._apply(means)
+            weights, statistics = self._weights.parameters, self._weights.statistics
+            n = len(weights)
+            for weight, new, copy in zip(weights.values(), news[:n], given[:n], strict=True):
+                weight.copy_(new + (weight - copy))
+            for statistic, new in zip(statistics.values(), news[n:], strict=True):
+                statistic.copy_(new)
+
+    def _before_rest(self, stop: bool) -> None:
+        if self._travel is not None:
+            self._travel.pause(stop)
 
     def _apply(self, means: list[Tensor]) -> list[Tensor]:
         if self._outer is None:
@@ -115,5 +222,6 @@ class Periodic(OwnSteps):
         return 0
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the state of the outer optimizer."""
-        return {} if self._outer is None else self._outer.tensors()
+        """Return the state of the outer optimizer, and what is under way."""
+        tensors = {} if self._outer is None else self._outer.tensors()
+        return tensors if self._travel is None else tensors | self._travel.tensors()

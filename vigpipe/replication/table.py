@@ -39,6 +39,9 @@ class Table:
         samples: samples that stand behind the replica's weights: those that it has trained on since
             all were averaged, or its share of those that a pair has trained on.
         joined: averages that the replica has come to, of all or in pairs.
+        given: steps that it had taken when it gave its weights for an average that it has not
+            applied yet (`replication.travel`); -1 for none.
+        given_samples: samples that stood behind these weights.
         closings: how often the pool was closed, so that all could rest.
         evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never.
         rests: how many of the closings the replica has followed.
@@ -55,6 +58,8 @@ class Table:
     last: list[int]
     samples: list[int]
     joined: list[int]
+    given: list[int]
+    given_samples: list[int]
     evaluated: int
     closings: int
     rests: list[int]
@@ -70,8 +75,8 @@ class Table:
 
     def progress(self) -> dict[str, Any]:
         """Return what a later run needs to go on from a rest: an entry of a checkpoint."""
-        names = ("drawn", "taken", "leases", "last", "samples", "joined", "evaluated")
-        return {name: getattr(self, name) for name in names}
+        passing = ("closings", "rests", "finished", "partners", "waiting", "version", "by")
+        return {name: value for name, value in vars(self).items() if name not in passing}
 
 
 def new_table(num_replicas: int) -> Table:
@@ -83,6 +88,8 @@ def new_table(num_replicas: int) -> Table:
         last=[-1] * num_replicas,
         samples=[0] * num_replicas,
         joined=[0] * num_replicas,
+        given=[-1] * num_replicas,
+        given_samples=[0] * num_replicas,
         evaluated=-1,
         closings=0,
         rests=[0] * num_replicas,
@@ -159,6 +166,11 @@ class SharedTable:
             if self._text == desired:
                 self.last_seen = table
                 return result
+
+
+def read_table(store: Store) -> Table:
+    """Return the table as it is now; wait until there is one."""
+    return _parse(store.get(KEY).decode())
 
 
 def _parse(text: str) -> Table:

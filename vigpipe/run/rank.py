@@ -249,7 +249,9 @@ def make_rank_state(
             num_moments=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
         )
         parameters = {name: p for model in models for name, p in model.named_parameters()}
-        weights = Weights(parameters, statistics.running)
+        names = {id(b): name for model in models for name, b in model.named_buffers()}
+        running = {names[id(statistic)]: statistic for statistic in statistics.running}
+        weights = Weights(parameters, running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
     scorers = Scorers(share if layout.num_teams == 1 else _in_team(share, layout), groups.summed)
