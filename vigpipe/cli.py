@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -144,17 +145,22 @@ def make_app(arguments: list[str]) -> App:
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
-        """Time steps, stages, blocks and their parts, and account for the bubble."""
+        """Time steps, stages, blocks and their parts, and account for the bubble.
+
+        Of replicas that take steps of their own, it tells who worked, waited and averaged.
+        """
         from vigpipe.start import run_on_ranks
 
         if not config.timing:
             raise InputError("--no-timing: is what vigpipe time is for; use vigpipe train")
         if config.test_batches < 1:
             raise InputError(f"--test-batches {config.test_batches}: must be at least 1")
+        work = "vigpipe.commands.time:time_steps"
+        if config.strategy != "synchronous":
+            work = "vigpipe.commands.time_replicas:time_replicas"
+            config = replace(config, timing=False, trace=False)
         batches = {"num_test_batches": config.test_batches}
-        return run_on_ranks(
-            config, arguments, "vigpipe.commands.time:time_steps", RUN_FILES, batches
-        )
+        return run_on_ranks(config, arguments, work, RUN_FILES, batches, any_strategy=True)
 
     @app.command
     def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008

@@ -115,7 +115,7 @@ def _run(
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
     if config.strategy != "synchronous" and not any_strategy:
-        raise InputError(f"--strategy {config.strategy}: is for vigpipe train and vigpipe check")
+        raise InputError(f"--strategy {config.strategy}: is for vigpipe train, check and time")
     if config.resume == "auto" and config.out is None:
         raise InputError("--resume auto: goes on with the run in --out; name that folder")
     if config.download and launch.launcher in ("srun", "torchrun"):

@@ -244,6 +244,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             if kept := settle(rank_state):
                 log(kept)
             scores = evaluate_now(run.course.epoch(run.num_steps - 1))
+            write_events()  # of the last average
         if scores is None:  # the checkpoint was of the last step
             scores = evaluate_all(rank_state)
         rank_state.job.close()

@@ -186,3 +186,16 @@ def test_wrong_options_are_one_sentence(arguments, words, tmp_path, capsys):
     assert words in told
     assert told.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_replicas_with_steps_of_their_own_are_told_who_worked_and_waited(capsys, tmp_path):
+    options = ["--strategy", "gossip", "--average-every", "2", "--items", "pool"]
+    assert main(["time", *SMALL, *SHORT, *options, "--out", str(tmp_path / "run")]) == 0
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *("config.toml", ".lock", "metrics.jsonl", "summary.json", "events.jsonl"),
+    }
+    (account,) = json.loads((tmp_path / "run" / "summary.json").read_text())["replicas"]["each"]
+    assert (account["items"], account["samples"]) == (5, 40)  # without the warm-up
+    out = capsys.readouterr().out
+    assert out.splitlines()[2].split()[:4] == ["replica", "items", "ms", "an"]
+    assert "images/s of all replicas; the first 1 items of each are left out" in out

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tests.world import GUARD, run_ranks
 from vigpipe.parallel.agreement import Peers
+from vigpipe.replication import diary
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.exchange import Exchange
@@ -261,6 +262,46 @@ def test_it_is_torchs_sgd_with_nesterov_momentum_on_the_differences():
 
 
 # ---- metrics --------------------------------------------------------------------------------
+
+
+# ---- the diary ------------------------------------------------------------------------------
+
+
+def test_what_is_within_something_else_interrupts_it(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(diary.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(diary.time, "time", lambda: clock[0] + 1000)
+    of = diary.Diary()
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    with of.doing("worked"):
+        passes(1.0)
+        with of.doing("waited"):
+            passes(0.25)
+        with of.doing("averaged"):
+            passes(0.5)
+        passes(1.0)
+        with of.doing("waited"):
+            passes(0.0005)  # so brief that it is no row
+        passes(2.0)
+    passes(5.0)  # at nothing that is told
+    with of.doing("saved"):
+        passes(1.0)
+        rows = of.take_rows(3)  # what goes on is not told yet
+    spans = [(row["did"], row["from"] - 1100, round(row["to"] - 1100, 4)) for row in rows]
+    assert spans == [
+        ("worked", 0.0, 1.0),
+        ("waited", 1.0, 1.25),
+        ("averaged", 1.25, 1.75),
+        ("worked", 1.75, 4.7505),
+    ]
+    assert {row["replica"] for row in rows} == {3}
+    assert [row["did"] for row in of.take_rows(3)] == ["saved"]
+    assert of.seconds == pytest.approx(
+        {"worked": 4.0, "waited": 0.2505, "averaged": 0.5, "evaluated": 0.0, "saved": 1.0}
+    )
 
 
 def test_balance_of_equal_and_of_unequal_loads():

@@ -56,16 +56,12 @@ class Decisions:
 
     Args:
         peers: the ranks of the pipeline.
-
-    Attributes:
-        waiting_seconds: for how long this rank has waited for decisions.
     """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._decide: Iterator[Decision | None] | None = None
         self._check: Callable[[], None] = lambda: None
-        self.waiting_seconds = 0.0
 
     def begin(self, decide: Iterator[Decision | None], check: Callable[[], None]) -> None:
         """Begin to decide, on the first rank of the pipeline.
@@ -83,13 +79,11 @@ class Decisions:
         Raises:
             RuntimeError: a peer or another replica was lost.
         """
-        began = time.perf_counter()
         while True:
             decision = None if self._decide is None else self._look(self._decide)
             if self._peers.size > 1:
                 decision = self._told(decision)
             if decision is not None:
-                self.waiting_seconds += time.perf_counter() - began
                 return decision
 
     def _look(self, decide: Iterator[Decision | None]) -> Decision | None:

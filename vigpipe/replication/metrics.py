@@ -1,6 +1,6 @@
 """How evenly the replicas have worked, from what each of them has counted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -42,3 +42,56 @@ def summarize_replicas(accounts: Sequence[Sequence[dict[str, Any]]]) -> dict[str
         "items": balance([replica["items"] for replica in replicas]),
         "busy": balance([replica["busy_seconds"] for replica in replicas]),
     }
+
+
+EACH = (
+    "replica",
+    "items",
+    "ms an item",
+    "images",
+    "images/s",
+    "worked",
+    "waited",
+    "averaged",
+    "averages",
+    "sent",
+)
+EVENNESS = ("", "CV", "imbalance", "efficiency")
+
+
+def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """Make a row of cells for each replica, under the heads of EACH.
+
+    Shares are those of the time that it worked, waited or averaged.
+
+    Args:
+        replicas: the tables of `summarize_replicas`.
+    """
+    rows = []
+    for number, replica in enumerate(replicas):
+        seconds = [replica[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
+        whole = sum(seconds) or 1.0
+        rows.append(
+            [
+                str(number),
+                f"{replica['items']:.0f}",
+                f"{1e3 * replica['busy_seconds'] / max(1, replica['items']):,.1f}",
+                f"{replica['samples']:,.0f}",
+                f"{replica['samples'] / whole:,.1f}",
+                *(f"{part / whole:.1%}" for part in seconds),
+                f"{replica['averages']:.0f}",
+                f"{replica['bytes_sent'] / 1e6:,.1f} MB",
+            ]
+        )
+    return rows
+
+
+def rows_of_evenness(replicas: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Make rows of cells that say how even items and work were, under the heads of EVENNESS.
+
+    Args:
+        replicas: "items" and "busy" of `summarize_replicas`.
+    """
+    names = {"items": "items", "busy": "seconds of work"}
+    measures = ("cv", "imbalance", "efficiency")
+    return [[name, *(f"{replicas[k][m]:.3f}" for m in measures)] for k, name in names.items()]

@@ -9,7 +9,6 @@ trained on. BatchNorm's running statistics are averaged with the weights; with g
 moments of those who are averaged are pooled. The optimizer's state stays with the replica.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from vigpipe.parallel.agreement import (
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Decisions, Kind
+from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.member import Member, NoItem, Rules
 from vigpipe.replication.place import Place
@@ -133,8 +133,8 @@ class OwnSteps:
         self._partner = ALL  # with whom weights are averaged next
         self._samples = 0  # that the replica was trained on since it was averaged
         self._new_samples: int | None = None  # of the last item; None if it was given back
-        self._num_items = self._num_averages = 0
-        self._busy_seconds = self._averaging_seconds = 0.0
+        self._num_items = self._num_averages = self._num_samples = 0
+        self._diary = Diary()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -177,15 +177,14 @@ class OwnSteps:
         if self._place.is_first:
             self._decisions.begin(self._decide(), self._watch())
         while True:
-            kind, number = self._decisions.next()
+            kind, number = self._next_decision()
             if kind is Kind.TAKE:
-                began, idle_before = time.perf_counter(), self._idle_seconds
-                yield self._own_share(number)
-                idle = self._idle_seconds - idle_before
-                self._busy_seconds += time.perf_counter() - began - idle
+                with self._diary.doing("worked"):
+                    yield self._own_share(number)
                 self._num_items += self._new_samples is not None
             elif kind is Kind.EVALUATE:
-                yield Evaluate(number)
+                with self._diary.doing("evaluated"):
+                    yield Evaluate(number)
             elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
                 self._give_nothing(number)
             elif kind is Kind.AVERAGE:
@@ -194,15 +193,21 @@ class OwnSteps:
             elif kind is Kind.GIVE:
                 self._give(number)
             elif kind is Kind.REST:
-                wish = Status(stop=self._stops)
-                everybody = Peers(self._place.num_ranks)
-                self._stops = agree(wish, everybody).stop
-                self._before_rest(self._stops)
-                yield Rest(number, self._stops)
+                with self._diary.doing("saved"):
+                    wish = Status(stop=self._stops)
+                    everybody = Peers(self._place.num_ranks)
+                    self._stops = agree(wish, everybody).stop
+                    self._before_rest(self._stops)
+                    yield Rest(number, self._stops)
             else:
                 break
         if self._first.drawn < self._course.num_items or max(self._first.leases) >= 0:
-            yield Rest(self._course.num_steps, stop=False)
+            with self._diary.doing("saved"):
+                yield Rest(self._course.num_steps, stop=False)
+
+    def _next_decision(self) -> Decision:
+        with self._diary.doing("waited"):
+            return self._decisions.next()
 
     def _decide(self) -> Iterator[Decision | None]:
         index = self._place.team
@@ -233,7 +238,7 @@ class OwnSteps:
         without samples is not taken, unless other replicas have some.
         """
         self._new_samples = num_samples
-        kind, partner = self._decisions.next() if self._rules.gradients else OWN_GRADIENTS
+        kind, partner = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if kind is Kind.AVERAGE:
             return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
         if kind is Kind.NO_STEP:
@@ -278,15 +283,10 @@ class OwnSteps:
                 tensor.copy_(new)
             self._count_samples(self._samples_after(total))
 
-    @property
-    def _idle_seconds(self) -> float:
-        return self._decisions.waiting_seconds + self._averaging_seconds
-
     @contextmanager
     def _averaging(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._averaging_seconds += time.perf_counter() - began
+        with self._diary.doing("averaged"):
+            yield
         self._num_averages += 1
 
     def _count_samples(self, num_samples: int) -> None:
@@ -297,6 +297,7 @@ class OwnSteps:
     def hear(self, agreement: Agreement) -> None:
         """Close the pool if a rank of this replica wants a checkpoint, or to stop."""
         self._count_samples(self._samples + (self._new_samples or 0))
+        self._num_samples += self._new_samples or 0
         self._stops |= agreement.stop
         if agreement.save or agreement.stop:
             self.ask_to_save()
@@ -324,12 +325,12 @@ class OwnSteps:
         own = None if self._member is None else self._member.see().progress()
         return all_gather_values(own, *self.peers)[0]
 
-    def take_events(self) -> list[dict[str, int]]:
+    def take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since it was last asked, on its first rank."""
         if self._member is None:
             return []
         events, self._member.events = self._member.events, []
-        return events
+        return events + self._diary.take_rows(self._place.team)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return nothing: there is no state beside the model's and its optimizer's."""
@@ -337,12 +338,14 @@ class OwnSteps:
 
     def account(self) -> Mapping[str, float]:
         """Return what this replica has done, as far as this rank knows."""
+        seconds = self._diary.seconds
         return {
             "items": self._num_items,
+            "samples": self._num_samples,
             "averages": self._num_averages,
-            "busy_seconds": self._busy_seconds,
-            "waiting_seconds": self._decisions.waiting_seconds,
-            "averaging_seconds": self._averaging_seconds,
+            "busy_seconds": seconds["worked"],
+            "waiting_seconds": seconds["waited"],
+            "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,
         }
 

@@ -11,6 +11,8 @@ Steps are counted from 1, the replica's own. Nothing else depends on how long an
 whoever takes the same items in the same order, and comes to the same averages, ends in the same
 weights, bit for bit. (A replica that comes to an average of gradients without one of its own, since
 no item was left, does so in the step after its last.)
+
+Rows with "did" tell when a replica did what (`replication.diary`): for people, not for replay.
 """
 
 from collections import deque
@@ -50,7 +52,8 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
     """Collect the rows of events.jsonl by replica.
 
     Args:
-        rows: the rows, without those that tell how the run was started.
+        rows: the rows, without those that tell how the run was started; those of when a replica
+            did what are passed over.
         num_replicas: D.
 
     Raises:
@@ -58,6 +61,8 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
     """
     recorded = [Recorded() for _ in range(num_replicas)]
     for row in rows:
+        if "did" in row:
+            continue
         replica, step = row.get("replica", -1), row.get("step", -1)
         kinds = row.keys() - {"replica", "step"}
         is_event = _is_count(replica) and _is_count(step) and len(kinds) == 1

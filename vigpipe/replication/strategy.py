@@ -132,7 +132,7 @@ class Strategy(Protocol):
         """Return what a later run needs to go on from a rest, besides tensors."""
         ...
 
-    def take_events(self) -> list[dict[str, int]]:
+    def take_events(self) -> list[dict[str, Any]]:
         """Return what this rank knows to have been done since it was last asked (`record`)."""
         ...
 

@@ -80,7 +80,7 @@ class Synchronous:
         """Return nothing: the step is all that there is to know."""
         return {}
 
-    def take_events(self) -> list[dict[str, int]]:
+    def take_events(self) -> list[dict[str, Any]]:
         """Return nothing: every step is the same."""
         return []
 

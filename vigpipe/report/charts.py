@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vigpipe.analysis.account import PARTS, Account
+from vigpipe.replication.diary import Deed
 from vigpipe.report.markup import escape
+from vigpipe.report.replica_files import Doing
 from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import Span
 from vigpipe.timing.boxes import COLOURS, HATCHES, Look, by_look, label, places_of_stages
@@ -20,6 +22,13 @@ PIECE_COLOURS = {
     "FFN": "#56b4e9",
     "rest of the block": "#dddddd",
     "whole": "#999999",
+}
+DEED_COLOURS: dict[Deed, str] = {
+    "worked": COLOURS["forward"],
+    "waited": COLOURS["wait input"],
+    "averaged": COLOURS["all-reduce"],
+    "evaluated": COLOURS["optimizer"],
+    "saved": COLOURS["other"],
 }
 TEXT_COLOUR = "#111111"  # readable in boxes of all these colours
 SMALLEST_TEXT = 10  # pixels; a number that would be smaller in its box is left out
@@ -61,6 +70,46 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
     figure.update_layout(barmode="relative", xaxis_title="milliseconds a step (means)")
     figure.update_yaxes(autorange="reversed", fixedrange=True)
     return styled(figure, height=130 + ROW_PIXELS * len(accounts))
+
+
+def replica_chart(doings: Sequence[Doing]) -> "Figure":
+    """Draw what each replica did when, with one row per replica."""
+    from plotly.graph_objects import Bar, Figure
+
+    bars = []
+    for deed, colour in DEED_COLOURS.items():
+        alike = [doing for doing in doings if doing.deed == deed]
+        if not alike:
+            continue
+        seconds = [doing.end - doing.start for doing in alike]
+        bars.append(
+            Bar(
+                name=deed,
+                orientation="h",
+                y=[doing.replica for doing in alike],
+                base=[doing.start for doing in alike],
+                x=seconds,
+                width=0.88,
+                marker=_marker(colour, HATCHES["wait input"] if deed == "waited" else ""),
+                hovertext=[
+                    f"replica {d.replica} {deed}<br>{d.start:.3f} – {d.end:.3f} s, {s:.3f} long"
+                    for d, s in zip(alike, seconds, strict=True)
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
+    figure = Figure(bars)
+    replicas = sorted({doing.replica for doing in doings})
+    figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
+    figure.update_xaxes(title_text="seconds")
+    figure.update_yaxes(
+        tickvals=replicas,
+        ticktext=[f"replica {replica}" for replica in replicas],
+        range=[replicas[-1] + 0.5, replicas[0] - 0.5],
+        fixedrange=True,
+        showgrid=False,
+    )
+    return styled(figure, height=130 + ROW_PIXELS * len(replicas))
 
 
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":

@@ -12,6 +12,7 @@ from vigpipe.report.charts import as_html
 from vigpipe.report.comparison import Line, differences, progress, ratios, run_table
 from vigpipe.report.markup import escape, paragraph, table
 from vigpipe.report.read import ReportedRun, read_runs
+from vigpipe.report.replicas import replica_section
 from vigpipe.report.style import HEAD
 from vigpipe.report.terms import explain
 from vigpipe.report.times import has_times, time_sections
@@ -49,7 +50,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
 
     names = ", ".join(run.name for run in runs)
     title = f"vigpipe report: {names if len(runs) <= 3 else f'{len(runs)} runs'}"
-    body = "\n".join([*_overview(runs), *_courses(runs), *_times(runs)])
+    body = "\n".join([*_overview(runs), *_courses(runs), *_replicas(runs), *_times(runs)])
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{MARK}\n<title>{escape(title)}</title>\n'
         f"{HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
@@ -109,6 +110,13 @@ def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
 def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     evaluations = [row for run in runs for row in run.evaluations]
     has_validation = any(row.validation_top1 is not None for row in evaluations)
+    own_steps = [run.name for run in runs if run.replicas is not None]
+    if own_steps:
+        yield paragraph(
+            f"Replicas took steps of their own in {', '.join(own_steps)}. Loss, accuracy, learning "
+            "rate and throughput are those of replica 0, until the end, when one is made of all.",
+            "note",
+        )
     if any(run.steps for run in runs):
         yield "<h2>Loss</h2>"
         validation = "; dashes and dots: of the validation images" if has_validation else ""
@@ -137,6 +145,13 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
             "Images a second; evaluations are not counted, and smaller last batches left out."
         )
         yield as_html(curves.throughput_chart(runs), "throughput")
+
+
+def _replicas(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    for index, run in enumerate(runs):
+        if run.replicas is not None:
+            yield f"<h2>Replicas of {escape(run.name)}</h2>"
+            yield from replica_section(run.replicas, index)
 
 
 def _times(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
 from vigpipe.report.fields import Fields, parse_object
+from vigpipe.report.replica_files import ReportedReplicas, read_replicas
 from vigpipe.report.timing_files import ReportedTiming, read_timing
 from vigpipe.run.folder import is_locked
 
@@ -63,6 +64,7 @@ class ReportedRun:
         running: whether the run goes on: its process holds the folder's lock.
         unfinished: how the run ended before its time; empty for a finished or a running one.
         timing: content of the timing files; None for a run that was not timed.
+        replicas: what replicas with steps of their own did; None if all took every step together.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ReportedRun:
     running: bool
     unfinished: str
     timing: ReportedTiming | None
+    replicas: ReportedReplicas | None = None
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -125,6 +128,7 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
         running=running,
         unfinished=unfinished,
         timing=read_timing(folder, fields),
+        replicas=read_replicas(folder, fields),
     )
 
 

@@ -38,6 +38,14 @@ TERMS = {
     "other": "statistics of norms, clipping, moving averages, and what lies between",
     "unaccounted": "what none of the others covers",
     "between steps": "from the end of a step to the beginning of the next one",
+    # Replicas with steps of their own.
+    "item": "one replica's share of a step, which may be any replica's",
+    "worked": "on its items, from reading images to the update of the weights",
+    "waited": "for others: to be averaged with them, or to rest with them for a checkpoint",
+    "averaged": "exchanging and averaging weights or gradients, as far as the replica waits for it",
+    "CV": "standard deviation over the mean; 0 if all are equal",
+    "imbalance of loads": "the largest over the mean; 1 if all are equal",
+    "efficiency": "the mean over the largest; the rest to 1 is idle where all wait for the largest",
     # Parts of the model.
     "stem": "turns an image into nodes",
     "block": "a Grapher and an FFN",

@@ -1,7 +1,7 @@
 """Collect what summary.json says about a run."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,14 +55,20 @@ def summarize(
     }
 
 
-def gather_accounts(rank_state: RankState) -> list[list[dict[str, Any]]]:
+def gather_accounts(
+    rank_state: RankState, own: Mapping[str, float] | None = None
+) -> list[list[dict[str, Any]]]:
     """Gather what all ranks have counted; all of them call this.
+
+    Args:
+        rank_state: this rank's state.
+        own: what this rank has counted; by default since it began.
 
     Returns:
         The accounts of the ranks of each replica, or of each team of them, first rank first.
     """
     layout = rank_state.run.layout
-    own = dict(rank_state.strategy.account())
-    by_rank = all_gather_values(own, layout.world_size)
+    own = rank_state.strategy.account() if own is None else own
+    by_rank = all_gather_values(dict(own), layout.world_size)
     size = layout.pipeline_size * layout.team_size
     return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]

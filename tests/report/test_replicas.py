@@ -1,0 +1,112 @@
+"""What the page tells of replicas with steps of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from plotly.io import to_json
+
+from tests.report.runs import write_run
+from vigpipe.errors import InputError
+from vigpipe.replication.metrics import summarize_replicas
+from vigpipe.report import replicas
+from vigpipe.report.charts import replica_chart
+from vigpipe.report.page import page
+from vigpipe.report.read import read_runs
+from vigpipe.report.replica_files import Doing
+
+ACCOUNT = {
+    "items": 30.0,
+    "samples": 480.0,
+    "averages": 3.0,
+    "busy_seconds": 6.0,
+    "waiting_seconds": 3.0,
+    "averaging_seconds": 1.0,
+    "bytes_sent": 2.5e6,
+}
+SLOW = {**ACCOUNT, "items": 10.0, "samples": 160.0, "busy_seconds": 10.0, "waiting_seconds": 0.0}
+BEGAN = 1795590000.0  # in seconds since 1970
+
+
+def row(replica: int, did: str, start: float, end: float) -> str:
+    return json.dumps({"replica": replica, "did": did, "from": BEGAN + start, "to": BEGAN + end})
+
+
+ROWS = [
+    json.dumps({"start": {"replicas": 2}}),
+    json.dumps({"replica": 0, "step": 1, "item": 0}),
+    row(0, "worked", 1.0, 3.5),
+    row(1, "worked", 0.5, 4.0),
+    row(0, "waited", 3.5, 4.0),
+]
+
+
+def own_steps_run(folder: Path, lines: list[str], *, finished: bool = True) -> Path:
+    write_run(folder, timed=False, finished=finished)
+    (folder / "events.jsonl").write_text("\n".join(lines))
+    if finished:
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW]])
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_spans_begin_with_the_first_one_and_a_line_that_was_cut_off_is_left_out(tmp_path):
+    (run,) = read_runs([own_steps_run(tmp_path / "run", [*ROWS, '{"replica": 1, "di'])])
+    assert run.replicas is not None
+    assert run.replicas.doings == (
+        Doing(0, "worked", 0.5, 3.0),
+        Doing(1, "worked", 0.0, 3.5),
+        Doing(0, "waited", 3.0, 3.5),
+    )
+    assert run.replicas.each == (ACCOUNT, SLOW)
+    assert run.replicas.balance["busy"]["efficiency"] == 0.8
+
+
+def test_a_run_of_replicas_that_march_in_step_has_none_of_it(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run")])
+    assert run.replicas is None
+    assert "Replicas of run" not in page([run])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (row(0, "slept", 0, 1), "line 6: did must be one of worked, waited, .* is slept"),
+        (json.dumps({"replica": 0, "did": "worked", "from": 1}), "to must be a number, is missing"),
+        ("{", "line 6: is not JSON"),
+    ],
+)
+def test_a_broken_row_is_named(line, message, tmp_path):
+    folder = own_steps_run(tmp_path / "run", [*ROWS, line, ""])
+    with pytest.raises(InputError, match=message):
+        read_runs([folder])
+
+
+def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp_path):
+    text = page(read_runs([own_steps_run(tmp_path / "run", ROWS)]))
+    cells = ("30", "200.0", "480", "48.0", "60.0%", "30.0%", "10.0%", "3", "2.5 MB")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in text
+    assert "<td>0.250</td><td>1.250</td><td>0.800</td>" in text  # of 6 and 10 seconds of work
+    assert "steps of their own in run. Loss, accuracy" in text
+    assert 'id="chart-replicas-0"' in text
+
+
+def test_a_run_that_has_not_finished_has_the_picture_alone(tmp_path):
+    text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""], finished=False)]))
+    assert 'id="chart-replicas-0"' in text
+    assert "efficiency" not in text
+
+
+def test_a_bar_lies_where_the_span_was():
+    doings = [Doing(0, "worked", 0.0, 2.0), Doing(2, "averaged", 2.0, 2.5)]
+    bars = json.loads(str(to_json(replica_chart(doings))))["data"]
+    assert [bar["name"] for bar in bars] == ["worked", "averaged"]
+    places = [(bar["y"], bar["base"], bar["x"]) for bar in bars]
+    assert places == [([0], [0.0], [2.0]), ([2], [2.0], [0.5])]
+
+
+def test_of_a_long_run_the_last_spans_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "MOST_SPANS", 2)
+    text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""])]))
+    assert "Who did what when, the last 2 of 3 spans." in text

@@ -1,0 +1,93 @@
+"""The command `vigpipe time` where replicas take steps of their own: who worked, waited, averaged.
+
+The parts of a step are those of a synchronous run, which the command times in all detail. Here the
+question is how evenly the replicas work, and what they wait for.
+"""
+
+import time
+from itertools import chain
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+
+from vigpipe.config.files import as_toml
+from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.replication.metrics import (
+    EACH,
+    EVENNESS,
+    rows_of_each,
+    rows_of_evenness,
+    summarize_replicas,
+)
+from vigpipe.replication.strategy import AverageWeights, TakeItem
+from vigpipe.run.batches import read_batch
+from vigpipe.run.evaluation import Scores, evaluate
+from vigpipe.run.events import open_events
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.record import RunRecord
+from vigpipe.run.step import complete_step, train_step
+from vigpipe.run.summary import gather_accounts, summarize
+
+
+def time_replicas(
+    run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
+) -> None:
+    """Let replicas do the items of some steps, as one rank, and account for their time.
+
+    Args:
+        run: the run; its number of steps is that of all steps, the warm-up included.
+        rank: position in the world.
+        device: device of this rank.
+        folder: folder of the run's files.
+        num_test_batches: batches of the evaluation that each replica makes at the end.
+    """
+    started = time.perf_counter()
+    rank_state = make_rank_state(run, rank, device)
+    strategy, layout, loss = rank_state.strategy, run.layout, None
+    record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
+    num_items, before = 0, dict.fromkeys(strategy.account(), 0.0)
+    for turn in strategy.turns(0, is_evaluated=True):
+        if isinstance(turn, AverageWeights):
+            strategy.average_weights()
+        if not isinstance(turn, TakeItem):
+            continue
+        if num_items == run.config.timing_warmup:
+            before = dict(strategy.account())
+        batch = read_batch(rank_state, turn)
+        step = train_step(rank_state, batch)
+        complete_step(rank_state)
+        strategy.hear(step.agreement)
+        num_items, loss = num_items + 1, step.loss
+        if record is not None and loss is not None and any(batch.sizes):
+            facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
+            waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
+            record.add_step(*facts, batch.num_samples, waited, **whose)
+    account = {name: value - before[name] for name, value in strategy.account().items()}
+    accounts = gather_accounts(rank_state, account)
+    rows = list(chain.from_iterable(all_gather_values(strategy.take_events(), layout.world_size)))
+    strategy.close()
+    score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
+    rank_state.job.close()
+    if record is None or score is None:
+        return
+    events = open_events(run, folder, None)
+    events.add(rows)
+    events.finish()
+    record.finish(summarize(rank_state, Scores(score, None), loss, started, accounts))
+    found = summarize_replicas(accounts)
+    print(f"{run.config.model} on {run.source.name}: {layout}, {device}\n")
+    print(tabulate(rows_of_each(found["each"]), EACH, disable_numparse=True), end="\n\n")
+    print(tabulate(rows_of_evenness(found), EVENNESS, disable_numparse=True), end="\n\n")
+    print(
+        f"{_images_per_second(found['each']):,.1f} images/s of all replicas; the first "
+        f"{run.config.timing_warmup} items of each are left out.\n"
+        "vigpipe time --strategy synchronous times the parts of a step, and vigpipe report "
+        f"{folder} draws who did what when."
+    )
+
+
+def _images_per_second(replicas: list[dict[str, float]]) -> float:
+    names = "busy_seconds", "waiting_seconds", "averaging_seconds"
+    return sum(r["samples"] / (sum(r[name] for name in names) or 1.0) for r in replicas)

@@ -1,0 +1,39 @@
+"""Make the section about replicas with steps of their own: who did what when, and how evenly."""
+
+from collections.abc import Iterator
+
+from vigpipe.replication.metrics import EACH, EVENNESS, rows_of_each, rows_of_evenness
+from vigpipe.report.charts import as_html, replica_chart
+from vigpipe.report.markup import paragraph, table
+from vigpipe.report.replica_files import ReportedReplicas
+from vigpipe.report.terms import explain
+
+MOST_SPANS = 4000  # that a chart has; more would make it slow
+
+
+def replica_section(replicas: ReportedReplicas, index: int) -> Iterator[str]:
+    """Make the HTML about one run's replicas.
+
+    Args:
+        replicas: what they did.
+        index: position of the run in the page, which makes the name of its chart unique.
+    """
+    if replicas.each:
+        yield table(EACH, rows_of_each(replicas.each))
+        yield table(EVENNESS, rows_of_evenness(replicas.balance))
+        yield explain("item", "worked", "waited", "averaged", "CV", "imbalance of loads")
+        yield explain("efficiency")
+        yield paragraph(
+            "With --items pool the items are meant to be uneven, the work even.", "note"
+        )
+    doings = sorted(replicas.doings, key=lambda doing: doing.start)
+    if doings:
+        left_out = len(doings) - MOST_SPANS
+        what = (
+            f"the last {MOST_SPANS:,} of {len(doings):,} spans" if left_out > 0 else "the whole run"
+        )
+        yield paragraph(
+            f"Who did what when, {what}. Waits below a millisecond are not drawn. The clocks of "
+            "several hosts may differ."
+        )
+        yield as_html(replica_chart(doings[-MOST_SPANS:]), f"replicas-{index}")
