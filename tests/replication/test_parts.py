@@ -183,7 +183,8 @@ def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
 def go_on_meanwhile(rank):
     """Give numbers for an average, and take the mean two runs later; replica 2 is late."""
     store = dist.PrefixStore("travel", dist.distributed_c10d._get_default_store())  # pyright: ignore
-    table, exchange = SharedTable(store, new_table(3), rank), Exchange(dist.group.WORLD)
+    table, group = SharedTable(store, new_table(3), rank), dist.new_group()
+    exchange = Exchange(group)  # pyright: ignore[reportArgumentType] - all ranks are in it
     num_samples = [3, 0, 5][rank]
 
     def join(table):
