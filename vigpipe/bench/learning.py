@@ -1,7 +1,9 @@
 """What does each way to agree learn? Real training runs, equal items, several seeds.
 
 Every run is `vigpipe train` with the same options, but for the strategy and the seed. What is
-compared is what a run keeps at its end (--final mean), on the test images.
+compared is what a run keeps at its end, on the test images: the mean of the replicas. With
+validation images, it is the best replica where gradients were averaged, as GossipGCN was published:
+those replicas drift apart.
 """
 
 import csv
@@ -26,11 +28,13 @@ from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import format_versions, this_command
 
 FILES = ("README.md", "rows.csv", "config.toml", "runs")
-# Options of each way to agree; how often to average is the user's.
+# Options of each way to agree; how often to average is the user's. An average with an overlap is
+# applied after a quarter of the steps to the next one.
 WAYS: dict[str, dict[str, str]] = {
     "synchronous": {},
     "periodic, weights": {"strategy": "periodic", "average": "weights"},
     "periodic, outer": {"strategy": "periodic", "average": "outer"},
+    "periodic, outer, overlap": {"strategy": "periodic", "average": "outer"},
     "periodic, gradients": {"strategy": "periodic", "average": "gradients"},
     "gossip, weights": {"strategy": "gossip", "average": "weights"},
     "gossip, gradients": {"strategy": "gossip", "average": "gradients"},
@@ -83,7 +87,12 @@ def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> lis
     chosen: dict[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
     if way != "synchronous":
         averaging = _averaging(options)
-        chosen |= {"average_every": averaging.average_every, "items": averaging.items}
+        every = averaging.average_every or 1
+        chosen |= {"average_every": every, "items": averaging.items}
+        if "overlap" in way:
+            chosen["overlap"] = -(-every // 4) if every > 1 else 0
+        if options.validation and chosen["average"] == "gradients":
+            chosen["final"] = "best"
     words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
     for name, value in chosen.items():
         words += [flag(name), str(value)]
@@ -133,10 +142,13 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
         return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
     averaging = _averaging(options)
+    best = "; where gradients were averaged, the best one on the validation images"
+    best = best if options.validation else ""
     question = (
         f"{options.model} on {options.data}, {options.dp} replicas, the same items for all; "
         f"--average-every {averaging.average_every}, --items {averaging.items}. Kept at the end is "
-        f"the mean of the replicas. Seeds: {options.seeds}; ± is the standard deviation over them."
+        f"the mean of the replicas{best}. Seeds: {options.seeds}; ± is the standard deviation over "
+        "them."
     )
     print(f"\n{question}\n\n{table('simple')}\n")
     one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))
