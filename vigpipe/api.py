@@ -41,7 +41,9 @@ class Training:
     Attributes:
         folder: of the run.
         is_done: whether it took its last step; else it was stopped, and has left a checkpoint.
-        steps: rows of metrics.jsonl for its optimizer steps, in order: step, epoch, loss, ...
+        steps: rows of metrics.jsonl for its optimizer steps, in order: step, epoch, loss, ...;
+            where replicas take steps of their own, each row has its replica and item, and those of
+            other replicas than 0 come with the next checkpoint.
         evaluations: rows of metrics.jsonl for its evaluations: epoch, training_loss, loss, ...;
             with the option `validation`, each has the scores of those images under that name.
         summary: content of summary.json; empty for a run that was stopped.

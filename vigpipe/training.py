@@ -15,9 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -48,7 +47,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.run.record import RunRecord
+from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.settle import settle
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
@@ -151,6 +150,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             text = f"from a checkpoint of {resumed.layout['text']}"
             record.add_event("resumed", rank_state.step, text)
 
+    team, of_team = run.layout.team_of(rank_state.replica_index)
+    late_rows: list[dict[str, Any]] = []  # of another replica than the one that writes
     untold: deque[TrainedBatch] = deque()  # steps of which nothing has been told yet
 
     def take_step(turn: TakeItem) -> None:
@@ -186,27 +187,37 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         if num_skipped:
             why = _explain_skipped(rank_state, trained, num_skipped)
             announce("skipped", why, step.number)
-        elif record is not None and loss is not None and step.is_taken:
+        elif loss is not None and step.is_taken:
             facts = step.number, run.course.epoch(batch.step), loss, step.lr
             num_samples, waited = batch.num_samples, step.agreement.data_seconds
-            whose = {} if strategy.sums_replicas else {"replica": 0, "item": trained.item}
-            record.add_step(*facts, step.seconds, num_samples, waited, **whose)
+            whose = {} if strategy.sums_replicas else {"replica": team, "item": trained.item}
+            row = step_row(*facts, step.seconds, num_samples, waited, **whose)
+            if record is None:
+                late_rows.extend([] if strategy.sums_replicas else [row])
+                return
+            record.add_step(row)
             progress.add(*facts, num_samples)
             if why := slow_data.add(waited, step.seconds):
                 announce("data", why, step.number)
 
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
+        events_bytes = write_events()
         metrics_bytes = 0 if record is None else record.sync()
-        checkpoints.save(loss, is_evaluated, metrics_bytes, write_events())
+        checkpoints.save(loss, is_evaluated, metrics_bytes, events_bytes)
         save_and_stop.saved()
 
     def write_events() -> int:
-        """Gather what the replicas have done, and write it; returns the size of the file."""
+        """Gather what the replicas have done, and write it; returns the size of events.jsonl."""
         if strategy.sums_replicas:
             return 0
-        by_rank = all_gather_values(strategy.take_events(), run.layout.world_size)
-        return 0 if events is None else events.add(chain.from_iterable(by_rank))
+        rows = list(late_rows) if of_team == 0 else []
+        by_rank = all_gather_values((strategy.take_events(), rows), run.layout.world_size)
+        late_rows.clear()
+        if record is None or events is None:
+            return 0
+        record.add_of_others([row for _, rows in by_rank for row in rows])
+        return events.add(event for events, _ in by_rank for event in events)
 
     def save_for_lost_peer() -> None:
         for trained in untold:  # the row of the state that is saved

@@ -9,8 +9,9 @@ from plotly.io import to_json
 from tests.report.runs import write_run
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import summarize_replicas
-from vigpipe.report import replicas
+from vigpipe.report import curves, replicas
 from vigpipe.report.charts import replica_chart
+from vigpipe.report.comparison import run_table
 from vigpipe.report.page import page
 from vigpipe.report.read import read_runs
 from vigpipe.report.replica_files import Doing
@@ -39,6 +40,10 @@ ROWS = [
     row(1, "worked", 0.5, 4.0),
     row(0, "waited", 3.5, 4.0),
 ]
+
+
+def traces(figure) -> list[dict]:
+    return json.loads(str(to_json(figure)))["data"]
 
 
 def own_steps_run(folder: Path, lines: list[str], *, finished: bool = True) -> Path:
@@ -92,6 +97,22 @@ def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp
     assert 'id="chart-replicas-0"' in text
 
 
+def test_rows_of_other_replicas_are_faint_lines_of_the_loss(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    late = [{**row, "step": row["step"] + 1, "replica": 1} for row in rows if "step" in row]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in late)
+    (run,) = read_runs([folder])
+    assert [step.number for step in run.steps] == list(range(1, 31))
+    assert [step.number for step in run.steps_of_others[1]] == list(range(2, 32))
+    names = {bar["name"]: bar["opacity"] for bar in traces(curves.loss_chart([run]))}
+    assert (names["training"], names["training, replica 1"]) == (1, 0.45)
+    table = dict(run_table([run]))
+    assert table["steps"] == ["31"]
+    assert ", replica 0" in str(table["images/s, median"][0])
+
+
 def test_a_run_that_has_not_finished_has_the_picture_alone(tmp_path):
     text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""], finished=False)]))
     assert 'id="chart-replicas-0"' in text
@@ -100,7 +121,7 @@ def test_a_run_that_has_not_finished_has_the_picture_alone(tmp_path):
 
 def test_a_bar_lies_where_the_span_was():
     doings = [Doing(0, "worked", 0.0, 2.0), Doing(2, "averaged", 2.0, 2.5)]
-    bars = json.loads(str(to_json(replica_chart(doings))))["data"]
+    bars = traces(replica_chart(doings))
     assert [bar["name"] for bar in bars] == ["worked", "averaged"]
     places = [(bar["y"], bar["base"], bar["x"]) for bar in bars]
     assert places == [([0], [0.0], [2.0]), ([2], [2.0], [0.5])]

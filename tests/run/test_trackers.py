@@ -8,7 +8,7 @@ import pytest
 from tests.world import wait_until
 from vigpipe.errors import InputError
 from vigpipe.run import trackers
-from vigpipe.run.record import RunRecord
+from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.trackers import check_tracker
 
 CONFIG = {"lr": 0.5, "model": "vig_digits"}
@@ -26,7 +26,7 @@ def train(folder, track, *, steps_done=0, steps=3, logged=None):
     log = [] if logged is None else logged
     record = RunRecord(folder, CONFIG, steps_done, log.append, track)
     for step in range(steps_done + 1, steps + 1):
-        record.add_step(step, 1, 1 / step, 0.5, 0.25, 8, 0.125)
+        record.add_step(step_row(step, 1, 1 / step, 0.5, 0.25, 8, 0.125))
     record.add_event("straggler", steps, "rank 1 is slow")
     record.add_evaluation(1, SCORES)
     record.finish({})

@@ -19,7 +19,7 @@ from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import Scores, evaluate
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
-from vigpipe.run.record import RunRecord
+from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import summarize
 from vigpipe.timing.clock import read_clocks
@@ -64,7 +64,7 @@ def time_steps(
         if record is not None and loss is not None:
             waited = step.agreement.data_seconds
             facts = rank_state.step, run.course.epoch(batch.step), loss, step.lr
-            record.add_step(*facts, step_seconds, batch.num_samples, waited)
+            record.add_step(step_row(*facts, step_seconds, batch.num_samples, waited))
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     timing = gather_timing(rank_state, clocks)

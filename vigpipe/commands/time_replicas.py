@@ -26,7 +26,7 @@ from vigpipe.run.evaluation import Scores, evaluate
 from vigpipe.run.events import open_events
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
-from vigpipe.run.record import RunRecord
+from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import gather_accounts, summarize
 
@@ -63,7 +63,7 @@ def time_replicas(
         if record is not None and loss is not None and any(batch.sizes):
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
             waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
-            record.add_step(*facts, batch.num_samples, waited, **whose)
+            record.add_step(step_row(*facts, batch.num_samples, waited, **whose))
     account = {name: value - before[name] for name, value in strategy.account().items()}
     accounts = gather_accounts(rank_state, account)
     rows = list(chain.from_iterable(all_gather_values(strategy.take_events(), layout.world_size)))

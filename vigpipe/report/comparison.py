@@ -109,7 +109,8 @@ def _state(run: ReportedRun) -> str:
 
 def _so_far(run: ReportedRun, option: str, of_step: str) -> str:
     """Write a number of the last step and, where an option says it, what it is to become."""
-    done = str(getattr(run.steps[-1], of_step)) if run.steps else "0"
+    of_replicas = [steps for steps in (run.steps, *run.steps_of_others.values()) if steps]
+    done = str(max((getattr(steps[-1], of_step) for steps in of_replicas), default=0))
     # --steps overrides --epochs.
     is_planned = option in run.options and (option == "steps" or "steps" not in run.options)
     return f"{done} of {run.options[option]}" if is_planned else done
@@ -159,7 +160,8 @@ def _top1(run: ReportedRun, name: str, name_of_average: str) -> str:
 def _settled(run: ReportedRun, name: str, form: str) -> str:
     values = [getattr(step, name) for step in settled_steps(run)]
     known = [value for value in values if value is not None]
-    return form.format(median(known)) if known else NOTHING
+    whose = ", replica 0" if run.replicas is not None else ""
+    return f"{form.format(median(known))}{whose}" if known else NOTHING
 
 
 def _peak(run: ReportedRun) -> str:

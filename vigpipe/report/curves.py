@@ -32,6 +32,9 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
     for i, run in enumerate(runs):
         joined = _join_small_batches(run.steps)
         of_epochs = [(row, row.training_loss) for row in run.evaluations]
+        for replica, steps in sorted(run.steps_of_others.items()):
+            points = [_at(step, step.loss) for step in _join_small_batches(steps)]
+            lines.append(_line(runs, i, f"training, replica {replica}", points, faint=True))
         lines.append(_line(runs, i, "training", [_at(step, step.loss) for step in joined]))
         lines.append(_line(runs, i, "training, mean of the epoch", _known(of_epochs), dash="dash"))
         lines.append(_line(runs, i, "test", [_at(e, e.loss) for e in run.evaluations], dash="dot"))
@@ -131,6 +134,8 @@ def _line(
     what: str,
     points: Sequence[_Point],
     dash: str = "solid",
+    *,
+    faint: bool = False,
 ) -> "Scatter | None":
     """Draw one line of a run.
 
@@ -146,7 +151,8 @@ def _line(
     return Scatter(
         name=what if is_alone else escape(runs[index].name),
         legendgroup=what if is_alone else str(index),
-        showlegend=is_alone or dash == "solid",
+        showlegend=is_alone or (dash == "solid" and not faint),
+        opacity=0.45 if faint else 1,
         x=[point.step for point in points],
         y=[point.value for point in points],
         customdata=[int(point.epoch) for point in points],

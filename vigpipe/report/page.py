@@ -114,7 +114,8 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     if own_steps:
         yield paragraph(
             f"Replicas took steps of their own in {', '.join(own_steps)}. Loss, accuracy, learning "
-            "rate and throughput are those of replica 0, until the end, when one is made of all.",
+            "rate and throughput are those of replica 0, until the end, when one is made of all. "
+            "Faint: the training loss of the other replicas.",
             "note",
         )
     if any(run.steps for run in runs):

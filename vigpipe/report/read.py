@@ -1,7 +1,7 @@
 """Read a run's folder: its options, its metrics, and whether it goes on, or how it ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,13 +58,15 @@ class ReportedRun:
         name: name of the folder, or its whole path where two runs have folders of one name.
         folder: path of the folder as it was given.
         options: options of config.toml, by name; empty if the file is missing.
-        steps: metrics of every optimizer step, in their order.
+        steps: metrics of every optimizer step, in their order; of replica 0, where replicas take
+            steps of their own.
         evaluations: metrics of every evaluation, in their order.
         summary: content of summary.json; empty for a run that has not finished.
         running: whether the run goes on: its process holds the folder's lock.
         unfinished: how the run ended before its time; empty for a finished or a running one.
         timing: content of the timing files; None for a run that was not timed.
         replicas: what replicas with steps of their own did; None if all took every step together.
+        steps_of_others: metrics of the steps of the other replicas then, by replica.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ReportedRun:
     unfinished: str
     timing: ReportedTiming | None
     replicas: ReportedReplicas | None = None
+    steps_of_others: dict[int, tuple[StepMetrics, ...]] = field(default_factory=dict)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -111,7 +114,8 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
     # A summary beside a run that goes on is of what came before it.
     finished = summary.is_file() and not running
     fields = parse_object(read_text(summary), str(summary)) if finished else Fields({}, "")
-    steps, evaluations = _sort(rows)
+    steps_of, evaluations = _sort(rows)
+    steps = steps_of.pop(0, ())
     unfinished = ""
     if not running and (torn or not finished):
         lacks = [] if finished else ["there is no summary.json"]
@@ -129,6 +133,7 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
         unfinished=unfinished,
         timing=read_timing(folder, fields),
         replicas=read_replicas(folder, fields),
+        steps_of_others=steps_of,
     )
 
 
@@ -153,14 +158,18 @@ def _read_rows(path: Path) -> tuple[list[Fields], bool]:
     return rows, False
 
 
-def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evaluation, ...]]:
-    steps: list[StepMetrics] = []
+def _sort(
+    rows: Sequence[Fields],
+) -> tuple[dict[int, tuple[StepMetrics, ...]], tuple[Evaluation, ...]]:
+    """Return the steps of each replica, 0 where a row names none, and the evaluations."""
+    steps_of: dict[int, list[StepMetrics]] = {}
     evaluations: list[Evaluation] = []
     for row in rows:
         if "event" in row:  # of a straggler, a resumption, ...
             continue
         if "step" in row:
-            steps.append(
+            replica = row.whole("replica") if "replica" in row else 0
+            steps_of.setdefault(replica, []).append(
                 StepMetrics(
                     number=row.whole("step"),
                     loss=row.number("loss"),
@@ -175,7 +184,7 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
         validation = row.object("validation") if "validation" in row else None
         evaluations.append(
             Evaluation(
-                step=steps[-1].number if steps else 0,
+                step=steps_of[0][-1].number if 0 in steps_of else 0,
                 epoch=row.whole("epoch"),
                 training_loss=row.number("training_loss") if "training_loss" in row else None,
                 loss=row.number("loss"),
@@ -187,7 +196,7 @@ def _sort(rows: Sequence[Fields]) -> tuple[tuple[StepMetrics, ...], tuple[Evalua
                 validation_ema_top1=None if validation is None else _ema_top1(validation),
             )
         )
-    return tuple(steps), tuple(evaluations)
+    return {replica: tuple(steps) for replica, steps in steps_of.items()}, tuple(evaluations)
 
 
 def _ema_top1(scores: Fields) -> float | None:

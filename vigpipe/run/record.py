@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,40 @@ from vigpipe.files.names import escaped
 from vigpipe.files.rows import RowsFile
 from vigpipe.run.folder import METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
+
+
+def step_row(
+    step: int,
+    epoch: int,
+    loss: float,
+    lr: float,
+    seconds: float,
+    num_samples: int,
+    data_seconds: float,
+    **whose: int,
+) -> dict[str, Any]:
+    """Make the row of an optimizer step.
+
+    Args:
+        step: number of the step, counted from 1.
+        epoch: number of the epoch, counted from 1.
+        loss: loss over the global batch.
+        lr: learning rate of the step.
+        seconds: duration of the step.
+        num_samples: number of samples of the step over all replicas.
+        data_seconds: for how long the slowest rank waited for its batch before the step.
+        whose: replica and item, where replicas take steps of their own.
+    """
+    return {
+        "step": step,
+        "epoch": epoch,
+        "loss": loss,
+        "lr": lr,
+        "step_seconds": seconds,
+        "images_per_second": num_samples / seconds,
+        "data_seconds": data_seconds,
+        **whose,
+    }
 
 
 class RunRecord:
@@ -60,14 +94,22 @@ class RunRecord:
         for _, row in kept:
             self._count(row)
         self._step = steps_done
-        self._tracker = (
-            None if track is None else open_tracker(track, folder, config, [row for _, row in kept])
-        )
+        told = [row for _, row in kept if not row.get("replica")]
+        self._tracker = None if track is None else open_tracker(track, folder, config, told)
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
         """Append one row to metrics.jsonl; the kernel has it when this returns."""
+        self._write([row])
+        self._step = row.get("step", self._step)
+        self._tell_tracker(lambda tracker: tracker.add(row, self._step))
+
+    def add_of_others(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of other replicas, which come late; the tracker is not told."""
+        self._write(rows)
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         try:
-            self._metrics.add([row])
+            self._metrics.add(rows)
             self._is_full = False
         except OSError as error:
             if not self._is_full:
@@ -76,42 +118,9 @@ class RunRecord:
                     "keeps the rows until there is room"
                 )
             self._is_full = True
-        self._step = row.get("step", self._step)
-        self._tell_tracker(lambda tracker: tracker.add(row, self._step))
 
-    def add_step(
-        self,
-        step: int,
-        epoch: int,
-        loss: float,
-        lr: float,
-        seconds: float,
-        num_samples: int,
-        data_seconds: float,
-        **whose: int,
-    ) -> None:
-        """Append the row of an optimizer step.
-
-        Args:
-            step: number of the step, counted from 1.
-            epoch: number of the epoch, counted from 1.
-            loss: loss over the global batch.
-            lr: learning rate of the step.
-            seconds: duration of the step.
-            num_samples: number of samples of the step over all replicas.
-            data_seconds: for how long the slowest rank waited for its batch before the step.
-            whose: replica and item, where replicas take steps of their own.
-        """
-        row = {
-            "step": step,
-            "epoch": epoch,
-            "loss": loss,
-            "lr": lr,
-            "step_seconds": seconds,
-            "images_per_second": num_samples / seconds,
-            "data_seconds": data_seconds,
-            **whose,
-        }
+    def add_step(self, row: Mapping[str, Any]) -> None:
+        """Append the row of an optimizer step, as `step_row` makes it."""
         self.add(**row)
         self._count(row)
 
@@ -133,6 +142,8 @@ class RunRecord:
 
     def _count(self, row: Mapping[str, Any]) -> None:
         """Count the row of an optimizer step, new or of an earlier run, for its epoch's loss."""
+        if row.get("replica"):
+            return  # it came late, and the epoch's loss is that of replica 0
         numbers = ("epoch", "loss", "images_per_second", "step_seconds")
         values = [row.get(name) for name in numbers]
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
