@@ -28,6 +28,9 @@ class FirstOf:
     def __getattr__(self, name: str):
         return getattr(self.split, name)
 
+    def __reduce__(self):
+        return FirstOf, (self.split, len(self))  # __getattr__ needs what a pickle has not set yet
+
     def decode(self, indices, *args):
         assert max(indices) < len(self)
         return self.split.decode(indices, *args)

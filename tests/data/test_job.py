@@ -121,6 +121,19 @@ def test_any_batch_is_there_at_once_whatever_was_read_before():
         assert len(split.reads) == 1  # nothing but what was asked for
 
 
+def test_items_may_become_known_one_at_a_time():
+    in_order = job_of(RecordingSplit(23), Share(5, 2))
+    expected = [in_order.batch(step) for step in range(15)]
+    split = RecordingSplit(23)
+    job, items = job_of(split, Share(5, 2)), (3, 9, 4, 4, 14, 0)
+    for item, coming in zip(items, (*items[1:], None), strict=True):
+        split.reads.clear()
+        batch = job.batch(item, [] if coming is None else [coming])
+        assert torch.equal(batch.images, expected[item].images)
+        assert torch.equal(batch.keys, expected[item].keys)
+        assert len(split.reads) == 1
+
+
 def test_scoring_visits_each_image_once_and_training_goes_on_where_it_was():
     split = RecordingSplit(23)
     job, expected = (job_of(split, Share(5, 2)) for _ in range(2))

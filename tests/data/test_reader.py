@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,28 @@ def test_workers_take_turns_and_go_on_after_sequences_that_were_given_up():
     assert sizes == [4, 1, 2]
     assert list(reader.read([])) == []
     assert set(process_ids(reader.read([asked(1)] * 9))) == set(pids)
+    reader.close()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("_server")
+def test_a_sequence_may_grow_while_it_is_read():
+    reader, coming = odd_reader(2), deque([asked(1)])
+    begun = []
+
+    def requests():
+        while True:
+            if coming:
+                begun.append(coming[0])
+            yield coming.popleft() if coming else None
+
+    images = reader.read(requests())
+    for size in (2, 3, 1, 4):
+        coming.append(asked(*[1] * size))
+        next(images)
+        assert len(begun[-1].indices) == size  # it is read while this process is busy
+    assert len(next(images).images) == 4
+    assert [len(x.images) for x in reader.read([asked(1), asked(1, 1)])] == [1, 2]
     reader.close()
 
 

@@ -62,7 +62,7 @@ ON_TWO = {
     "overlapped": OVERLAPPED,
     "gradients": GRADIENTS,
     "pool": POOL,
-    "overlapped pool": replace(POOL, overlap=2),
+    "overlapped pool": replace(POOL, overlap=2, workers=1),  # they read the next item ahead
     "pool of gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets"),
     "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),

@@ -82,13 +82,18 @@ def follow(rank, world_size):
     decisions = Decisions(Peers(world_size))
     if rank == 0:
         slow = [None] * 60
-        decide = [Decision(Kind.AVERAGE, 7), *slow, Decision(Kind.END), Decision(Kind.TAKE, 10**15)]
+        decide = [
+            Decision(Kind.AVERAGE, 7),
+            *slow,
+            Decision(Kind.END),
+            Decision(Kind.TAKE, 10**15, 3),
+        ]
         decisions.begin(iter(decide), lambda: None)
     return [decisions.next() for _ in range(3)]
 
 
 def test_all_ranks_of_a_pipeline_follow_the_first(three):
-    expected = [(Kind.AVERAGE, 7), (Kind.END, 0), (Kind.TAKE, 10**15)]
+    expected = [(Kind.AVERAGE, 7, -1), (Kind.END, 0, -1), (Kind.TAKE, 10**15, 3)]
     assert [followed for followed, *_ in three] == [expected] * 3
 
 

@@ -33,11 +33,12 @@ def simulated(
     recorded: list[Recorded] | None = None,
     gossip: dict[str, bool] | None = None,
     overlap: int = 0,
+    looks_ahead: bool = False,
     **options,
 ) -> Log:
     """Simulate periodic averaging, or gossip if there are options of it."""
     course = options.pop("course", course_of(num_replicas))
-    rules = Rules(course, average_every, gradients, from_pool)
+    rules = Rules(course, average_every, gradients, from_pool, looks_ahead and recorded is None)
 
     def make_member(table: SharedTable, index: int):
         own = None if recorded is None else recorded[index]
@@ -60,14 +61,20 @@ def test_every_run_ends_with_every_item_done_once(num_replicas, average_every):
         from_pool, gradients = bool(seed & 1), bool(seed & 2)
         close = 0.1 if seed & 4 else 0.0
         log = simulated(
-            num_replicas, average_every, gradients, from_pool=from_pool, seed=seed, close=close
+            num_replicas,
+            average_every,
+            gradients,
+            from_pool=from_pool,
+            looks_ahead=from_pool and bool(seed & 8),
+            seed=seed,
+            close=close,
         )
         assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
         # Every average is one of all replicas, and there are as many as are due.
         assert log.averages == dict.fromkeys(range(1, STEPS // average_every + 1), num_replicas)
         assert log.table is not None
         assert set(log.table.joined) == {STEPS // average_every}
-        assert log.table.leases == [-1] * num_replicas
+        assert log.table.leases == log.table.ahead == [-1] * num_replicas
         if not from_pool:
             for r, items in log.items.items():
                 assert items == list(range(r, STEPS * num_replicas, num_replicas))
@@ -81,7 +88,7 @@ def test_every_run_ends_with_every_item_done_once(num_replicas, average_every):
 def test_an_average_is_applied_exactly_so_many_steps_after_it_was_given_for(
     num_replicas, average_every, overlap
 ):
-    for seed in range(SEEDS // 2):
+    for seed in range(SEEDS // 5):
         from_pool, close = bool(seed & 1), 0.1 if seed & 2 else 0.0
         run = partial(simulated, num_replicas, average_every, from_pool=from_pool, overlap=overlap)
         log = run(seed=seed, close=close)
@@ -120,8 +127,11 @@ def test_an_average_that_is_under_way_outlives_a_rest(from_pool):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("from_pool", [False, True])
 def test_a_run_goes_on_where_all_have_rested(from_pool, gradients):
-    again = partial(simulated, 4, 3, gradients, from_pool=from_pool, close=0.2)
     for seed in range(60):
+        looks_ahead = from_pool and bool(seed & 1)
+        again = partial(
+            simulated, 4, 3, gradients, from_pool=from_pool, looks_ahead=looks_ahead, close=0.2
+        )
         first = again(seed=seed, kill_at=1)
         if not first.rests:
             continue  # nobody wanted to
@@ -259,6 +269,7 @@ def test_gossip_ends_with_every_item_done_once(num_replicas, average_every):
             average_every,
             gradients,
             from_pool=from_pool,
+            looks_ahead=from_pool and bool(seed & 8),
             gossip=WAYS[name],
             seed=seed,
             close=close,
@@ -305,6 +316,7 @@ def test_who_waits_for_a_replica_without_the_table_hangs(monkeypatch):
 def test_gossip_goes_on_where_all_have_rested(name, gradients):
     again = partial(simulated, 4, 2, gradients, from_pool=True, gossip=WAYS[name], close=0.2)
     for seed in range(40):
+        again.keywords["looks_ahead"] = bool(seed & 1)
         first = again(seed=seed, kill_at=1)
         if not first.rests:
             continue

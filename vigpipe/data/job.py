@@ -3,7 +3,8 @@
 An item is determined by its number: with D replicas, item k is share k % D of step k // D.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
@@ -40,6 +41,53 @@ class _Plan(NamedTuple):
     num_samples: int
     positions: Tensor
     visits: Visits
+
+
+class _Coming:
+    """Plans of items that come one after the other; items may be added while others are read.
+
+    Args:
+        plan: makes the plan of an item.
+        are_read: whether their images are read; otherwise nobody asks what is to be read.
+
+    Attributes:
+        items: those whose plans have not been used.
+    """
+
+    def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
+        self.items: deque[int] = deque()
+        self._unplanned: deque[int] = deque()
+        self._num_unread = 0
+
+        def plans() -> Iterator[_Plan]:
+            while True:
+                yield plan(self._unplanned.popleft())
+
+        self._to_use: Iterator[_Plan] = plans()
+        self._to_read: Iterator[_Plan] = iter(())
+        if are_read:
+            self._to_use, self._to_read = tee(self._to_use)
+
+    def add(self, items: Sequence[int]) -> None:
+        """Add items after those that are here."""
+        self.items.extend(items)
+        self._unplanned.extend(items)
+        self._num_unread += len(items)
+
+    def to_use(self) -> Iterator[_Plan]:
+        """Yield the plans of all items in turn; there must be one when it is asked for."""
+        for plan in self._to_use:
+            self.items.popleft()
+            yield plan
+
+    def to_read(self) -> Iterator[_Plan | None]:
+        """Yield the same plans, early if they are asked for, and None while there are no more."""
+        while True:
+            plan = None
+            if self._num_unread:
+                self._num_unread -= 1
+                plan = next(self._to_read)
+            yield plan
 
 
 class ImageJob:
@@ -83,7 +131,7 @@ class ImageJob:
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
         self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._items: Sequence[int] = ()  # of the training, that are being read ahead
+        self._coming = self._nothing_coming()  # of the training
         self._batches: Iterator[ReplicaBatch] = iter(())
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
@@ -91,18 +139,19 @@ class ImageJob:
 
         Args:
             item: number of the item, from 0; the batch depends on nothing else.
-            ahead: the items after this one, which workers may read ahead of time.
+            ahead: the items after this one, as far as they are known, which workers may read ahead
+                of time.
 
         Raises:
             InputError: an image cannot be read; the message gives its path.
             WorkerError: a worker has ended, or takes too long.
         """
-        if self._items and self._items[0] == item:
-            self._items = self._items[1:]
-        else:
-            self._items = ahead
-            plans = map(self._plan_item, (item, *ahead))
-            self._batches = self._read(self._train, plans, self._mix)
+        coming = self._coming
+        if not coming.items or coming.items[0] != item:
+            self._coming = coming = self._nothing_coming()
+            coming.add([item])
+            self._batches = self._read(self._train, coming.to_use(), coming.to_read(), self._mix)
+        coming.add(ahead[len(coming.items) - 1 :])
         return next(self._batches)
 
     def test_batches(
@@ -118,19 +167,34 @@ class ImageJob:
         """
         share = share or self._share
         num_images = len(split) if most_images is None else min(len(split), most_images)
-        self._items = ()  # nothing of the training is being read ahead any more
+        self._coming = self._nothing_coming()  # nothing of it is being read ahead any more
         order = enumerate(plain_order(num_images, share.batch_size))
-        return self._read(split, (_plan(share, number, visits) for number, visits in order), None)
+        plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
+        return self._read(split, plans, plans_to_read, None)
 
     def close(self) -> None:
         """End the workers."""
-        self._items, self._batches = (), iter(())
+        self._coming, self._batches = self._nothing_coming(), iter(())
         self._reader.close()
 
+    def _nothing_coming(self) -> _Coming:
+        return _Coming(self._plan_item, are_read=self._with_images)
+
     def _read(
-        self, split: Split, plans: Iterable[_Plan], mix: Mix | None
+        self,
+        split: Split,
+        plans: Iterable[_Plan],
+        plans_to_read: Iterable[_Plan | None],
+        mix: Mix | None,
     ) -> Iterator[ReplicaBatch]:
-        plans, plans_to_read = tee(plans)
+        """Yield a batch for each plan.
+
+        Args:
+            split: the images.
+            plans: what the batches are made of.
+            plans_to_read: the same plans, which may be taken early; None for none at the moment.
+            mix: mixes the samples; None if it does not.
+        """
         index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
         requests = (request for plan in plans_to_read for request in self._requests(index, plan))
         parts = self._reader.read(requests) if self._with_images else None
@@ -150,7 +214,10 @@ class ImageJob:
         step, index = divmod(item, self._share.num_replicas)
         return _plan(replace(self._share, replica_index=index), step, self._order(step))
 
-    def _requests(self, split: int, plan: _Plan) -> Iterator[Request]:
+    def _requests(self, split: int, plan: _Plan | None) -> Iterator[Request | None]:
+        if plan is None:
+            yield None
+            return
         indices, epoch, copies = plan.visits
         for part in self._reader.cut(len(indices)):
             of_part = None if copies is None else copies[part].tolist()

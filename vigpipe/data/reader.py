@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -95,11 +95,13 @@ class Reader:
         starts = range(0, num_images, self._part_size)
         return [slice(start, min(start + self._part_size, num_images)) for start in starts]
 
-    def read(self, requests: Iterable[Request]) -> Iterator[Pixels]:
+    def read(self, requests: Iterable[Request | None]) -> Iterator[Pixels]:
         """Read a sequence of requests; with workers, several at the same time.
 
         Args:
-            requests: of at most `most_images` images each, or of a part of `cut`.
+            requests: of at most `most_images` images each, or of a part of `cut`; with workers also
+                None, for nothing at the moment: there must be another one by the time that the
+                images of all those before have been used, and more are asked for.
 
         Returns:
             An iterator over the images of each request. With workers, they are in shared memory,
@@ -110,7 +112,7 @@ class Reader:
             WorkerError: while iterating, a worker has ended, or takes too long.
         """
         if self._num_workers == 0:
-            return (_decode(self._splits, request) for request in requests)
+            return (_decode(self._splits, r) for r in requests if r is not None)
         if self._ahead is None:
             self._ahead = _Ahead(
                 self._splits, self._num_workers, self._part_size, self._shape, self._hang_seconds
@@ -162,7 +164,8 @@ class _Ahead:
         self._free = list(range(num_slots))
         self._used: list[int] = []  # the one whose images are being used
         self._hang_seconds = hang_seconds
-        self._sequence, self._requests = 0, iter(())
+        self._sequence = 0
+        self._requests: Iterator[Request | None] = iter(())
         context = fork_server.start_fork_server(PRELOAD)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         with warnings.catch_warnings():
@@ -184,23 +187,20 @@ class _Ahead:
             self._answers: Any = iter(loader)
         lifeline.close()
 
-    def read(self, requests: Iterable[Request]) -> Iterator[Pixels]:
+    def read(self, requests: Iterable[Request | None]) -> Iterator[Pixels]:
         """Read a sequence; it replaces the one before."""
         self._sequence += 1
-        sequence, num_asked, num_read = self._sequence, 0, 0
+        sequence, num_asked, num_read, is_over = self._sequence, 0, 0, False
 
-        def counted() -> Iterator[Request]:
-            nonlocal num_asked
+        def counted() -> Iterator[Request | None]:
+            nonlocal num_asked, is_over
             for request in requests:
-                num_asked += 1
+                num_asked += request is not None
                 yield request
+            is_over = True
 
-        first = next(requests := iter(requests), None)
-        if first is None:
-            return
-        requests = chain((first,), requests)
         self._requests = counted()
-        while num_asked == 0 or num_read < num_asked:
+        while num_read < num_asked or not is_over:
             answer = self._next_answer()
             if answer is None:
                 continue

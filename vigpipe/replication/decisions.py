@@ -42,10 +42,12 @@ class Decision(NamedTuple):
         number: of the item that it takes, of the epoch that it evaluates, of the steps at which it
             rests, of the average that it gives its weights for and goes on; or the replica that it
             is averaged with, which may be ALL.
+        ahead: the item that it takes next, with one that it takes now; -1 if that is not known.
     """
 
     kind: Kind
     number: int = 0
+    ahead: int = -1
 
 
 OWN_GRADIENTS, NO_STEP = Decision(Kind.OWN_GRADIENTS), Decision(Kind.NO_STEP)
@@ -97,7 +99,7 @@ class Decisions:
         return decision
 
     def _told(self, decision: Decision | None) -> Decision | None:
-        message = torch.tensor(decision or (-1, 0))
+        message = torch.tensor(decision or (-1, 0, -1))
         dist.broadcast(message, group=self._peers.group, group_src=0)
-        kind, number = message.tolist()
-        return None if kind < 0 else Decision(Kind(kind), number)
+        kind, *numbers = message.tolist()
+        return None if kind < 0 else Decision(Kind(kind), *numbers)

@@ -32,12 +32,15 @@ class Rules:
             between two steps.
         from_pool: whether items are drawn from the pool; otherwise replica r takes the items
             r, r + D, r + 2 D ...
+        looks_ahead: whether a replica draws an item while it works on another, so that its images
+            can be read meanwhile.
     """
 
     course: Course
     average_every: int
     gradients: bool
     from_pool: bool
+    looks_ahead: bool = False
 
 
 class NoItem(Enum):
@@ -101,6 +104,8 @@ class Member:
         if self._recorded is not None:
             items = self._recorded.items
             return items[num_taken] if num_taken < len(items) else None
+        if table.ahead[self._index] >= 0:
+            return table.ahead[self._index]
         item = table.drawn if self.rules.from_pool else self._index + num_taken * num_replicas
         return item if item < self.rules.course.num_items else None
 
@@ -114,11 +119,21 @@ class Member:
                 item = self._next_item(table)
                 if item is None:
                     return NoItem.NONE_LEFT
-                table.drawn += 1
-                table.leases[self._index] = item
+                table.drawn += table.ahead[self._index] < 0
+                table.leases[self._index], table.ahead[self._index] = item, -1
+            if self.rules.looks_ahead and table.ahead[self._index] < 0:
+                coming = self._next_item(table)
+                if coming is not None:
+                    table.drawn += 1
+                    table.ahead[self._index] = coming
             return table.leases[self._index]
 
         return self._table.change(change)
+
+    @property
+    def ahead(self) -> int:
+        """The item that comes after the one that was taken last; -1 if that is not known."""
+        return self._table.last_seen.ahead[self._index]
 
     def finish_item(self) -> None:
         """Note that a step was taken with the leased item."""

@@ -87,7 +87,7 @@ def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
         elif evaluates and (epoch := member.epoch_to_evaluate(item)):
             yield Decision(Kind.EVALUATE, epoch)
         else:
-            yield Decision(Kind.TAKE, item)
+            yield Decision(Kind.TAKE, item, member.ahead)
             if gradients:
                 came = yield from member.average(in_step=True)
                 yield came
@@ -121,7 +121,8 @@ class OwnSteps:
         self.peers, self._whole_course, self._place = place.peers, course, place
         self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
         gradients, from_pool = options.average == "gradients", options.items == "pool"
-        self._rules = Rules(course, options.average_every, gradients, from_pool)
+        looks_ahead = from_pool and options.workers > 0 and recorded is None
+        self._rules = Rules(course, options.average_every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(place.between)
         self._store = place.open_store()
@@ -177,10 +178,10 @@ class OwnSteps:
         if self._place.is_first:
             self._decisions.begin(self._decide(), self._watch())
         while True:
-            kind, number = self._next_decision()
+            kind, number, ahead = self._next_decision()
             if kind is Kind.TAKE:
                 with self._diary.doing("worked"):
-                    yield self._own_share(number)
+                    yield self._own_share(number, ahead)
                 self._num_items += self._new_samples is not None
             elif kind is Kind.EVALUATE:
                 with self._diary.doing("evaluated"):
@@ -201,7 +202,8 @@ class OwnSteps:
                     yield Rest(number, self._stops)
             else:
                 break
-        if self._first.drawn < self._course.num_items or max(self._first.leases) >= 0:
+        unfinished = max(*self._first.leases, *self._first.ahead) >= 0
+        if self._first.drawn < self._course.num_items or unfinished:
             with self._diary.doing("saved"):
                 yield Rest(self._course.num_steps, stop=False)
 
@@ -221,13 +223,18 @@ class OwnSteps:
         self._alive = alive
         return alive.check
 
-    def _own_share(self, item: int) -> TakeItem:
-        """Return what this rank computes of an item of its team."""
+    def _own_share(self, item: int, ahead: int) -> TakeItem:
+        """Return what this rank computes of an item of its team, and may read ahead."""
+        own = self._own_items(item)
+        if not self._rules.from_pool and self._recorded is None:
+            return TakeItem(own[0], ahead=own[1:])
+        return TakeItem(own[0], ahead=self._own_items(ahead)[:1] if ahead >= 0 else ())
+
+    def _own_items(self, item: int) -> range:
+        """Return this rank's shares of an item, and of those with fixed items after it."""
         step, team = divmod(item, self._course.num_replicas)
         share = team * self._place.team_size + self._place.of_team
-        own = self._whole_course.items(step, self._course.next_evaluation(step), share)
-        is_known = not self._rules.from_pool and self._recorded is None
-        return TakeItem(own[0], ahead=own[1:] if is_known else ())
+        return self._whole_course.items(step, self._course.next_evaluation(step), share)
 
     def combine_gradients(
         self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
@@ -238,7 +245,7 @@ class OwnSteps:
         without samples is not taken, unless other replicas have some.
         """
         self._new_samples = num_samples
-        kind, partner = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
+        kind, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if kind is Kind.AVERAGE:
             return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
         if kind is Kind.NO_STEP:

@@ -75,6 +75,17 @@ class PeriodicMember(Member):
             return NO_STEP
         return Decision(Kind.AVERAGE, ALL)
 
+    def finish(self) -> Waiting[bool]:
+        """Have nothing left to do; see `Member`.
+
+        An item that another replica has drawn but not begun may bring one more average of all.
+        """
+        while max((table := self._table.read()).ahead) >= 0:
+            if self._is_closed(table):
+                return False
+            yield
+        return (yield from super().finish())
+
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
         return not (for_good and (self._is_due(table) or table.given[self._index] >= 0))
 
@@ -126,7 +137,7 @@ class PeriodicMember(Member):
             if not num_open and num_taken == len(self._recorded.items):
                 num_due = len(self._recorded.averages)  # whatever is left comes now
         elif self.rules.from_pool:
-            num_due = table.drawn // (self.rules.average_every * self.rules.course.num_replicas)
+            num_due = table.begun // (self.rules.average_every * self.rules.course.num_replicas)
         else:
             num_due = num_taken // self.rules.average_every
         return num_due > table.joined[self._index]

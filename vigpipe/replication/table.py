@@ -35,6 +35,7 @@ class Table:
         drawn: number of items that the pool has handed out.
         taken: items that the replica has taken a step with.
         leases: item that the replica has drawn but taken no step with; -1 for none.
+        ahead: item that the replica has drawn to come after that one; -1 for none.
         last: the last item that the replica has taken a step with; -1 for none.
         samples: samples that stand behind the replica's weights: those that it has trained on since
             all were averaged, or its share of those that a pair has trained on.
@@ -55,6 +56,7 @@ class Table:
     drawn: int
     taken: list[int]
     leases: list[int]
+    ahead: list[int]
     last: list[int]
     samples: list[int]
     joined: list[int]
@@ -68,6 +70,11 @@ class Table:
     waiting: list[int]
     version: int = 0
     by: int = -1
+
+    @property
+    def begun(self) -> int:
+        """Number of items that were drawn, without those that come later."""
+        return self.drawn - sum(item >= 0 for item in self.ahead)
 
     def as_text(self) -> str:
         """Return the table as the text that the store keeps."""
@@ -85,6 +92,7 @@ def new_table(num_replicas: int) -> Table:
         drawn=0,
         taken=[0] * num_replicas,
         leases=[-1] * num_replicas,
+        ahead=[-1] * num_replicas,
         last=[-1] * num_replicas,
         samples=[0] * num_replicas,
         joined=[0] * num_replicas,
