@@ -43,9 +43,11 @@ MACHINES = ("equal", "one slow", "spells")
 SLOWER = 4  # times that a slow replica takes
 SPELL, SPELL_EVERY = 10, 40  # items that a spell lasts, and that begin one on average
 SILENCE_SECONDS = 300.0  # until a silent peer counts as lost
+OVERLAPPED = "all, pool, overlap"  # an average is applied after a quarter of TAU
 WAYS: dict[str, dict[str, str]] = {
     "all, fixed": {"strategy": "periodic", "items": "fixed"},
     "all, pool": {"strategy": "periodic", "items": "pool"},
+    OVERLAPPED: {"strategy": "periodic", "items": "pool"},
     "pair, fixed": {"strategy": "gossip", "items": "fixed"},
     "pair, pool": {"strategy": "gossip", "items": "pool"},
     "pair, pool, interval": {"strategy": "gossip", "items": "pool", "answer": "interval"},
@@ -152,7 +154,8 @@ def list_cases(options: StrategiesBench) -> list[Case]:
             f"--average-every {options.average_every}: must be whole numbers above 0, such as 1,20"
         )
     intervals = sorted({int(word) for word in words})
-    return [Case(m, way, every) for m in MACHINES for every in intervals for way in WAYS]
+    ways = [way for way in WAYS if way != OVERLAPPED or options.average == "weights"]
+    return [Case(m, way, every) for m in MACHINES for every in intervals for way in ways]
 
 
 def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
@@ -175,6 +178,7 @@ def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
     config = TrainConfig(
         average_every=case.average_every,
         average=options.average,
+        overlap=case.average_every // 4 if case.way == OVERLAPPED else None,
         dp=size,
         seed=repeat,
         **WAYS[case.way],  # pyright: ignore[reportArgumentType]

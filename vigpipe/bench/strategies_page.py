@@ -76,7 +76,8 @@ def write_page(folder: Path, options: StrategiesBench, runs: "Sequence[Run]") ->
         f"numbers ({options.average}). An item takes {1e3 * options.seconds:g} ms of sleep; table, "
         "exchanges and averages are real. equal: all replicas are; one slow: the last one takes 4 "
         "times as long; spells: each is 4 times slower for 10 items at times. all: every replica "
-        "is averaged with all others (--strategy periodic); pair: with one other (gossip)."
+        "is averaged with all others (--strategy periodic); pair: with one other (gossip). "
+        "overlap: an average travels for a quarter of TAU."
     )
 
     def text(fmt: str) -> str:
