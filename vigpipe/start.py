@@ -106,6 +106,7 @@ def _run(
     from vigpipe.launch.failures import remove_records
     from vigpipe.launch.join import join
     from vigpipe.parallel.agreement import broadcast_value, check_alike
+    from vigpipe.run.events import recorded_replicas
     from vigpipe.run.facts import prepare
     from vigpipe.run.folder import lock, make_output_folder
     from vigpipe.run.provenance import provenance
@@ -134,7 +135,10 @@ def _run(
         config = replace(config, stages=_largest_pipeline(config, launch))
     # A launcher's own ranks are all on this host.
     on_host = None if launch.launcher == "alone" else launch.local_world_size
-    run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host)
+    num_hosts = None
+    if config.replay is not None and config.gossip_between == "hosts":
+        num_hosts = recorded_replicas(config.replay)
+    run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host, num_hosts=num_hosts)
     world_size = run.layout.world_size
     teams = {}
     if run.config.gossip_between == "hosts":

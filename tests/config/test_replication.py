@@ -9,6 +9,7 @@ import torch
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
+from vigpipe.run.events import recorded_replicas
 from vigpipe.run.facts import prepare
 
 PERIODIC = TrainConfig(strategy="periodic", dp=2)
@@ -95,3 +96,22 @@ def test_one_host_says_that_nothing_is_averaged():
     run = prepare(replace(GOSSIP, gossip_between="hosts", batch_size=12), torch.float32)
     assert run.layout.num_teams == 1
     assert "--strategy gossip: there is one host, so nothing is averaged" in run.notes
+
+
+@pytest.mark.parametrize(
+    ("first_line", "num_hosts"),
+    [
+        ('{"start": {"replicas": 3}}\n{"replica": 0', 3),
+        ('{"start": {"replicas": "3"}}', None),
+        ('{"replica": 0, "step": 1, "item": 0}', None),
+        ("[]", None),
+        ("torn", None),
+    ],
+)
+def test_what_several_hosts_did_is_done_again_on_one(first_line, num_hosts, tmp_path):
+    assert recorded_replicas(tmp_path) is None
+    (tmp_path / "events.jsonl").write_text(first_line)
+    assert recorded_replicas(tmp_path) == num_hosts
+    config = replace(GOSSIP, gossip_between="hosts", dp=6, batch_size=12)
+    run = prepare(config, torch.float32, num_hosts=num_hosts)
+    assert run.layout.num_teams == (num_hosts or 1)

@@ -103,6 +103,21 @@ def start_facts(run: Run) -> dict[str, Any]:
     }
 
 
+def recorded_replicas(folder: Path) -> int | None:
+    """Return how many replicas or hosts took steps of their own in a run.
+
+    None if its record does not say so, which `read_events` then explains.
+    """
+    path = folder / EVENTS
+    if not path.is_file():
+        return None
+    first = read_bytes(path, MOST_ROWS).partition(b"\n")[0]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        number = json.loads(first)["start"]["replicas"]
+        return number if isinstance(number, int) and number > 0 else None
+    return None
+
+
 def read_events(folder: Path, run: Run) -> list[Recorded]:
     """Read what each replica of an earlier run did, so that a run can do it again.
 

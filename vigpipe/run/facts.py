@@ -198,6 +198,7 @@ def prepare(
     dtype: torch.dtype,
     bad_images: frozenset[ImageId] = frozenset(),
     ranks_on_host: int | None = None,
+    num_hosts: int | None = None,
 ) -> Run:
     """Decide the facts of a run from its options, and check them together.
 
@@ -206,6 +207,7 @@ def prepare(
         dtype: dtype of the weights.
         bad_images: images to leave out.
         ranks_on_host: how many ranks share a host; None if all of them do.
+        num_hosts: instead, how many hosts a run had that is done again here.
 
     Raises:
         InputError: an option is unknown, missing or out of range, or options contradict one
@@ -252,6 +254,8 @@ def prepare(
         assert config.stages != "auto", "start.run_on_ranks decides how many"
         plan, pipeline_size = None, config.stages
     layout = Layout(pipeline_size, config.microbatches, config.dp, config.schedule, virtual_stages)
+    if num_hosts is not None and layout.world_size % num_hosts == 0:
+        ranks_on_host = layout.world_size // num_hosts
     layout = replace(layout, num_teams=_num_teams(config, layout, ranks_on_host))
     plan = plan or even_plan(num_blocks, pipeline_size * virtual_stages)
 
