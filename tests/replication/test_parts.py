@@ -319,12 +319,12 @@ def test_balance_of_equal_and_of_unequal_loads():
 
 
 def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
-    first = {"items": 3, "averages": 1, "busy_seconds": 2.0, "bytes_sent": 10}
-    second = {**first, "items": 0, "bytes_sent": 5}
+    first = {"items": 3, "busy_seconds": 2.0, "bytes_sent": 10, "peak_bytes": 7}
+    second = {**first, "items": 0, "bytes_sent": 5, "peak_bytes": 9}
     table = summarize_replicas([[first, second], [{**first, "busy_seconds": 6.0}, second]])
     assert table["each"] == [
-        first | {"bytes_sent": 15},
-        first | {"busy_seconds": 6.0, "bytes_sent": 15},
+        first | {"bytes_sent": 15, "peak_bytes": 9},
+        first | {"busy_seconds": 6.0, "bytes_sent": 15, "peak_bytes": 9},
     ]
     assert table["busy"]["imbalance"] == 1.5
 

@@ -24,6 +24,7 @@ ACCOUNT = {
     "waiting_seconds": 3.0,
     "averaging_seconds": 1.0,
     "bytes_sent": 2.5e6,
+    "peak_bytes": 600e6,
 }
 SLOW = {**ACCOUNT, "items": 10.0, "samples": 160.0, "busy_seconds": 10.0, "waiting_seconds": 0.0}
 BEGAN = 1795590000.0  # in seconds since 1970
@@ -90,7 +91,7 @@ def test_a_broken_row_is_named(line, message, tmp_path):
 
 def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp_path):
     text = page(read_runs([own_steps_run(tmp_path / "run", ROWS)]))
-    cells = ("30", "200.0", "480", "48.0", "60.0%", "30.0%", "10.0%", "3", "2.5 MB")
+    cells = ("30", "200.0", "480", "48.0", "60.0%", "30.0%", "10.0%", "3", "2.5 MB", "600 MB")
     assert "".join(f"<td>{cell}</td>" for cell in cells) in text
     assert "<td>0.250</td><td>1.250</td><td>0.800</td>" in text  # of 6 and 10 seconds of work
     assert "steps of their own in run. Loss, accuracy" in text

@@ -26,16 +26,21 @@ def summarize_replicas(accounts: Sequence[Sequence[dict[str, Any]]]) -> dict[str
     """Return the entry "replicas" of summary.json.
 
     Args:
-        accounts: what the ranks of each replica have counted (`Strategy.account`), first rank
-            first. Bytes are added up over them; all else is known to the first one.
+        accounts: what the ranks of each replica have counted (`run.summary.gather_accounts`), first
+            rank first. Sent bytes are added up over them, and the most memory of one is taken; all
+            else is known to the first one.
 
     Returns:
         A table for each replica, and how evenly they were busy. With a pool the items are meant to
         be unequal, so only the time tells.
     """
     replicas = [
-        {**first, "bytes_sent": sum(account["bytes_sent"] for account in (first, *others))}
-        for first, *others in accounts
+        ranks[0]
+        | {
+            "bytes_sent": sum(rank["bytes_sent"] for rank in ranks),
+            "peak_bytes": max(rank["peak_bytes"] for rank in ranks),
+        }
+        for ranks in accounts
     ]
     return {
         "each": replicas,
@@ -55,6 +60,7 @@ EACH = (
     "averaged",
     "averages",
     "sent",
+    "peak memory",
 )
 EVENNESS = ("", "CV", "imbalance", "efficiency")
 
@@ -81,6 +87,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
                 *(f"{part / whole:.1%}" for part in seconds),
                 f"{replica['averages']:.0f}",
                 f"{replica['bytes_sent'] / 1e6:,.1f} MB",
+                f"{replica['peak_bytes'] / 1e6:,.0f} MB",
             ]
         )
     return rows

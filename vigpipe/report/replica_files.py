@@ -11,7 +11,7 @@ from vigpipe.report.fields import Fields, parse_object
 from vigpipe.run.folder import EVENTS
 
 _EACH = (
-    *("items", "samples", "averages", "bytes_sent"),
+    *("items", "samples", "averages", "bytes_sent", "peak_bytes"),
     *("busy_seconds", "waiting_seconds", "averaging_seconds"),
 )
 _BALANCE = ("cv", "imbalance", "efficiency")

@@ -69,6 +69,7 @@ def gather_accounts(
     """
     layout = rank_state.run.layout
     own = rank_state.strategy.account() if own is None else own
-    by_rank = all_gather_values(dict(own), layout.world_size)
+    own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
+    by_rank = all_gather_values(own, layout.world_size)
     size = layout.pipeline_size * layout.team_size
     return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]
