@@ -62,7 +62,8 @@ ON_TWO = {
     "overlapped": OVERLAPPED,
     "gradients": GRADIENTS,
     "pool": POOL,
-    "overlapped pool": replace(POOL, overlap=2, workers=1),  # they read the next item ahead
+    # Workers read the next item ahead.
+    "overlapped pool": replace(POOL, average="outer", overlap=2, workers=1),
     "pool of gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets"),
     "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),
