@@ -1,5 +1,7 @@
 """A rank's batches, by number: complete, disjoint, and nothing read but what is asked for."""
 
+import gc
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +134,19 @@ def test_items_may_become_known_one_at_a_time():
         assert torch.equal(batch.images, expected[item].images)
         assert torch.equal(batch.keys, expected[item].keys)
         assert len(split.reads) == 1
+
+
+def test_a_closed_job_is_freed_at_once_with_the_files_it_has_open():
+    job = job_of(RecordingSplit(23), Share(5, 2))
+    job.batch(0, range(1, 5))
+    job.close()
+    of = weakref.ref(job)
+    gc.disable()
+    try:
+        del job
+        assert of() is None
+    finally:
+        gc.enable()
 
 
 def test_scoring_visits_each_image_once_and_training_goes_on_where_it_was():

@@ -58,12 +58,7 @@ class _Coming:
         self.items: deque[int] = deque()
         self._unplanned: deque[int] = deque()
         self._num_unread = 0
-
-        def plans() -> Iterator[_Plan]:
-            while True:
-                yield plan(self._unplanned.popleft())
-
-        self._to_use: Iterator[_Plan] = plans()
+        self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
         self._to_read: Iterator[_Plan] = iter(())
         if are_read:
             self._to_use, self._to_read = tee(self._to_use)
@@ -88,6 +83,12 @@ class _Coming:
                 self._num_unread -= 1
                 plan = next(self._to_read)
             yield plan
+
+
+def _until_empty(items: deque[int]) -> Iterator[int]:
+    """Yield items as they are taken out; more may be added meanwhile."""
+    while items:
+        yield items.popleft()
 
 
 class ImageJob:
@@ -131,7 +132,7 @@ class ImageJob:
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
         self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._coming = self._nothing_coming()  # of the training
+        self._coming: _Coming | None = None  # of the training
         self._batches: Iterator[ReplicaBatch] = iter(())
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
@@ -147,8 +148,8 @@ class ImageJob:
             WorkerError: a worker has ended, or takes too long.
         """
         coming = self._coming
-        if not coming.items or coming.items[0] != item:
-            self._coming = coming = self._nothing_coming()
+        if coming is None or not coming.items or coming.items[0] != item:
+            self._coming = coming = _Coming(self._plan_item, are_read=self._with_images)
             coming.add([item])
             self._batches = self._read(self._train, coming.to_use(), coming.to_read(), self._mix)
         coming.add(ahead[len(coming.items) - 1 :])
@@ -167,18 +168,15 @@ class ImageJob:
         """
         share = share or self._share
         num_images = len(split) if most_images is None else min(len(split), most_images)
-        self._coming = self._nothing_coming()  # nothing of it is being read ahead any more
+        self._coming = None  # nothing of the training is being read ahead any more
         order = enumerate(plain_order(num_images, share.batch_size))
         plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
         return self._read(split, plans, plans_to_read, None)
 
     def close(self) -> None:
         """End the workers."""
-        self._coming, self._batches = self._nothing_coming(), iter(())
+        self._coming, self._batches = None, iter(())
         self._reader.close()
-
-    def _nothing_coming(self) -> _Coming:
-        return _Coming(self._plan_item, are_read=self._with_images)
 
     def _read(
         self,
