@@ -32,7 +32,7 @@ from vigpipe.commands.arguments import check_values, with_negative_values, wrong
 from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.choices import Shell
 from vigpipe.config.files import read_config_file
-from vigpipe.config.options import TrainConfig
+from vigpipe.config.options import TrainConfig, check_timed_steps
 from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, SelftestConfig, TimeConfig
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
@@ -158,6 +158,7 @@ def make_app(arguments: list[str]) -> App:
         work = "vigpipe.commands.time:time_steps"
         if config.strategy != "synchronous":
             work = "vigpipe.commands.time_replicas:time_replicas"
+            check_timed_steps(config)
             config = replace(config, timing=False, trace=False)
         batches = {"num_test_batches": config.test_batches}
         return run_on_ranks(config, arguments, work, RUN_FILES, batches, any_strategy=True)

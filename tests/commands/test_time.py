@@ -175,6 +175,7 @@ def test_train_as_a_module_tells_its_command(tmp_path):
         (["time", "--timing-warmup", "-1"], "--timing-warmup -1: must be a number from 0"),
         (["time", "--timing-steps", "2.5"], "--timing-steps 2.5: must be a whole number"),
         (["time", "--steps", "3"], "no step is left to be timed after --timing-warmup 3; take"),
+        (["time", "--steps", "3", "--strategy", "gossip"], "no step is left to be timed after"),
         (["train", "--trace", "--steps", "2"], "no step is left to be timed after --timing-warmup"),
         (["train", "--timing", "--timing-steps", "many"], "--timing-steps"),
         (["time", "--stages", "9"], "9"),

@@ -64,6 +64,8 @@ def time_replicas(
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
             waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
             record.add_step(step_row(*facts, batch.num_samples, waited, **whose))
+    if num_items <= run.config.timing_warmup:  # with a pool, of a slow replica
+        before = dict(strategy.account())
     account = {name: value - before[name] for name, value in strategy.account().items()}
     accounts = gather_accounts(rank_state, account)
     rows = list(chain.from_iterable(all_gather_values(strategy.take_events(), layout.world_size)))

@@ -422,8 +422,13 @@ def check_numbers(config: TrainConfig) -> None:
             "are new; leave it out, or name a file of --weights"
         )
 
-    timed = config.timing or config.trace
-    if timed and config.steps is not None and config.steps <= config.timing_warmup:
+    if config.timing or config.trace:
+        check_timed_steps(config)
+
+
+def check_timed_steps(config: TrainConfig) -> None:
+    """Raise InputError if all steps belong to the warm-up."""
+    if config.steps is not None and config.steps <= config.timing_warmup:
         raise InputError(
             f"--steps {config.steps}: no step is left to be timed after --timing-warmup "
             f"{config.timing_warmup}; take more steps or a shorter warm-up"
