@@ -16,9 +16,9 @@ from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import (
     EACH,
     EVENNESS,
+    images_per_second,
     rows_of_each,
     rows_of_evenness,
-    summarize_replicas,
 )
 from vigpipe.replication.strategy import AverageWeights, TakeItem
 from vigpipe.run.batches import read_batch
@@ -77,19 +77,15 @@ def time_replicas(
     events = open_events(run, folder, None)
     events.add(rows)
     events.finish()
-    record.finish(summarize(rank_state, Scores(score, None), loss, started, accounts))
-    found = summarize_replicas(accounts)
+    summary = summarize(rank_state, Scores(score, None), loss, started, accounts)
+    record.finish(summary)
+    found = summary["replicas"]
     print(f"{run.config.model} on {run.source.name}: {layout}, {device}\n")
     print(tabulate(rows_of_each(found["each"]), EACH, disable_numparse=True), end="\n\n")
     print(tabulate(rows_of_evenness(found), EVENNESS, disable_numparse=True), end="\n\n")
     print(
-        f"{_images_per_second(found['each']):,.1f} images/s of all replicas; the first "
+        f"{sum(map(images_per_second, found['each'])):,.1f} images/s of all replicas; the first "
         f"{run.config.timing_warmup} items of each are left out.\n"
         "vigpipe time --strategy synchronous times the parts of a step, and vigpipe report "
         f"{folder} draws who did what when."
     )
-
-
-def _images_per_second(replicas: list[dict[str, float]]) -> float:
-    names = "busy_seconds", "waiting_seconds", "averaging_seconds"
-    return sum(r["samples"] / (sum(r[name] for name in names) or 1.0) for r in replicas)

@@ -9,7 +9,6 @@ from vigpipe.errors import InputError
 _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
 _OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
-_OVERLAPPING = {("periodic", average) for average in (None, "weights", "outer")}
 _GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
 
 
@@ -81,8 +80,8 @@ def _check_together(config: TrainConfig) -> None:
                 f"{flag(name)} {getattr(config, name)}: is for --average outer, and --average is "
                 f"{config.average or 'weights'}; leave it out, or choose outer"
             )
-    if config.overlap is not None and (config.strategy, config.average) not in _OVERLAPPING:
-        is_gossip = config.strategy == "gossip"
+    is_gossip = config.strategy == "gossip"
+    if config.overlap is not None and (is_gossip or config.average == "gradients"):
         what = f"--strategy is {config.strategy}" if is_gossip else "--average is gradients"
         raise InputError(
             f"--overlap {config.overlap}: is for averages of weights of all replicas, which travel "

@@ -75,7 +75,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """
     rows = []
     for number, replica in enumerate(replicas):
-        seconds = [replica[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
+        seconds = _seconds(replica)
         whole = sum(seconds) or 1.0
         rows.append(
             [
@@ -83,7 +83,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
                 f"{replica['items']:.0f}",
                 f"{1e3 * replica['busy_seconds'] / max(1, replica['items']):,.1f}",
                 f"{replica['samples']:,.0f}",
-                f"{replica['samples'] / whole:,.1f}",
+                f"{images_per_second(replica):,.1f}",
                 *(f"{part / whole:.1%}" for part in seconds),
                 f"{replica['averages']:.0f}",
                 f"{replica['bytes_sent'] / 1e6:,.1f} MB",
@@ -91,6 +91,19 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def images_per_second(replica: Mapping[str, float]) -> float:
+    """Return how many images a replica has trained on in a second of work, waiting or averages.
+
+    Args:
+        replica: a table of `summarize_replicas`.
+    """
+    return replica["samples"] / (sum(_seconds(replica)) or 1.0)
+
+
+def _seconds(replica: Mapping[str, float]) -> list[float]:
+    return [replica[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
 
 
 def rows_of_evenness(replicas: Mapping[str, Mapping[str, float]]) -> list[list[str]]:

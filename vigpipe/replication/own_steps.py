@@ -334,10 +334,11 @@ class OwnSteps:
 
     def take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since it was last asked, on its first rank."""
+        told = self._diary.take_rows(self._place.team)  # or the others' would pile up
         if self._member is None:
             return []
         events, self._member.events = self._member.events, []
-        return events + self._diary.take_rows(self._place.team)
+        return events + told
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return nothing: there is no state beside the model's and its optimizer's."""
