@@ -37,8 +37,14 @@ from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.messages import one_line
-from vigpipe.parallel.agreement import Status, all_gather_values, run_with_heartbeats
-from vigpipe.replication.strategy import AverageWeights, Evaluate, TakeItem
+from vigpipe.parallel.agreement import Status, agree, all_gather_values, run_with_heartbeats
+from vigpipe.replication.strategy import (
+    AverageWeights,
+    Evaluate,
+    SkipGradients,
+    TakeGradients,
+    TakeItem,
+)
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
@@ -50,7 +56,13 @@ from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.settle import settle
 from vigpipe.run.slow_data import SlowData
-from vigpipe.run.step import Step, complete_step, settle_after_loss, train_step
+from vigpipe.run.step import (
+    Step,
+    apply_gradients,
+    complete_step,
+    settle_after_loss,
+    train_step,
+)
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
 from vigpipe.run.summary import gather_accounts, summarize
@@ -154,13 +166,27 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     late_rows: list[dict[str, Any]] = []  # of another replica than the one that writes
     untold: deque[TrainedBatch] = deque()  # steps of which nothing has been told yet
 
+    def wishes_after(step: int) -> Status:
+        """Return what this rank wants after a step's index."""
+        is_save_due = rank_state.is_writer and save_and_stop.is_save_due(step + 1)
+        return Status(stop=save_and_stop.is_stop_due(), save=is_save_due)
+
+    def take_gradients(turn: TakeGradients) -> None:
+        """Take the step of a replica's gradients, and tell the user of it."""
+        nonlocal loss
+        lr = apply_gradients(rank_state, turn)
+        strategy.hear(agree(wishes_after(turn.step), strategy.peers))
+        loss = turn.loss
+        if record is not None:
+            facts = turn.step + 1, run.course.epoch(turn.step), loss, lr
+            whose = {"replica": turn.replica, "item": turn.item, "staleness": turn.staleness}
+            record.add_step(step_row(*facts, turn.seconds, turn.num_samples, 0.0, **whose))
+            progress.add(*facts, turn.num_samples)
+
     def take_step(turn: TakeItem) -> None:
         """Take the step of an item, and tell the user of all steps that are complete."""
         batch = read_batch(rank_state, turn)
-        status = Status(
-            stop=save_and_stop.is_stop_due(),
-            save=rank_state.is_writer and save_and_stop.is_save_due(batch.step + 1),
-        )
+        status = wishes_after(batch.step)
         with rank_state.timed("train", rank_state.step + 1):
             step = train_step(rank_state, batch, status)
         untold.append(TrainedBatch(step, batch, turn.item))
@@ -233,6 +259,12 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     take_step(turn)
                     is_evaluated = not turn.is_evaluation_due
                     continue
+                if isinstance(turn, TakeGradients):
+                    take_gradients(turn)
+                    continue
+                if isinstance(turn, SkipGradients):
+                    announce("skipped", _explain_late(turn), turn.step + 1)
+                    continue
                 complete_step(rank_state)
                 tell_complete_steps()
                 if isinstance(turn, Evaluate):
@@ -301,6 +333,13 @@ def _explain_overflow(step: Step) -> str:
     return (
         f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "
         f"much; skipped, and the factor of the loss is {step.loss_factor / 2:g} from here on"
+    )
+
+
+def _explain_late(turn: SkipGradients) -> str:
+    return (
+        f"step {turn.step + 1}: the loss or a gradient of worker {turn.replica} is NaN or "
+        "infinite; skipped"
     )
 
 

@@ -105,6 +105,19 @@ def test_the_command_proves_two_stages_equal_bit_for_bit(tmp_path):
         assert " yes" in row
 
 
+@pytest.mark.multiprocess
+def test_the_command_proves_a_server_of_two_stages_equal_bit_for_bit(tmp_path):
+    line = [sys.executable, "-m", "vigpipe", "check", "--strategy", "server", "--stages", "2"]
+    line += ["--dp", "2", "--items", "pool", "--batch-size", "12", "--compare-steps", "3"]
+    done = run_command([*line, "--out", str(tmp_path)])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "took the same gradients in the same order: 6 items" in done.stdout
+    assert "wanted: bit for bit" in done.stdout
+    for kind in ("loss", "weights", "running statistics"):
+        (row,) = [line for line in done.stdout.splitlines() if line.startswith(f"{kind}  ")]
+        assert " yes" in row
+
+
 def scaled_gradient(rank_state):
     """The second replica's first stage takes its gradients a little too large."""
     if (rank_state.replica_index, rank_state.pipeline_rank) == (1, 0):

@@ -14,6 +14,7 @@ from vigpipe.run.facts import prepare
 
 PERIODIC = TrainConfig(strategy="periodic", dp=2)
 GOSSIP = TrainConfig(strategy="gossip", dp=3)
+SERVER = TrainConfig(strategy="server", dp=3)
 
 
 def test_what_the_user_leaves_open_is_filled_in():
@@ -26,10 +27,12 @@ def test_what_the_user_leaves_open_is_filled_in():
     assert (resolved.pairs, resolved.answer) == (None, None)
     gossip = with_replication_defaults(GOSSIP)
     assert (gossip.average, gossip.pairs, gossip.answer) == ("weights", "any", "item")
+    server = with_replication_defaults(SERVER)
+    assert (server.staleness, server.items, server.average) == ("none", "fixed", None)
 
 
 @pytest.mark.parametrize(
-    "config", [TrainConfig(), PERIODIC, replace(PERIODIC, average="outer"), GOSSIP]
+    "config", [TrainConfig(), PERIODIC, replace(PERIODIC, average="outer"), GOSSIP, SERVER]
 )
 def test_options_that_are_resolved_stay_as_they_are(config):
     """A run's config.toml starts the same run again."""
@@ -71,6 +74,19 @@ def test_options_that_are_resolved_stay_as_they_are(config):
             "--overlap 20: must be less than --average-every, which is 20",
         ),
         (replace(PERIODIC, trace=True), "--trace: accounts for steps"),
+        (TrainConfig(staleness=2), "--staleness 2: says how .* add --strategy server"),
+        (
+            replace(GOSSIP, staleness="none"),
+            "--staleness none: is for --strategy server, .* and --strategy is gossip",
+        ),
+        (
+            replace(SERVER, average_every=5),
+            "--average-every 5: is about replicas that are averaged",
+        ),
+        (replace(SERVER, final="mean"), "--final mean: is about .* take the weights of the server"),
+        (replace(SERVER, pairs="any"), "--pairs any: is for --strategy gossip"),
+        (replace(SERVER, sync="drain"), "--sync drain: .* leave it out"),
+        (replace(SERVER, timing=True), "--timing: accounts for steps"),
     ],
 )
 def test_what_does_not_go_together_is_refused(config, message):
@@ -90,6 +106,14 @@ def test_hosts_with_unequal_replicas_are_refused(changed, on_host, message):
     config = replace(GOSSIP, gossip_between="hosts", batch_size=12, **changed)
     with pytest.raises(InputError, match=message):
         prepare(config, torch.float32, ranks_on_host=on_host)
+
+
+def test_a_server_needs_a_rank_for_each_stage():
+    layout = prepare(replace(SERVER, stages=2, batch_size=12), torch.float32).layout
+    assert (layout.world_size, layout.num_teams, layout.writer) == (8, 3, 3)
+    assert str(layout).startswith("(3 workers + a server) × 2 stages")
+    with pytest.raises(InputError, match=r"--stages 2 x \(--dp 3 \+ 1 .*\) needs 8; start 8 ranks"):
+        layout.check_world(6)
 
 
 def test_one_host_says_that_nothing_is_averaged():

@@ -1,6 +1,7 @@
 """Training with replicas that take steps of their own: real ranks, and one process beside."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.world import GUARD, run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.manifest import read_manifest
 from vigpipe.commands.check_replicas import InTurn
+from vigpipe.commands.check_server import serve_in_turn
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
@@ -52,6 +54,8 @@ OVERLAPPED = replace(OUTER, average_every=2, overlap=1, checkpoint_every=4)
 GRADIENTS = replace(WEIGHTS, average="gradients")
 POOL = replace(WEIGHTS, items="pool", checkpoint_every=2)
 GOSSIP = replace(POOL, strategy="gossip", average_every=2)
+SERVER = replace(PLAIN, dp=2, strategy="server", items="pool", checkpoint_every=2)
+ONE_WORKER = replace(SERVER, dp=1)
 # No ties between distances, and no Adam, which makes steps of a size out of gradients that are mere
 # rounding noise, such as those of a bias before a BatchNorm.
 EXACT = replace(PLAIN, data="fake", image_size=8, dtype="float64", opt="sgd", lr=0.1)
@@ -67,6 +71,7 @@ ON_TWO = {
     "pool of gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets"),
     "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),
+    "one worker": ONE_WORKER,
     "best": replace(GRADIENTS, final="best", validation=0.2),
     "every step": replace(EXACT, strategy="periodic", average="gradients", average_every=1),
     "synchronous": EXACT,
@@ -82,7 +87,10 @@ ON_HOSTS = replace(
     checkpoint_every=2,
 )
 HOSTS = {"hosts": ON_HOSTS, "hosts of gradients": replace(ON_HOSTS, average="gradients")}
-ON_FOUR = {name: replace(ON_TWO[name], stages=2) for name in ("weights", "overlapped", "gradients")}
+ON_FOUR = {
+    name: replace(ON_TWO[name], stages=2)
+    for name in ("weights", "overlapped", "gradients", "one worker")
+}
 # What these do depends on the time that things take.
 POOLS = ["pool", "overlapped pool", "pool of gradients", "gossip", "gossip of gradients"]
 GO_ON = ["overlapped pool", "gossip of gradients"]  # from a checkpoint
@@ -93,7 +101,17 @@ ON_THREE = {
         GOSSIP, dp=3, batch_size=12, average_every=1, average="gradients", answer="interval"
     ),
 }
+SERVED = {
+    "served": replace(SERVER, on_nan="skip", keep_best="loss"),
+    "bounded": replace(SERVER, staleness=0, items="fixed"),
+}
+SERVED_AGAIN = {
+    "served resumed": replace(SERVED["served"], resume="served"),
+    "served again": replace(SERVED["served"], replay=Path("served")),
+    "resumed again": replace(SERVED["served"], replay=Path("served resumed")),
+}
 BAD_ITEM = 5
+BAD_STEP = 3
 
 
 def run_of(config: TrainConfig) -> Run:
@@ -115,8 +133,10 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
     torch.set_num_threads(1)
 
     def poisoned(rank_state: RankState, batch: ReplicaBatch, status: Any):
-        # Item 5 is that of replica 1 in step 2.
+        # Item 5 is that of replica 1 in step 2. From a pool, anybody may take it.
         is_bad = rank_state.replica_index == BAD_ITEM % 2 and batch.step == BAD_ITEM // 2
+        if rank_state.run.layout.has_server:
+            is_bad = batch.step == BAD_STEP
         if rank_state.run.config.on_nan == "skip" and is_bad and batch.images is not None:
             batch.images.fill_(torch.nan)
         return train_step(rank_state, batch, status)
@@ -125,6 +145,8 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
         patch.setattr(training, "train_step", poisoned)
         for name, config in configs.items():
             dist.barrier()  # the writer may still be busy with the run before
+            if config.replay is not None and not config.replay.is_absolute():
+                config = replace(config, replay=folder / config.replay)
             if config.resume is not None:
                 config = replace(config, resume=str(first_checkpoint(folder / config.resume)))
             (folder / name).mkdir(exist_ok=True, parents=True)
@@ -143,9 +165,9 @@ def two(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory) -> Path:
-    """The runs of three replicas."""
+    """The runs of three replicas, or of two workers and a server."""
     folder = tmp_path_factory.mktemp("three")
-    run_ranks(train_all, 3, folder, ON_THREE, timeout=GUARD)
+    run_ranks(train_all, 3, folder, ON_THREE | SERVED | SERVED_AGAIN, timeout=GUARD)
     return folder
 
 
@@ -200,9 +222,13 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 
 def assert_same_end(folder: Path, expected: Path) -> None:
-    """All replicas of two runs end with the same numbers, and the same is kept of them."""
-    for actual, replica in zip(replicas(folder), replicas(expected), strict=True):
-        assert_equal(actual, replica)
+    """All replicas of two runs end with the same numbers, and the same is kept of them.
+
+    A run that has gone on from its last step saves no checkpoint of its own.
+    """
+    if found := replicas(expected):
+        for actual, replica in zip(replicas(folder), found, strict=True):
+            assert_equal(actual, replica)
     assert_equal(kept(folder), kept(expected))
 
 
@@ -263,6 +289,71 @@ def test_a_run_that_goes_on_ends_like_one_that_did_not_stop(name, four):
 def test_a_checkpoint_holds_an_average_that_is_under_way(two):
     manifest = read_manifest(first_checkpoint(two / "overlapped"))
     assert manifest.replicas["progress"]["given"][0] == 4  # the other may have gone on to step 5
+
+
+# ---- a server ---------------------------------------------------------------------------------
+
+
+def test_one_worker_is_plain_training_bit_for_bit(two, tmp_path):
+    assert training.train(run_of(replace(PLAIN, dp=1)), 0, CPU, tmp_path) == 0
+    assert_equal(kept(two / "one worker"), kept(tmp_path))
+    averages = [load_file(f / "model-ema.safetensors") for f in (two / "one worker", tmp_path)]
+    assert_equal(*averages)
+    steps = [[r for r in rows_of(f) if "lr" in r] for f in (two / "one worker", tmp_path)]
+    assert [(r["loss"], r["lr"]) for r in steps[0]] == [(r["loss"], r["lr"]) for r in steps[1]]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_server_does_what_one_process_does_with_the_gradients_in_their_order(name, three):
+    torch.set_num_threads(1)
+    run = run_of(SERVED[name])
+    recorded = read_events(three / name, run)
+    expected = serve_in_turn(run, recorded, CPU)
+    result = kept(three / name)
+    for kind in ("weights", "running statistics"):
+        assert_equal({n: result[n] for n in expected[kind]}, dict(expected[kind]))
+    done = sorted(item for of in recorded for item in of.items)
+    assert done == list(range(2 * NUM_STEPS))
+
+
+def test_the_files_of_a_server_tell_how_late_gradients_were(three):
+    rows = rows_of(three / "served")
+    steps = [row for row in rows if "item" in row]
+    assert [row["step"] for row in steps] == sorted(row["step"] for row in steps)
+    evaluations = [row for row in rows if "top1" in row]
+    assert [row["epoch"] for row in evaluations] == [1, 2, 3]
+    assert {row["images"] for row in evaluations} == {8}
+    summary = json.loads((three / "served" / "summary.json").read_text())["replicas"]
+    server = summary["server"]
+    late = Counter(str(row["staleness"]) for row in steps)
+    assert server["staleness"] == late
+    # One step is bad, and two have a single image, so no image for one of their items.
+    assert server["updates"] == len(steps) == 2 * NUM_STEPS - 4
+    skipped = [row["message"] for row in rows if row.get("event") == "skipped"]
+    assert len(skipped) == 2
+    assert all("the loss or a gradient of worker" in message for message in skipped)
+    assert [len(summary["each"]), sum(r["items"] for r in summary["each"])] == [2, 2 * NUM_STEPS]
+    num_bytes = 4 * sum(t.numel() for n, t in kept(three / "served").items() if is_parameter(n))
+    assert server["bytes_sent"] == num_bytes * 2 * NUM_STEPS  # one pull an item
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("served again", "served"), ("resumed again", "served resumed")]
+)
+def test_a_replay_covers_pushes_and_pulls(name, other, three):
+    assert_same_end(three / name, three / other)
+    runs = [read_events(three / folder, run_of(SERVED["served"])) for folder in (name, other)]
+    assert runs[0] == runs[1]
+    scores = [[r for r in rows_of(three / f) if "top1" in r][-1] for f in (name, other)]
+    assert scores[0] == scores[1]
+
+
+def test_a_checkpoint_of_a_server_is_one_of_a_whole_model(three):
+    checkpoint = first_checkpoint(three / "served")
+    assert read_manifest(checkpoint).replicas["progress"]["updates"] > 0
+    sizes = {path.name: len(load_file(path)) for path in checkpoint.glob("*.safetensors")}
+    assert sizes.pop("stage0-replica2.safetensors") > 0
+    assert set(sizes.values()) == {0}
 
 
 # ---- what each average means ------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_a_run_that_has_not_finished_has_the_picture_alone(tmp_path):
 
 def test_a_bar_lies_where_the_span_was():
     doings = [Doing(0, "worked", 0.0, 2.0), Doing(2, "averaged", 2.0, 2.5)]
-    bars = traces(replica_chart(doings))
+    bars = traces(replica_chart(doings, 3))
     assert [bar["name"] for bar in bars] == ["worked", "averaged"]
     places = [(bar["y"], bar["base"], bar["x"]) for bar in bars]
     assert places == [([0], [0.0], [2.0]), ([2], [2.0], [0.5])]

@@ -188,6 +188,7 @@ def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
         team=rank,
         of_team=0,
         team_size=1,
+        is_server=False,
         is_first=True,
         peers=Peers(),
         num_ranks=size,
@@ -226,7 +227,7 @@ def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     for turn in strategy.turns(0, is_evaluated=True):
         if isinstance(turn, TakeItem):
             sleep_until(time.perf_counter() + next(costs))
-            strategy.combine_gradients(gradients, moments, is_finite, num_samples=1)
+            strategy.combine_gradients(gradients, moments, is_finite, num_samples=1, loss=None)
             strategy.hear(Agreement([Status()]))
         elif isinstance(turn, AverageWeights):
             strategy.average_weights()

@@ -44,7 +44,7 @@ class Checkpoints:
             folder,
             [
                 rank_file_name(pipeline_rank, replica_index)
-                for replica_index in range(layout.num_replicas)
+                for replica_index in range(layout.num_pipelines)
                 for pipeline_rank in range(layout.pipeline_size)
             ],
             rank_file_name(rank_state.pipeline_rank, rank_state.replica_index),
@@ -72,7 +72,7 @@ class Checkpoints:
         Args:
             scores: of the evaluation that follows the last step.
         """
-        by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
+        by, peers = self.rank_state.run.config.keep_best, self.rank_state.scorers.peers
         if by is None:
             return False
         knows = scores.test is not None
@@ -105,7 +105,10 @@ class Checkpoints:
         rank_state, strategy = self.rank_state, self.rank_state.strategy
         team, of_team = layout.team_of(rank_state.replica_index)
         own = share_of(named_tensors(rank_state), of_team, layout.team_size)
-        share = {f"{replica_prefix(team)}{name}": tensor for name, tensor in own.items()}
+        if layout.has_server and team < layout.num_teams:
+            own = {}  # the server has all
+        prefix = replica_prefix(layout.state_of(rank_state.replica_index))
+        share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
         replicas = {}
         if not strategy.sums_replicas:
             sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}

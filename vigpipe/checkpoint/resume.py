@@ -273,8 +273,7 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    team, _ = rank_state.run.layout.team_of(rank_state.replica_index)
-    prefix = replica_prefix(team)
+    prefix = replica_prefix(rank_state.run.layout.state_of(rank_state.replica_index))
     available = {name.removeprefix(prefix) for name in file_of if name.startswith(prefix)}
     needed = [f"{prefix}{name}" for name in needed_tensors(rank_state, available)]
     found = read_tensors(checkpoint, file_of, needed)

@@ -53,9 +53,9 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     return tensors | dict(rank_state.strategy.tensors())
 
 
-def replica_prefix(team: int) -> str:
-    """Return what the names of a team's tensors begin with; most often it is a single replica."""
-    return f"replica{team}/" if team else ""
+def replica_prefix(number: int) -> str:
+    """Return what the names of the tensors of a state begin with (`Layout.state_of`)."""
+    return f"replica{number}/" if number else ""
 
 
 def share_of(

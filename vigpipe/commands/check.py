@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.check_replicas import compare_replicas
+from vigpipe.commands.check_server import compare_with_server
 from vigpipe.commands.differences import Compared, Trace, differences, table_of
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
@@ -37,8 +38,12 @@ def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: in
     Returns:
         The exit code, 0 or 1, the same on every rank.
     """
-    own_steps = run.config.strategy != "synchronous"
-    compared = (compare_replicas if own_steps else compare_steps)(run, rank, device, num_steps)
+    if run.layout.has_server:
+        compared = compare_with_server(run, rank, device, num_steps)
+    elif run.config.strategy != "synchronous":
+        compared = compare_replicas(run, rank, device, num_steps)
+    else:
+        compared = compare_steps(run, rank, device, num_steps)
     failed = torch.zeros(1, device=device)
     if compared is not None:
         wanted = "1e-10" if run.dtype == torch.float64 else "1e-5 relative"

@@ -81,7 +81,7 @@ def _merged(traces: Sequence[Kinds]) -> Kinds:
     }
 
 
-def _trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
+def trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
     """Return the losses and tensors of a replica; None except on its last stage."""
     pipeline = rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1
     state = gather_named(rank_state.state(), *pipeline)
@@ -118,7 +118,7 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     strategy.close()
     rank_state.job.close()
     recorded = collect(chain.from_iterable(events), layout.num_teams)
-    own = _trace_of(rank_state, losses)
+    own = trace_of(rank_state, losses)
     if own is None or rank_state.replica_group is None:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None
@@ -149,7 +149,12 @@ class Alone(Synchronous):
     given: "Average | None" = None
 
     def combine_gradients(
-        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        loss: Tensor | None,
     ) -> Outcome:
         """Replace the gradients by the mean that is given, if there is one."""
         if self.given is None:
@@ -339,7 +344,7 @@ class InTurn:
                 assert not any(model.acts for model in self.models), "nobody can go on"
         for model in self.models:
             model.state.job.close()
-        traces = [_trace_of(model.state, model.losses) for model in self.models]
+        traces = [trace_of(model.state, model.losses) for model in self.models]
         return [trace for trace in traces if trace is not None]
 
     def _ready(self, model: Model) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "pairs",
             "answer",
             "gossip_between",
+            "staleness",
             "items",
             "final",
             "replay",

@@ -58,6 +58,7 @@ class TrainKeywords(TypedDict, total=False):
     pairs: choices.Pairs | None
     answer: choices.Answer | None
     gossip_between: choices.Between | None
+    staleness: int | Literal["none"] | None
     items: choices.Items | None
     final: choices.Final | None
     replay: Path | str | None

@@ -111,7 +111,8 @@ class TrainConfig:
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
         strategy: how the replicas agree: synchronous adds their gradients up in every step;
             periodic lets them take steps of their own, and averages all of them now and then;
-            gossip averages two at a time.
+            gossip averages two at a time; server is a parameter server of as many ranks as there
+            are stages, started besides, and applies each replica's gradients as they come.
         average_every: steps between two averages; by default 20.
         average: what is averaged: gradients; or weights, the default; or outer, where the mean of
             the weights drives an optimizer of its own (DiLoCo).
@@ -125,6 +126,8 @@ class TrainConfig:
             or when its own interval is over, as published.
         gossip_between: with gossip, what the pairs are made of: replicas, the default; or hosts,
             where all replicas of a host take every step together, with the sum of their gradients.
+        staleness: with server, by how many items a replica may be ahead of the slowest before it
+            waits; by default none, where it never does.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
             free; by default fixed.
         replay: folder of an earlier run with these options, whose replicas are to take the same
@@ -246,6 +249,7 @@ class TrainConfig:
     pairs: Pairs | None = None
     answer: Answer | None = None
     gossip_between: Between | None = None
+    staleness: int | Literal["none"] | None = None
     items: Items | None = None
     final: Final | None = None
     replay: Path | None = None
@@ -397,13 +401,14 @@ def check_numbers(config: TrainConfig) -> None:
         "outer_lr": (0, 1e6),
         "outer_momentum": (0, 0.999999),
         "overlap": (0, 1e9),
+        "staleness": (0, 1e9),
         "timing_warmup": (0, 1e6),
         "timing_steps": (1, 1e6),
         "seed": (0, (1 << 63) - 1),
     }
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
-        if value is not None and not least <= value <= most:  # NaN fails too
+        if value not in (None, "none") and not least <= value <= most:  # NaN fails too
             why = "; with 1 the average would never leave the first weights" * (name == "ema")
             raise InputError(
                 f"{flag(name)} {value}: must be a number from {_plain(least)} to "

@@ -10,6 +10,7 @@ _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
 _OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
 _GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
+_SERVER = {"staleness": "none", "items": "fixed"}
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -25,9 +26,10 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 "and with --strategy synchronous the same options give the same run; give those of "
                 "that run too, with --config"
             )
-        for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS, *_GOSSIP):
+        for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS, *_GOSSIP, "staleness"):
             if getattr(config, name) is not None:
-                strategy = "gossip" if name in _GOSSIP else "periodic"
+                of = {"staleness": "server", **dict.fromkeys(_GOSSIP, "gossip")}
+                strategy = of.get(name, "periodic")
                 raise InputError(
                     f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
                     "their own agree, and --strategy synchronous sums gradients in every step; "
@@ -35,17 +37,16 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 )
         return config
     _check_together(config)
-    defaults = dict(_DEFAULTS)
+    defaults = _SERVER if config.strategy == "server" else dict(_DEFAULTS)
     if config.average == "outer":
         defaults |= _OUTER
     if config.strategy == "gossip":
         defaults |= _GOSSIP
-    elif config.average != "gradients":
+    elif config.strategy == "periodic" and config.average != "gradients":
         defaults |= _OF_WEIGHTS
     missing = {name: v for name, v in defaults.items() if getattr(config, name) is None}
     config = replace(config, **missing)
-    assert config.average_every is not None
-    if config.overlap and config.overlap >= config.average_every:
+    if config.overlap and config.overlap >= (config.average_every or 0):
         raise InputError(
             f"--overlap {config.overlap}: must be less than --average-every, which is "
             f"{config.average_every}, so that an average is applied before the next one begins"
@@ -56,6 +57,13 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
 def _check_together(config: TrainConfig) -> None:
     if config.strategy == "gossip":
         _check_gossip(config)
+    if config.strategy == "server":
+        _check_server(config)
+    elif config.staleness is not None:
+        raise InputError(
+            f"--staleness {config.staleness}: is for --strategy server, where gradients come late, "
+            f"and --strategy is {config.strategy}; leave it out, or choose server"
+        )
     strategy = f"--strategy {config.strategy}"
     if config.sync is not None:
         raise InputError(
@@ -98,6 +106,16 @@ def _check_together(config: TrainConfig) -> None:
             f"{'--timing' if config.timing else '--trace'}: accounts for steps that all replicas "
             f"take together, which {strategy} has not; leave it out"
         )
+
+
+def _check_server(config: TrainConfig) -> None:
+    for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS):
+        if getattr(config, name) is not None and name not in _SERVER:
+            raise InputError(
+                f"{flag(name)} {getattr(config, name)}: is about replicas that are averaged, and "
+                "with --strategy server all take the weights of the server; leave it out, or "
+                "choose --strategy periodic"
+            )
 
 
 def _check_gossip(config: TrainConfig) -> None:

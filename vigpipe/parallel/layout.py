@@ -8,6 +8,9 @@ Two replicas of three stages; one pipeline sits on neighbouring ranks:
 
 A team is the replicas that take every step together. By default all of them are one team. Where
 replicas take steps of their own, each is a team, or those of a host are.
+
+With a server (--strategy server), its pipeline comes last, as if it were one more replica: it holds
+the same stages, but takes no items. The replicas are then called its workers.
 """
 
 import math
@@ -34,6 +37,7 @@ class Layout:
         virtual_stages: V, stages each rank holds; more than 1 only with a schedule in
             `vigpipe.schedules.VIRTUAL`.
         num_teams: number of teams, each of as many neighbouring replicas.
+        has_server: whether a server's pipeline follows those of the replicas.
 
     Raises:
         InputError: a degree is below 1, or the schedule cannot run with these degrees.
@@ -45,6 +49,7 @@ class Layout:
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
     num_teams: int = 1
+    has_server: bool = False
 
     def __post_init__(self) -> None:
         assert self.num_replicas % self.num_teams == 0
@@ -68,9 +73,19 @@ class Layout:
         return self.pipeline_size * self.virtual_stages
 
     @property
+    def num_pipelines(self) -> int:
+        """Number of pipelines: D, and one more with a server."""
+        return self.num_replicas + self.has_server
+
+    @property
     def world_size(self) -> int:
-        """Number of ranks: S * D."""
-        return self.pipeline_size * self.num_replicas
+        """Number of ranks: S * D, or S * (D + 1) with a server."""
+        return self.pipeline_size * self.num_pipelines
+
+    @property
+    def writer(self) -> int:
+        """The replica whose last rank writes the run's files: the server if there is one."""
+        return self.num_replicas if self.has_server else 0
 
     @property
     def team_size(self) -> int:
@@ -80,7 +95,7 @@ class Layout:
     @property
     def one_team(self) -> "Layout":
         """The layout of a single team of this kind."""
-        return replace(self, num_replicas=self.team_size, num_teams=1)
+        return replace(self, num_replicas=self.team_size, num_teams=1, has_server=False)
 
     def replica_index(self, rank: int) -> int:
         """Return the index of the replica that a rank belongs to."""
@@ -89,6 +104,13 @@ class Layout:
     def team_of(self, replica_index: int) -> tuple[int, int]:
         """Return the team that a replica belongs to, and its place among the team's replicas."""
         return divmod(replica_index, self.team_size)
+
+    def state_of(self, replica_index: int) -> int:
+        """Return which of the states in a checkpoint a replica begins with: there is one a team.
+
+        With a server there is one in all, its own.
+        """
+        return 0 if self.has_server else self.team_of(replica_index)[0]
 
     def pipeline_rank(self, rank: int) -> int:
         """Return the position of a rank in its pipeline."""
@@ -100,19 +122,25 @@ class Layout:
         return tuple(range(first, self.num_stages, self.pipeline_size))
 
     def check_world(self, world_size: int) -> None:
-        """Raise InputError unless the number of ranks is S * D."""
+        """Raise InputError unless the number of ranks is that of the layout."""
         if world_size != self.world_size:
+            replicas = f"--dp {self.num_replicas}"
+            if self.has_server:
+                replicas = f"({replicas} + 1 for --strategy server)"
             raise InputError(
                 f"{world_size} ranks were started, but --stages {self.pipeline_size} x "
-                f"--dp {self.num_replicas} needs {self.world_size}; start {self.world_size} "
+                f"{replicas} needs {self.world_size}; start {self.world_size} "
                 "ranks or change the two options"
             )
 
     def __str__(self) -> str:
         virtual = f" ({self.virtual_stages} each)" if self.virtual_stages > 1 else ""
+        replicas = _counted(self.num_replicas, "worker" if self.has_server else "replica")
+        if self.has_server:
+            replicas = f"({replicas} + a server)"
         return (
-            f"{_counted(self.num_replicas, 'replica')} × {_counted(self.pipeline_size, 'stage')}"
-            f"{virtual}, {_counted(self.num_microbatches, 'micro-batch')}, {self.schedule}"
+            f"{replicas} × {_counted(self.pipeline_size, 'stage')}{virtual}, "
+            f"{_counted(self.num_microbatches, 'micro-batch')}, {self.schedule}"
         )
 
 
@@ -126,7 +154,7 @@ class Groups(NamedTuple):
 
     Attributes:
         pipeline: the ranks of its pipeline.
-        replicas: the ranks that hold the same stages, of all replicas.
+        replicas: the ranks that hold the same stages, of all replicas and the server.
         summed: of these, the ones in its team, which add their gradients up.
         between: of these, the ones with its place in each team.
         team: all ranks of its team; also None if they are all of the run.
@@ -151,7 +179,7 @@ def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
     import numpy as np
     import torch.distributed as dist
 
-    shape = layout.num_teams, layout.team_size, layout.pipeline_size
+    shape = layout.num_teams + layout.has_server, layout.team_size, layout.pipeline_size
     grid = np.arange(layout.world_size).reshape(shape)
     timeout = timedelta(seconds=timeout_seconds)
     made: dict[str, Any] = {}  # every grouping of the ranks is made once
@@ -167,5 +195,5 @@ def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
         return made[str(rows)]
 
     pipeline, replicas, summed, between = make(2), make(0, 1), make(1), make(0)
-    team = make(1, 2) if layout.num_teams > 1 else None
+    team = make(1, 2) if shape[0] > 1 else None
     return Groups(pipeline, replicas, summed, between, team)

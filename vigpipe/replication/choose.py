@@ -9,6 +9,7 @@ from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.periodic import Periodic
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
+from vigpipe.replication.server import Server, Worker
 from vigpipe.replication.strategy import Strategy
 from vigpipe.replication.synchronous import Synchronous
 
@@ -31,5 +32,6 @@ def make_strategy(
     """
     if options.strategy == "synchronous":
         return Synchronous(course, place.of_team, place.peers)
-    own_steps = {"periodic": Periodic, "gossip": Gossip}[options.strategy]
+    server = Server if place.is_server else Worker
+    own_steps = {"periodic": Periodic, "gossip": Gossip, "server": server}[options.strategy]
     return own_steps(options, course, place, weights, recorded)

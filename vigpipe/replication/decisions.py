@@ -29,6 +29,10 @@ class Kind(IntEnum):
     REST = 5
     END = 6
     GIVE = 7
+    PULL = 8
+    PUSH = 9
+    PASS = 10
+    SKIP = 11
 
 
 ALL = -1  # instead of a partner: an average is one of all replicas

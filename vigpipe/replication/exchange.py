@@ -88,6 +88,29 @@ class Exchange:
             return gather_vectors(values, self._group)
         return torch.stack(self._swap(values, partner))
 
+    def send(self, tensors: Sequence[Tensor], to: int) -> None:
+        """Send tensors to one rank, which must receive them.
+
+        Args:
+            tensors: of one dtype.
+            to: its place in the group.
+        """
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        self._wait_for(dist.P2POp(dist.isend, flat, group=self._group, group_peer=to))
+        self.bytes_sent += flat.numel() * flat.element_size()
+
+    def receive(self, like: Sequence[Tensor], source: int) -> list[Tensor]:
+        """Return the tensors that one rank sends.
+
+        Args:
+            like: tensors of their shapes and dtype.
+            source: its place in the group.
+        """
+        sizes = [tensor.numel() for tensor in like]
+        flat = like[0].new_empty(sum(sizes))
+        self._wait_for(dist.P2POp(dist.irecv, flat, group=self._group, group_peer=source))
+        return [p.view_as(t) for p, t in zip(flat.split(sizes), like, strict=True)]
+
     def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
         """Exchange values with a partner; return those of both, in the order of the replicas."""
         assert self._group is not None
@@ -96,9 +119,13 @@ class Exchange:
             dist.P2POp(dist.isend, values.contiguous(), group=self._group, group_peer=partner),
             dist.P2POp(dist.irecv, other, group=self._group, group_peer=partner),
         ]
-        for message in dist.batch_isend_irecv(messages):
-            message.wait()
+        self._wait_for(*messages)
         return [values, other] if self._group.rank() < partner else [other, values]
+
+    @staticmethod
+    def _wait_for(*messages: dist.P2POp) -> None:
+        for message in dist.batch_isend_irecv(list(messages)):
+            message.wait()
 
 
 def _weighted_mean(by_replica: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class Rules:
 
     Attributes:
         course: the steps of the run.
-        average_every: TAU, steps from one average to the next.
+        average_every: TAU, steps from one average to the next; 0 if nothing is averaged.
         gradients: whether gradients are averaged, in the midst of a step; otherwise weights are,
             between two steps.
         from_pool: whether items are drawn from the pool; otherwise replica r takes the items
@@ -47,6 +47,7 @@ class NoItem(Enum):
     """Why a replica is given no item."""
 
     CLOSED = "the pool is closed, so that all replicas can rest"
+    TOO_EARLY = "it must wait for others first"
     NONE_LEFT = "all items have been taken"
 
 
@@ -111,24 +112,29 @@ class Member:
 
     def take(self) -> int | NoItem:
         """Take the next item; it is leased to this replica until a step was taken with it."""
+        return self._table.change(self._take)
 
-        def change(table: Table) -> int | NoItem:
-            if self._is_closed(table):
-                return NoItem.CLOSED
-            if table.leases[self._index] < 0:
-                item = self._next_item(table)
-                if item is None:
-                    return NoItem.NONE_LEFT
-                table.drawn += table.ahead[self._index] < 0
-                table.leases[self._index], table.ahead[self._index] = item, -1
-            if self.rules.looks_ahead and table.ahead[self._index] < 0:
-                coming = self._next_item(table)
-                if coming is not None:
-                    table.drawn += 1
-                    table.ahead[self._index] = coming
-            return table.leases[self._index]
+    def _take(self, table: Table) -> int | NoItem:
+        if self._is_closed(table):
+            return NoItem.CLOSED
+        if table.leases[self._index] < 0:
+            item = self._next_item(table)
+            if item is None:
+                return NoItem.NONE_LEFT
+            if not self._may_begin(table, item):
+                return NoItem.TOO_EARLY
+            table.drawn += table.ahead[self._index] < 0
+            table.leases[self._index], table.ahead[self._index] = item, -1
+        if self.rules.looks_ahead and table.ahead[self._index] < 0:
+            coming = self._next_item(table)
+            if coming is not None:
+                table.drawn += 1
+                table.ahead[self._index] = coming
+        return table.leases[self._index]
 
-        return self._table.change(change)
+    def _may_begin(self, table: Table, item: int) -> bool:
+        """Whether it may begin its next item now."""
+        return True
 
     @property
     def ahead(self) -> int:

@@ -22,17 +22,20 @@ def balance(loads: Sequence[float]) -> dict[str, float]:
     return {"cv": pstdev(loads) / mean, "imbalance": largest / mean, "efficiency": mean / largest}
 
 
-def summarize_replicas(accounts: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def summarize_replicas(
+    accounts: Sequence[Sequence[dict[str, Any]]], *, has_server: bool = False
+) -> dict[str, Any]:
     """Return the entry "replicas" of summary.json.
 
     Args:
         accounts: what the ranks of each replica have counted (`run.summary.gather_accounts`), first
             rank first. Sent bytes are added up over them, and the most memory of one is taken; all
             else is known to the first one.
+        has_server: whether the last ranks are those of a server.
 
     Returns:
         A table for each replica, and how evenly they were busy. With a pool the items are meant to
-        be unequal, so only the time tells.
+        be unequal, so only the time tells. A server has a table of its own.
     """
     replicas = [
         ranks[0]
@@ -42,8 +45,10 @@ def summarize_replicas(accounts: Sequence[Sequence[dict[str, Any]]]) -> dict[str
         }
         for ranks in accounts
     ]
+    server = {"server": replicas.pop()} if has_server else {}
     return {
         "each": replicas,
+        **server,
         "items": balance([replica["items"] for replica in replicas]),
         "busy": balance([replica["busy_seconds"] for replica in replicas]),
     }
@@ -59,6 +64,16 @@ EACH = (
     "waited",
     "averaged",
     "averages",
+    "sent",
+    "peak memory",
+)
+SERVER = (
+    "updates",
+    "mean staleness",
+    "updates by staleness",
+    "worked",
+    "waited",
+    "exchanged",
     "sent",
     "peak memory",
 )
@@ -91,6 +106,28 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:
+    """Make the row of cells about a server, under the heads of SERVER.
+
+    Args:
+        server: its table of `summarize_replicas`.
+    """
+    seconds = _seconds(server)
+    whole = sum(seconds) or 1.0
+    by_staleness = sorted((int(s), count) for s, count in server["staleness"].items())
+    num_late = sum(staleness * count for staleness, count in by_staleness)
+    return [
+        [
+            f"{server['updates']:,.0f}",
+            f"{num_late / max(1, sum(count for _, count in by_staleness)):.2f}",
+            " ".join(f"{staleness}:{count}" for staleness, count in by_staleness),
+            *(f"{part / whole:.1%}" for part in seconds),
+            f"{server['bytes_sent'] / 1e6:,.1f} MB",
+            f"{server['peak_bytes'] / 1e6:,.0f} MB",
+        ]
+    ]
 
 
 def images_per_second(replica: Mapping[str, float]) -> float:

@@ -34,6 +34,7 @@ from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.member import Member, NoItem, Rules
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
+from vigpipe.replication.serving import ServerMember
 from vigpipe.replication.strategy import AverageWeights, Evaluate, Outcome, Rest, TakeItem, Turn
 from vigpipe.replication.table import SharedTable, new_table, resumed_table
 
@@ -80,7 +81,7 @@ def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
         if item is NoItem.CLOSED:
             if (yield from member.rest()):
                 yield Decision(Kind.REST, member.rules.course.steps_with(member.see().drawn))
-        elif item is NoItem.NONE_LEFT:
+        elif isinstance(item, NoItem):  # none is left
             if (yield from member.finish()):
                 yield Decision(Kind.END)
                 return
@@ -117,17 +118,19 @@ class OwnSteps:
         weights: Weights,
         recorded: Sequence[Recorded] | None = None,
     ) -> None:
-        assert options.average_every is not None
         self.peers, self._whole_course, self._place = place.peers, course, place
         self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
         gradients, from_pool = options.average == "gradients", options.items == "pool"
         looks_ahead = from_pool and options.workers > 0 and recorded is None
-        self._rules = Rules(course, options.average_every, gradients, from_pool, looks_ahead)
+        every = options.average_every or 0
+        self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(place.between)
         self._store = place.open_store()
         self._first = new_table(course.num_replicas)
-        self._member: Member | None = None  # on the first rank of the pipeline, once it runs
+        self._member: Member | ServerMember | None = (
+            None  # on the first rank of the pipeline, once it runs
+        )
         self._decisions = Decisions(self.peers)
         self._alive: Alive | None = None
         self._stops = False
@@ -177,35 +180,40 @@ class OwnSteps:
         """Yield what this replica does; the same on all ranks of its pipeline."""
         if self._place.is_first:
             self._decisions.begin(self._decide(), self._watch())
-        while True:
-            kind, number, ahead = self._next_decision()
-            if kind is Kind.TAKE:
-                with self._diary.doing("worked"):
-                    yield self._own_share(number, ahead)
-                self._num_items += self._new_samples is not None
-            elif kind is Kind.EVALUATE:
-                with self._diary.doing("evaluated"):
-                    yield Evaluate(number)
-            elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
-                self._give_nothing(number)
-            elif kind is Kind.AVERAGE:
-                self._partner = number
-                yield AverageWeights()
-            elif kind is Kind.GIVE:
-                self._give(number)
-            elif kind is Kind.REST:
-                with self._diary.doing("saved"):
-                    wish = Status(stop=self._stops)
-                    everybody = Peers(self._place.num_ranks)
-                    self._stops = agree(wish, everybody).stop
-                    self._before_rest(self._stops)
-                    yield Rest(number, self._stops)
-            else:
-                break
+        while (decision := self._next_decision()).kind is not Kind.END:
+            yield from self._do(decision)
         unfinished = max(*self._first.leases, *self._first.ahead) >= 0
         if self._first.drawn < self._course.num_items or unfinished:
             with self._diary.doing("saved"):
                 yield Rest(self._course.num_steps, stop=False)
+
+    def _do(self, decision: Decision) -> Iterator[Turn]:
+        """Do what was decided."""
+        kind, number, ahead = decision
+        if kind is Kind.TAKE:
+            with self._diary.doing("worked"):
+                yield self._own_share(number, ahead)
+            self._num_items += self._new_samples is not None
+        elif kind is Kind.EVALUATE:
+            with self._diary.doing("evaluated"):
+                yield Evaluate(number)
+        elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
+            self._give_nothing(number)
+        elif kind is Kind.AVERAGE:
+            self._partner = number
+            yield AverageWeights()
+        elif kind is Kind.GIVE:
+            self._give(number)
+        else:
+            assert kind is Kind.REST
+            with self._diary.doing("saved"):
+                yield from self._rest(number)
+
+    def _rest(self, number: int) -> Iterator[Turn]:
+        """Save a checkpoint after a number of steps; all ranks rest."""
+        self._stops = agree(Status(stop=self._stops), Peers(self._place.num_ranks)).stop
+        self._before_rest(self._stops)
+        yield Rest(number, self._stops)
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
@@ -214,11 +222,13 @@ class OwnSteps:
     def _decide(self) -> Iterator[Decision | None]:
         index = self._place.team
         recorded = None if self._recorded is None else self._recorded[index]
-        self._member = self._make_member(SharedTable(self._store, self._first, index), recorded)
-        return decide(self._member, evaluates=index == 0)
+        member = self._make_member(SharedTable(self._store, self._first, index), recorded)
+        self._member = member
+        return decide(member, evaluates=index == 0)
 
     def _watch(self) -> Callable[[], None]:
-        place, num_replicas = self._place, self._course.num_replicas
+        place = self._place
+        num_replicas = 1 if place.between is None else place.between.size()
         alive = Alive(self._store, place.team, num_replicas, place.timeout_seconds)
         self._alive = alive
         return alive.check
@@ -237,7 +247,12 @@ class OwnSteps:
         return self._whole_course.items(step, self._course.next_evaluation(step), share)
 
     def combine_gradients(
-        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        loss: Tensor | None,
     ) -> Outcome:
         """Average gradients if that is due, each weighted with the samples of its item.
 
@@ -298,7 +313,7 @@ class OwnSteps:
 
     def _count_samples(self, num_samples: int) -> None:
         self._samples = num_samples
-        if self._member is not None:
+        if isinstance(self._member, Member):
             self._member.samples = num_samples
 
     def hear(self, agreement: Agreement) -> None:
@@ -344,7 +359,7 @@ class OwnSteps:
         """Return nothing: there is no state beside the model's and its optimizer's."""
         return {}
 
-    def account(self) -> Mapping[str, float]:
+    def account(self) -> Mapping[str, Any]:
         """Return what this replica has done, as far as this rank knows."""
         seconds = self._diary.seconds
         return {

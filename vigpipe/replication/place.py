@@ -18,6 +18,7 @@ class Place:
             replicas take steps of their own, each is a team, unless a host is one.
         of_team: which of its team's replicas it belongs to.
         team_size: number of replicas of a team.
+        is_server: whether it belongs to the server's pipeline, which is one more team.
         is_first: whether it is the first rank of its team, which decides for all of them.
         peers: the ranks of its team.
         num_ranks: number of ranks of all teams.
@@ -31,6 +32,7 @@ class Place:
     team: int
     of_team: int
     team_size: int
+    is_server: bool
     is_first: bool
     peers: Peers
     num_ranks: int

@@ -7,6 +7,13 @@ A run whose replicas take steps of their own leaves events.jsonl. Each row is of
                                                third step, or in it if gradients are averaged
     {"replica": 1, "step": 3, "partner": 0}    an average with replica 0 alone, likewise
 
+With --strategy server, a row says when the server has taken the gradient of an item:
+
+    {"replica": 1, "step": 3, "item": 7, "pulled": 5, "served": 8, "version": 7}
+
+It was computed with the weights after 5 updates, it is the eighth that was taken of all, and after
+it there were 7 updates: one gradient among the eight was not finite, or had no samples.
+
 Steps are counted from 1, the replica's own. Nothing else depends on how long anything took. So
 whoever takes the same items in the same order, and comes to the same averages, ends in the same
 weights, bit for bit. (A replica that comes to an average of gradients without one of its own, since
@@ -29,11 +36,13 @@ class Recorded:
         items: the items of its steps, in order.
         averages: the steps of its averages with all replicas, in order.
         pairs: its averages with one other replica, in order.
+        pushes: of its gradients to the server, one for each item, in order.
     """
 
     items: list[int] = field(default_factory=list)
     averages: list[int] = field(default_factory=list)
     pairs: list["Pair"] = field(default_factory=list)
+    pushes: list["Push"] = field(default_factory=list)
 
 
 class Pair(NamedTuple):
@@ -46,6 +55,20 @@ class Pair(NamedTuple):
 
     step: int
     partner: int
+
+
+class Push(NamedTuple):
+    """A gradient that a replica has given to the server.
+
+    Attributes:
+        pulled: updates of the weights that it was computed with.
+        served: its number among all gradients that the server has taken, counted from 1.
+        version: updates after it.
+    """
+
+    pulled: int
+    served: int
+    version: int
 
 
 def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Recorded]:
@@ -65,15 +88,18 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
             continue
         replica, step = row.get("replica", -1), row.get("step", -1)
         kinds = row.keys() - {"replica", "step"}
-        is_event = _is_count(replica) and _is_count(step) and len(kinds) == 1
-        if not is_event or replica >= num_replicas or not _is_count(row[min(kinds)]):
+        is_push = kinds == {"item", *Push._fields}
+        numbers = [replica, step, *(row[kind] for kind in kinds)]
+        is_event = all(map(_is_count, numbers)) and (is_push or len(kinds) == 1)
+        if not is_event or replica >= num_replicas:
             raise ValueError(f"{row} is no event of one of {num_replicas} replicas")
         of = recorded[replica]
-        (kind,) = kinds
+        kind = "item" if is_push else min(kinds)
         number, num_items = row[kind], len(of.items)
         is_average = step in (num_items, num_items + 1)
         if kind == "item" and step == num_items + 1:
             of.items.append(number)
+            of.pushes += [Push(*(row[name] for name in Push._fields))] if is_push else []
         elif kind == "average" and is_average and number == len(of.averages) + 1:
             of.averages.append(step)
         elif kind == "partner" and is_average and number != replica and number < num_replicas:
@@ -81,6 +107,7 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
         else:
             raise ValueError(f"{row} is not the next event of its replica")
     _check_pairs(recorded)
+    _check_pushes(recorded)
     return recorded
 
 
@@ -97,6 +124,22 @@ def _check_pairs(recorded: Sequence[Recorded]) -> None:
     for replica, partners in enumerate(left):
         if partners:
             raise ValueError(f"replica {replica} would wait for {partners[0]} for ever")
+
+
+def _check_pushes(recorded: Sequence[Recorded]) -> None:
+    """Raise ValueError unless the server can take the recorded gradients one after the other."""
+    pushes = [(push, replica) for replica, of in enumerate(recorded) for push in of.pushes]
+    if not pushes:
+        return
+    if len(pushes) < sum(len(of.items) for of in recorded):
+        raise ValueError("some items have gone to a server, and others have not")
+    pushes.sort(key=lambda push: push[0].served)
+    version, least = 0, [0] * len(recorded)  # updates that each replica has seen
+    for place, (push, replica) in enumerate(pushes, 1):
+        is_next = push.served == place and push.version - version in (0, 1)
+        if not is_next or not least[replica] <= push.pulled <= version:
+            raise ValueError(f"{push} of replica {replica} cannot come after {version} updates")
+        version = least[replica] = push.version
 
 
 def _is_count(value: object) -> bool:

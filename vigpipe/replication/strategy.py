@@ -38,6 +38,44 @@ class AverageWeights(NamedTuple):
     """Average the weights of all replicas: call `Strategy.average_weights`."""
 
 
+class TakeGradients(NamedTuple):
+    """Take one optimizer step with the gradients of another replica, which are in place.
+
+    Attributes:
+        replica: whose gradients they are.
+        item: that they were computed with.
+        step: index of the step, counted on global batches, that they belong to.
+        num_samples: samples of the item.
+        loss: of the item, on ranks of the last stage.
+        moments: of BatchNorm in its micro-batches, in one row.
+        seconds: from when the replica took the weights to now.
+        staleness: gradients of others that were applied meanwhile.
+        damping: what the learning rate is multiplied by.
+    """
+
+    replica: int
+    item: int
+    step: int
+    num_samples: int
+    loss: float
+    moments: Tensor
+    seconds: float
+    staleness: int
+    damping: float
+
+
+class SkipGradients(NamedTuple):
+    """Tell that a replica's gradients, or its loss, were not finite, so no step is taken.
+
+    Attributes:
+        replica: whose gradients they are.
+        step: index of the step that they would have belonged to.
+    """
+
+    replica: int
+    step: int
+
+
 class Rest(NamedTuple):
     """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
@@ -50,7 +88,7 @@ class Rest(NamedTuple):
     stop: bool
 
 
-Turn = TakeItem | Evaluate | AverageWeights | Rest
+Turn = TakeItem | Evaluate | AverageWeights | TakeGradients | SkipGradients | Rest
 
 
 class Outcome(NamedTuple):
@@ -60,10 +98,12 @@ class Outcome(NamedTuple):
         moments: of BatchNorm in all micro-batches that count, (micro-batches, 3, channels).
         is_taken: whether the step may change the weights, a scalar on the device; None if it may
             when the numbers of all peers are finite.
+        is_own: whether this rank's optimizer takes it; otherwise another rank has the gradients.
     """
 
     moments: Tensor
     is_taken: Tensor | None = None
+    is_own: bool = True
 
 
 class Strategy(Protocol):
@@ -99,9 +139,14 @@ class Strategy(Protocol):
         ...
 
     def combine_gradients(
-        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        loss: Tensor | None,
     ) -> Outcome:
-        """Average gradients over replicas if that is due; called after the last backward of a step.
+        """Exchange gradients with other replicas if that is due, after a step's last backward.
 
         Args:
             gradients: of this rank's stages; they are changed in place.
@@ -109,6 +154,7 @@ class Strategy(Protocol):
             is_finite: whether this rank's gradients, and the loss if it knows it, are finite; a
                 scalar on the device.
             num_samples: samples of the item.
+            loss: of the item, a scalar on the device, on ranks of the last stage.
         """
         ...
 
@@ -140,7 +186,7 @@ class Strategy(Protocol):
         """Return the tensors that it keeps besides those of the model, by name."""
         ...
 
-    def account(self) -> Mapping[str, float]:
+    def account(self) -> Mapping[str, Any]:
         """Return what this rank has done, for summary.json: counts, seconds and bytes by name."""
         ...
 

@@ -65,7 +65,12 @@ class Synchronous:
         self._saves = True
 
     def combine_gradients(
-        self, gradients: Sequence[Tensor], moments: Tensor, is_finite: Tensor, num_samples: int
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        loss: Tensor | None,
     ) -> Outcome:
         """Do nothing: they are sums over the replicas already."""
         return Outcome(moments)
@@ -88,7 +93,7 @@ class Synchronous:
         """Return nothing."""
         return {}
 
-    def account(self) -> Mapping[str, float]:
+    def account(self) -> Mapping[str, Any]:
         """Return nothing."""
         return {}
 

@@ -44,9 +44,16 @@ class Table:
             applied yet (`replication.travel`); -1 for none.
         given_samples: samples that stood behind these weights.
         closings: how often the pool was closed, so that all could rest.
-        evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never.
+        evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never. With
+            a server, the last of all items when its weights were evaluated.
         rests: how many of the closings the replica has followed.
         finished: whether the replica has nothing left to do.
+        updates: gradients that the server has applied.
+        pulled: how many it had when the replica took its weights, to compute a gradient that the
+            server has not got yet; -1 if there is none.
+        tickets: number that the replica waits with until the server gives it its weights, or takes
+            its gradient; -1 if it does not wait.
+        wanted: whether somebody wants all to rest as soon as they can.
         partners: the replica that it is going to be averaged with; -1 for none.
         waiting: the replica that it waits for, to be averaged with it; -1 for none.
         version: number of changes, so that no two texts are equal.
@@ -63,6 +70,10 @@ class Table:
     given: list[int]
     given_samples: list[int]
     evaluated: int
+    updates: int
+    pulled: list[int]
+    tickets: list[int]
+    wanted: bool
     closings: int
     rests: list[int]
     finished: list[bool]
@@ -82,7 +93,10 @@ class Table:
 
     def progress(self) -> dict[str, Any]:
         """Return what a later run needs to go on from a rest: an entry of a checkpoint."""
-        passing = ("closings", "rests", "finished", "partners", "waiting", "version", "by")
+        passing = (
+            *("pulled", "tickets", "wanted", "closings", "rests", "finished"),
+            *("partners", "waiting", "version", "by"),
+        )
         return {name: value for name, value in vars(self).items() if name not in passing}
 
 
@@ -99,6 +113,10 @@ def new_table(num_replicas: int) -> Table:
         given=[-1] * num_replicas,
         given_samples=[0] * num_replicas,
         evaluated=-1,
+        updates=0,
+        pulled=[-1] * num_replicas,
+        tickets=[-1] * num_replicas,
+        wanted=False,
         closings=0,
         rests=[0] * num_replicas,
         finished=[False] * num_replicas,

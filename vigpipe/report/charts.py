@@ -72,9 +72,12 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
     return styled(figure, height=130 + ROW_PIXELS * len(accounts))
 
 
-def replica_chart(doings: Sequence[Doing]) -> "Figure":
-    """Draw what each replica did when, with one row per replica."""
+def replica_chart(doings: Sequence[Doing], num_replicas: int) -> "Figure":
+    """Draw what each replica did when, with one row per replica, and the last for a server."""
     from plotly.graph_objects import Bar, Figure
+
+    def name(replica: int) -> str:
+        return f"replica {replica}" if replica < num_replicas else "server"
 
     bars = []
     for deed, colour in DEED_COLOURS.items():
@@ -92,7 +95,7 @@ def replica_chart(doings: Sequence[Doing]) -> "Figure":
                 width=0.88,
                 marker=_marker(colour, HATCHES["wait input"] if deed == "waited" else ""),
                 hovertext=[
-                    f"replica {d.replica} {deed}<br>{d.start:.3f} – {d.end:.3f} s, {s:.3f} long"
+                    f"{name(d.replica)} {deed}<br>{d.start:.3f} – {d.end:.3f} s, {s:.3f} long"
                     for d, s in zip(alike, seconds, strict=True)
                 ],
                 hovertemplate="%{hovertext}<extra></extra>",
@@ -104,7 +107,7 @@ def replica_chart(doings: Sequence[Doing]) -> "Figure":
     figure.update_xaxes(title_text="seconds")
     figure.update_yaxes(
         tickvals=replicas,
-        ticktext=[f"replica {replica}" for replica in replicas],
+        ticktext=list(map(name, replicas)),
         range=[replicas[-1] + 0.5, replicas[0] - 0.5],
         fixedrange=True,
         showgrid=False,

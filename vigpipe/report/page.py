@@ -110,7 +110,16 @@ def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
 def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     evaluations = [row for run in runs for row in run.evaluations]
     has_validation = any(row.validation_top1 is not None for row in evaluations)
-    own_steps = [run.name for run in runs if run.replicas is not None]
+    strategies = [(run.name, run.replicas) for run in runs if run.replicas is not None]
+    own_steps = [name for name, replicas in strategies if not replicas.has_server]
+    served = [name for name, replicas in strategies if replicas.has_server]
+    if served:
+        yield paragraph(
+            f"A server applied the gradients of replicas in {', '.join(served)}. Accuracy and "
+            "learning rate are the server's, loss and throughput those of replica 0. Faint: the "
+            "training loss of the other replicas.",
+            "note",
+        )
     if own_steps:
         yield paragraph(
             f"Replicas took steps of their own in {', '.join(own_steps)}. Loss, accuracy, learning "

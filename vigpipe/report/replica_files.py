@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
@@ -41,11 +41,20 @@ class ReportedReplicas:
         doings: spans of all replicas, in the order of the file.
         each: counts and seconds of each replica, by name; empty for a run that has not finished.
         balance: how even "items" and "busy" were, by name; likewise.
+        server: counts and seconds of the server; empty if there is none.
+        num_replicas: D; spans of a server are those of number D.
     """
 
     doings: tuple[Doing, ...]
     each: tuple[dict[str, float], ...]
     balance: dict[str, dict[str, float]]
+    server: dict[str, Any]
+    num_replicas: int
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server applied the gradients of the replicas."""
+        return bool(self.server) or any(d.replica == self.num_replicas for d in self.doings)
 
 
 def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
@@ -65,6 +74,7 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
     if not path.is_file() and "replicas" not in summary:
         return None
     each, balance = [], {}
+    server: dict[str, Any] = {}
     if "replicas" in summary:
         table = summary.object("replicas")
         for number, values in enumerate(table.items("each")):
@@ -73,15 +83,25 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
         for what in ("items", "busy"):
             measures = table.object(what)
             balance[what] = {name: measures.number(name) for name in _BALANCE}
-    doings = _read_doings(path) if path.is_file() else ()
-    return ReportedReplicas(doings, tuple(each), balance)
+        if "server" in table:
+            own = table.object("server")
+            server = {name: own.number(name) for name in (*_EACH, "updates")}
+            by_staleness = own.object("staleness")
+            if not all(name.isdecimal() for name in by_staleness.names()):
+                raise InputError(f"{by_staleness.where}: expected whole numbers as names")
+            server["staleness"] = {s: by_staleness.number(s) for s in by_staleness.names()}
+    doings, num_replicas = _read_doings(path) if path.is_file() else ((), len(each))
+    return ReportedReplicas(doings, tuple(each), balance, server, num_replicas)
 
 
-def _read_doings(path: Path) -> tuple[Doing, ...]:
+def _read_doings(path: Path) -> tuple[tuple[Doing, ...], int]:
     doings: list[Doing] = []
+    num_replicas = 0
     *lines, _ = read_text(path, MOST_ROWS).split("\n")  # the last one may be cut short
     for number, line in enumerate(lines, 1):
         row = parse_object(line, f"{path}, line {number}")
+        if "start" in row:
+            num_replicas = row.object("start").whole("replicas")
         if "did" not in row:
             continue
         deed = row.text("did")
@@ -90,4 +110,5 @@ def _read_doings(path: Path) -> tuple[Doing, ...]:
         start, end = row.number("from"), row.number("to")
         doings.append(Doing(row.whole("replica"), cast("Deed", deed), start, end))
     zero = min((doing.start for doing in doings), default=0.0)
-    return tuple(d._replace(start=d.start - zero, end=d.end - zero) for d in doings)
+    spans = (d._replace(start=d.start - zero, end=d.end - zero) for d in doings)
+    return tuple(spans), num_replicas

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from vigpipe.replication.metrics import EACH, EVENNESS, rows_of_each, rows_of_evenness
+from vigpipe.replication.metrics import (
+    EACH,
+    EVENNESS,
+    SERVER,
+    rows_of_each,
+    rows_of_evenness,
+    rows_of_server,
+)
 from vigpipe.report.charts import as_html, replica_chart
 from vigpipe.report.markup import paragraph, table
 from vigpipe.report.replica_files import ReportedReplicas
@@ -20,6 +27,9 @@ def replica_section(replicas: ReportedReplicas, index: int) -> Iterator[str]:
     """
     if replicas.each:
         yield table(EACH, rows_of_each(replicas.each))
+        if replicas.server:
+            yield table(SERVER, rows_of_server(replicas.server))
+            yield explain("staleness")
         yield table(EVENNESS, rows_of_evenness(replicas.balance))
         yield explain("item", "worked", "waited", "averaged", "CV", "imbalance of loads")
         yield explain("efficiency")
@@ -36,4 +46,6 @@ def replica_section(replicas: ReportedReplicas, index: int) -> Iterator[str]:
             f"Who did what when, {what}. Waits below a millisecond are not drawn. The clocks of "
             "several hosts may differ."
         )
-        yield as_html(replica_chart(doings[-MOST_SPANS:]), f"replicas-{index}")
+        yield as_html(
+            replica_chart(doings[-MOST_SPANS:], replicas.num_replicas), f"replicas-{index}"
+        )

@@ -43,6 +43,7 @@ TERMS = {
     "worked": "on its items, from reading images to the update of the weights",
     "waited": "for others: to be averaged with them, or to rest with them for a checkpoint",
     "averaged": "exchanging and averaging weights or gradients, as far as the replica waits for it",
+    "staleness": "updates of the weights from when a replica took them to when its gradient came",
     "CV": "standard deviation over the mean; 0 if all are equal",
     "imbalance of loads": "the largest over the mean; 1 if all are equal",
     "efficiency": "the mean over the largest; the rest to 1 is idle where all wait for the largest",

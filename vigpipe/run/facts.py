@@ -253,7 +253,14 @@ def prepare(
     else:
         assert config.stages != "auto", "start.run_on_ranks decides how many"
         plan, pipeline_size = None, config.stages
-    layout = Layout(pipeline_size, config.microbatches, config.dp, config.schedule, virtual_stages)
+    layout = Layout(
+        pipeline_size,
+        config.microbatches,
+        config.dp,
+        config.schedule,
+        virtual_stages,
+        has_server=config.strategy == "server",
+    )
     if num_hosts is not None and layout.world_size % num_hosts == 0:
         ranks_on_host = layout.world_size // num_hosts
     layout = replace(layout, num_teams=_num_teams(config, layout, ranks_on_host))
@@ -278,7 +285,7 @@ def prepare(
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = [str(warning.message) for warning in caught]
-    if config.strategy != "synchronous" and layout.num_teams == 1:
+    if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
         notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")
     if source.validation is not None:

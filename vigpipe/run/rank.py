@@ -56,10 +56,12 @@ class Scorers(NamedTuple):
     Attributes:
         share: how each batch of images is cut among them, and which share is this replica's.
         group: the ranks with the same stages in these replicas; None for this one alone.
+        peers: all their ranks.
     """
 
     share: Share
     group: dist.ProcessGroup | None
+    peers: Peers
 
 
 @dataclass
@@ -120,8 +122,8 @@ class RankState:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes the run's files: the last stage of replica 0."""
-        return self.replica_index == 0 and self.pipeline.has_last
+        """Whether this rank writes the run's files: the last stage of replica 0 or the server."""
+        return self.replica_index == self.run.layout.writer and self.pipeline.has_last
 
     @property
     def lr(self) -> float:
@@ -165,6 +167,11 @@ class RankState:
             return
         with self.recorder.step(phase, number), listening(self.recorder.region):
             yield
+
+    def copy_from(self, replica_index: int) -> None:
+        """Take the weights of another replica, with its statistics and averages; all do so."""
+        for tensor in (*self.state().values(), *self.average().values()):
+            dist.broadcast(tensor, group=self.replica_group, group_src=replica_index)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -240,6 +247,7 @@ def make_rank_state(
             team=team,
             of_team=of_team,
             team_size=layout.team_size,
+            is_server=replica_index == layout.num_replicas,
             is_first=rank % (layout.team_size * layout.pipeline_size) == 0,
             peers=Peers(layout.team_size * layout.pipeline_size, groups.team),
             num_ranks=layout.world_size,
@@ -254,7 +262,11 @@ def make_rank_state(
         weights = Weights(parameters, running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
-    scorers = Scorers(share if layout.num_teams == 1 else _in_team(share, layout), groups.summed)
+    if layout.has_server:
+        scorers = all_scorers(run, replica_index, groups.replicas)
+    else:
+        in_team = share if layout.num_teams == 1 else _in_team(share, layout)
+        scorers = Scorers(in_team, groups.summed, strategy.peers)
     replicas = Replicas(stage_modules, groups.summed, sync, reducing)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
@@ -319,6 +331,20 @@ def _in_team(share: Share, layout: Layout) -> Share:
     size = share.microbatch_size * layout.num_microbatches * layout.team_size
     _, of_team = layout.team_of(share.replica_index)
     return Share(size, layout.num_microbatches, layout.team_size, of_team)
+
+
+def all_scorers(run: Run, replica_index: int, group: dist.ProcessGroup | None) -> Scorers:
+    """Let all pipelines share an evaluation, in micro-batches of the size that they train on.
+
+    Args:
+        run: the run.
+        replica_index: the replica that this rank belongs to, or the server.
+        group: the ranks with the same stages.
+    """
+    layout = run.layout
+    size = run.share(0).microbatch_size * layout.num_microbatches * layout.num_pipelines
+    share = Share(size, layout.num_microbatches, layout.num_pipelines, replica_index)
+    return Scorers(share, group, Peers(layout.world_size))
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class

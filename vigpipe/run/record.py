@@ -37,7 +37,7 @@ def step_row(
         seconds: duration of the step.
         num_samples: number of samples of the step over all replicas.
         data_seconds: for how long the slowest rank waited for its batch before the step.
-        whose: replica and item, where replicas take steps of their own.
+        whose: replica and item, where replicas take steps of their own; with a server, staleness.
     """
     return {
         "step": step,
@@ -94,7 +94,7 @@ class RunRecord:
         for _, row in kept:
             self._count(row)
         self._step = steps_done
-        told = [row for _, row in kept if not row.get("replica")]
+        told = [row for _, row in kept if not _came_late(row)]
         self._tracker = None if track is None else open_tracker(track, folder, config, told)
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
@@ -142,8 +142,8 @@ class RunRecord:
 
     def _count(self, row: Mapping[str, Any]) -> None:
         """Count the row of an optimizer step, new or of an earlier run, for its epoch's loss."""
-        if row.get("replica"):
-            return  # it came late, and the epoch's loss is that of replica 0
+        if _came_late(row):
+            return  # the epoch's loss is that of replica 0
         numbers = ("epoch", "loss", "images_per_second", "step_seconds")
         values = [row.get(name) for name in numbers]
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
@@ -206,6 +206,11 @@ class RunRecord:
             write_atomically(self.folder / SUMMARY, text)
         except OSError as error:
             raise InputError(_unwritable(self.folder, error)) from error
+
+
+def _came_late(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of another replica than 0, and no server has it from the start."""
+    return bool(row.get("replica")) and "staleness" not in row
 
 
 def _rows_up_to(content: bytes, last_step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:

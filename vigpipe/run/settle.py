@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.agreement import Peers, all_gather_values
 from vigpipe.parallel.gradients import gather_vectors
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.strategy import TakeItem
@@ -26,17 +26,15 @@ def settle(rank_state: RankState) -> str | None:
         rank_state: this rank's state.
 
     Returns:
-        What was kept, in a sentence; None if all replicas take every step together.
+        What was kept, in a sentence; None if there was one set of weights all along.
     """
-    if rank_state.run.layout.num_teams == 1:
+    run, layout = rank_state.run, rank_state.run.layout
+    if layout.num_teams == 1 or layout.has_server:
         return None
-    if rank_state.run.config.final == "best":
-        kept = _keep_best(rank_state)
-    else:
-        kept = _keep_mean(rank_state)
-    rank_state.scorers = Scorers(
-        rank_state.run.share(rank_state.replica_index), rank_state.replica_group
-    )
+    keep = _keep_best if run.config.final == "best" else _keep_mean
+    kept = keep(rank_state)
+    index, group = rank_state.replica_index, rank_state.replica_group
+    rank_state.scorers = Scorers(run.share(index), group, Peers(layout.world_size))
     num_batches = _estimate_statistics(rank_state)
     if num_batches:
         kept += f"; BatchNorm's statistics are those of {num_batches} batches"
@@ -74,8 +72,7 @@ def _keep_best(rank_state: RankState) -> str:
         own = rank_state.replica_index, score.top1, score.loss  # those of all its team
     scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
     best, second, *_ = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
-    for tensor in (*rank_state.state().values(), *rank_state.average().values()):
-        dist.broadcast(tensor, group=rank_state.replica_group, group_src=best[0])
+    rank_state.copy_from(best[0])
     return (
         f"kept replica {best[0]} of {len(scores)}, with validation top-1 {best[1]:.2%} and loss "
         f"{best[2]:.4f}; the next best is replica {second[0]} with {second[1]:.2%} and "

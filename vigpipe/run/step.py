@@ -29,6 +29,7 @@ from vigpipe.parallel.agreement import (
     holds_everywhere,
 )
 from vigpipe.parallel.clip import clip_gradients
+from vigpipe.replication.strategy import TakeGradients
 from vigpipe.run.rank import RankState
 
 if TYPE_CHECKING:
@@ -109,16 +110,11 @@ def train_step(
         scale.unscale(gradients)
     loss, moments = _gather_loss_and_moments(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
-    moments, may_take = rank_state.strategy.combine_gradients(
-        gradients, moments, is_finite, batch.num_samples
+    moments, may_take, is_own = rank_state.strategy.combine_gradients(
+        gradients, moments, is_finite, batch.num_samples, loss
     )
-    if config.clip is not None:
-        clip_gradients(
-            rank_state.parameters(),
-            rank_state.run.parameter_order,
-            config.clip,
-            rank_state.pipeline_group,
-        )
+    if is_own:
+        _clip(rank_state)
 
     # All ranks take the step, or none does: one that is not finite changes nothing. And nothing
     # changes before all ranks have agreed, because a rank that loses its peer until then saves its
@@ -147,7 +143,7 @@ def train_step(
         # nothing.
         optimizer: Any = rank_state.optimizer
         optimizer.found_inf = is_taken.logical_not().float()
-    if rank_state.runs_ahead or is_taken:
+    if is_own and (rank_state.runs_ahead or is_taken):
         rank_state.optimizer.step()
     rank_state.enter("other")
     rank_state.step += 1
@@ -164,6 +160,35 @@ def train_step(
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
     return step
+
+
+def apply_gradients(rank_state: RankState, turn: TakeGradients) -> float:
+    """Take one optimizer step with the gradients of another replica, which are in place.
+
+    Args:
+        rank_state: this rank's state, which the step changes; all ranks of its pipeline call this.
+        turn: what is known of the gradients.
+
+    Returns:
+        The learning rate of the step, for the last layer.
+    """
+    groups = rank_state.optimizer.param_groups
+    rank_state.follow_schedule(turn.step)
+    rates = [group["lr"] for group in groups]
+    if turn.damping != 1:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * turn.damping
+    lr = rank_state.lr
+    _clip(rank_state)
+    rank_state.optimizer.step()
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    shape = rank_state.run.layout.num_microbatches, 3, rank_state.statistics.num_channels
+    rank_state.statistics.update(turn.moments.view(shape))
+    if rank_state.ema is not None:
+        rank_state.ema.update(nn.ModuleList(rank_state.models))
+    rank_state.step = turn.step + 1
+    return lr
 
 
 def complete_step(rank_state: RankState) -> None:
@@ -196,6 +221,12 @@ def _complete_step(rank_state: RankState) -> None:
         if rank_state.ema is not None:
             rank_state.ema.update(nn.ModuleList(rank_state.models))
     step.is_complete = True
+
+
+def _clip(rank_state: RankState) -> None:
+    clip, order = rank_state.run.config.clip, rank_state.run.parameter_order
+    if clip is not None:
+        clip_gradients(rank_state.parameters(), order, clip, rank_state.pipeline_group)
 
 
 def settle_after_loss(rank_state: RankState) -> bool:

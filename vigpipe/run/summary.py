@@ -31,7 +31,9 @@ def summarize(
         accounts: what the ranks of each replica have counted; None if all did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
-    replicas = {} if accounts is None else {"replicas": summarize_replicas(accounts)}
+    replicas = {}
+    if accounts is not None:
+        replicas["replicas"] = summarize_replicas(accounts, has_server=layout.has_server)
     return {
         "model": run.config.model,
         "data": run.source.name,
@@ -65,7 +67,8 @@ def gather_accounts(
         own: what this rank has counted; by default since it began.
 
     Returns:
-        The accounts of the ranks of each replica, or of each team of them, first rank first.
+        The accounts of the ranks of each replica, or of each team of them, first rank first; those
+        of a server come last.
     """
     layout = rank_state.run.layout
     own = rank_state.strategy.account() if own is None else own

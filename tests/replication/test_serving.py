@@ -1,0 +1,267 @@
+"""What a server and its workers decide: their own code in virtual time, with random delays."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.replication.simulation import BusyStore, Deadlock
+from vigpipe.errors import InputError
+from vigpipe.replication.course import Course
+from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.member import Rules
+from vigpipe.replication.record import Recorded, collect
+from vigpipe.replication.serving import (
+    NOT_FINITE,
+    ServerMember,
+    WorkerMember,
+    ask,
+    damping,
+    serve,
+)
+from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
+
+SIZES = (1, 2, 3, 5)
+
+
+@dataclass
+class Log:
+    """What has happened in a simulation.
+
+    Attributes:
+        items: whose gradients the server took, in order.
+        events: the record.
+        evaluated: how many items the server had taken at each evaluation.
+        num_rests: how often all rested.
+        seconds: when the last one ended.
+        busy: seconds of work of each worker.
+        most_ahead: how far one was ahead of the slowest that had items left.
+        progress: of the last rest.
+    """
+
+    items: list[int] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
+    num_rests: int = 0
+    seconds: float = 0.0
+    busy: list[float] = field(default_factory=list)
+    most_ahead: int = 0
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+def simulate(
+    course: Course,
+    *,
+    seed: int = 0,
+    staleness: int | None = None,
+    from_pool: bool = True,
+    slow: float = 1.0,
+    close: float = 0.0,
+    bad: float = 0.0,
+    steady: bool = False,
+    look: float = 0.1,
+    ends_at_rest: bool = False,
+    recorded: list[Recorded] | None = None,
+    progress: dict[str, Any] | None = None,
+) -> Log:
+    """Simulate a server and its workers.
+
+    Args:
+        course: the steps of the run.
+        seed: of all delays.
+        staleness: the bound; None for none.
+        from_pool: whether items are drawn.
+        slow: how many times longer the last worker takes.
+        close: probability that somebody wants a checkpoint after an item.
+        bad: probability that a gradient is not finite.
+        steady: whether all items of a worker take equally long.
+        look: most seconds between two looks of one that waits.
+        ends_at_rest: whether the run ends at the first rest.
+        recorded: what is done again.
+        progress: of an earlier run, which this one goes on with.
+    """
+    rng, size = random.Random(seed), course.num_replicas
+    store = BusyStore(rng)
+    first = resumed_table(progress, size) if progress else new_table(size)
+    rules = Rules(course, 0, gradients=False, from_pool=from_pool)
+    workers = [
+        WorkerMember(
+            SharedTable(store, first, w),
+            w,
+            rules,
+            None if recorded is None else recorded[w],
+            staleness=staleness,
+        )
+        for w in range(size)
+    ]
+    server = ServerMember(SharedTable(store, first, size), rules, recorded)
+    deciding: list[Iterator[Decision | None]] = [*map(ask, workers), serve(server)]
+    log = Log(busy=[0.0] * size)
+    events = [(rng.random(), place, place) for place in range(size + 1)]
+    heapq.heapify(events)
+    number, idle, ended = size + 1, 0, 0
+    meeting: dict[Any, list[int]] = {}
+    is_bad = {item: random.Random(item).random() < bad for item in range(course.num_items)}
+    item_of = [0] * size
+
+    def at(time: float, place: int) -> None:
+        nonlocal number
+        number += 1
+        heapq.heappush(events, (time, number, place))
+
+    def meet(what: Any, num: int, time: float, place: int) -> bool:
+        there = meeting.setdefault(what, [])
+        there.append(place)
+        if len(there) < num:
+            return False
+        for other in meeting.pop(what):
+            at(time + 0.1 * look * rng.random(), other)
+        return True
+
+    while events:
+        time, _, place = heapq.heappop(events)
+        decision = next(deciding[place])
+        table = server.see()
+        log.most_ahead = max(log.most_ahead, _ahead(table))
+        if decision is None:
+            idle += 1
+            if idle > 500 * (size + 1):
+                raise Deadlock(f"seed {seed}: all wait for ever, {table}")
+            at(time + rng.uniform(0.2, 1.0) * look, place)
+            continue
+        idle, kind, is_server = 0, decision.kind, place == size
+        worker = decision.number if is_server else place
+        if kind is Kind.TAKE:
+            item_of[worker] = decision.number
+            workers[worker].num_given = NOT_FINITE if is_bad[decision.number] else 1
+            seconds = 1.0 if steady else rng.expovariate(1.0)
+            seconds *= slow if worker == size - 1 else 1.0
+            log.busy[worker] += seconds
+            at(time + seconds, place)
+        elif kind is Kind.PULL or (kind is Kind.PUSH and not is_bad[item_of[worker]]):
+            if kind is Kind.PUSH and is_server:
+                log.items.append(item_of[worker])
+            meet((kind, worker), 2, time, place)
+        elif kind is Kind.REST:
+            if place == 0:
+                log.num_rests, log.progress = log.num_rests + 1, table.progress()
+            if ends_at_rest:
+                ended += 1
+            else:
+                meet(kind, size + 1, time, place)
+        elif kind is Kind.END:
+            ended += 1
+            log.seconds = max(log.seconds, time)
+        else:
+            if kind is Kind.EVALUATE and is_server:
+                log.evaluated.append(sum(table.taken))
+            if kind is Kind.SKIP:
+                log.items.append(item_of[worker])
+            at(time, place)
+        if kind is Kind.TAKE and rng.random() < close:
+            (workers[worker] if rng.random() < 0.5 else server).close()
+    if ended < size + 1:
+        raise Deadlock(f"seed {seed}: {size + 1 - ended} of {size + 1} wait for others")
+    log.events = server.events
+    return log
+
+
+def _ahead(table: Table) -> int:
+    left = [n for n, ends in zip(table.taken, table.finished, strict=True) if not ends]
+    return max(left, default=0) - min(left, default=0)
+
+
+def course_of(size: int, num_steps: int = 12, steps_per_epoch: int = 5) -> Course:
+    return Course(num_steps, steps_per_epoch, evaluate_every=1, num_replicas=size)
+
+
+@pytest.mark.parametrize("from_pool", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(size, from_pool):
+    course = course_of(size)
+    for seed in range(24):
+        staleness = (None, 0, 1, 3)[seed % 4]
+        log = simulate(
+            course, seed=seed, staleness=staleness, from_pool=from_pool, close=0.1, bad=0.1, slow=3
+        )
+        assert Counter(log.items) == Counter(range(course.num_items))
+        assert log.evaluated == [5 * size, 10 * size]
+        of_epochs = [sorted(log.items[i : i + 5 * size]) for i in (0, 5 * size)]
+        assert of_epochs == [list(range(5 * size)), list(range(5 * size, 10 * size))]
+        recorded = collect(log.events, size)  # which checks the versions
+        assert sum(len(of.pushes) for of in recorded) == course.num_items
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_a_bound_keeps_workers_within_so_many_items(staleness):
+    ahead = {
+        simulate(course_of(3), seed=s, staleness=staleness, slow=4, close=0.05).most_ahead
+        for s in range(20)
+    }
+    # The one that may be ahead by S items begins one more, and is S + 1 ahead when it ends.
+    assert max(ahead) <= staleness + 1
+    assert max(ahead) > staleness or staleness == 4
+
+
+def test_a_record_is_done_again_in_its_order_whatever_takes_how_long():
+    for seed in range(30):
+        course = course_of(3)
+        log = simulate(course, seed=seed, slow=3, bad=0.2, close=0.05)
+        recorded = collect(log.events, 3)
+        again = simulate(course, seed=seed + 1, close=0.1, bad=0.2, recorded=recorded)
+        assert again.events == log.events
+        assert again.evaluated == log.evaluated
+
+
+def test_a_run_goes_on_after_a_rest_and_both_parts_are_one_record():
+    course = course_of(3)
+    rested = 0
+    for seed in range(20):
+        first = simulate(course, seed=seed, close=0.05, ends_at_rest=True)
+        if not first.num_rests:
+            continue
+        rested += 1
+        second = simulate(course, seed=seed, progress=first.progress)
+        assert Counter(first.items + second.items) == Counter(range(course.num_items))
+        recorded = collect([*first.events, *second.events], 3)
+        again = simulate(course, seed=seed + 1, recorded=recorded)
+        assert again.events == [*first.events, *second.events]
+    assert rested > 10
+
+
+def test_a_replay_that_comes_apart_says_so():
+    log = simulate(course_of(2), bad=0.5)
+    with pytest.raises(InputError, match="the record says"):
+        simulate(course_of(2), recorded=collect(log.events, 2))
+
+
+def test_one_worker_is_never_late():
+    log = simulate(course_of(1))
+    assert [event["pulled"] for event in log.events] == list(range(12))
+    assert [event["version"] for event in log.events] == list(range(1, 13))
+
+
+def test_equal_workers_are_late_by_all_others():
+    log = simulate(course_of(4, num_steps=50, steps_per_epoch=50), steady=True, look=0.01)
+    late = Counter(event["version"] - 1 - event["pulled"] for event in log.events)
+    assert late.most_common(1)[0][0] == 3
+    assert late[3] > 0.8 * sum(late.values())
+
+
+@pytest.mark.parametrize(("staleness", "factor"), [(0, 1), (1, 0.909), (2, 0.833), (10, 0.5)])
+def test_a_late_gradient_is_damped(staleness, factor):
+    assert damping(staleness) == pytest.approx(factor, abs=5e-4)
+
+
+def test_any_bound_ties_all_workers_to_the_slowest_in_the_long_run():
+    course = course_of(4, num_steps=60, steps_per_epoch=60)
+    synchronous = 60 * 4.0  # the slowest worker's share of all items
+    free, bounded = (
+        simulate(course, staleness=s, slow=4, steady=True, look=0.01).seconds for s in (None, 2)
+    )
+    assert synchronous / free > 3  # 3.25 is ideal
+    assert synchronous / bounded < 1.2

@@ -1,0 +1,211 @@
+"""Replicas compute gradients, and a parameter server applies them as they come.
+
+Before each item, a worker pulls the weights, and after it pushes its gradient. The server has the
+optimizer of the run. Of a gradient it knows how many others were applied since its weights were
+pulled, its staleness s, and takes a step with the learning rate times 1 / (1 + 0.1 s):
+
+    damping    1     0.91   0.83   0.5
+    s          0     1      2      10
+
+Nobody waits for anybody but the server, unless --staleness bounds how far a worker may be ahead.
+The learning rate follows the number of gradients taken: D of them are a step. A gradient counts as
+one of its own, so a run takes D times as many optimizer steps as a synchronous one.
+
+For a model of several stages there is a server of as many ranks, each with the stages of the
+workers' rank in its place. The first one decides the order of all pulls and pushes, the others
+follow (`replication.serving`), so the stages do not show in the numbers. BatchNorm's running
+statistics and the moving average are the server's.
+
+For P numbers in float32, a worker sends 4 P bytes for an item, and the server as many: all of D
+workers make 4 P D each way through one rank, where a ring moves less than 8 P through each.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.parallel.agreement import Agreement, Peers, Status, agree, holds_everywhere
+from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.own_steps import OwnSteps
+from vigpipe.replication.serving import (
+    NOT_FINITE,
+    ServerMember,
+    WorkerMember,
+    ask,
+    damping,
+    serve,
+)
+from vigpipe.replication.strategy import Outcome, Rest, SkipGradients, TakeGradients, Turn
+from vigpipe.replication.table import SharedTable, resumed_table
+
+_NUM_FACTS = 3  # item, samples and loss, which come before the moments
+
+
+class _WithServer(OwnSteps):
+    """What a worker and the server have in common; see `OwnSteps`."""
+
+    def _prepare(self) -> None:
+        # NCCL opens its connections in the first exchange, which must be one of all ranks.
+        self._exchange.gather(self._parameters[0].new_zeros(1))
+        self._saves = False  # whether a checkpoint is wanted
+        self._num_facts = _NUM_FACTS + self._place.num_moments
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return list(self._weights.parameters.values())
+
+    @property
+    def _server(self) -> int:
+        """Place of the server among the ranks with the same stages: the last."""
+        return self._course.num_replicas
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        """Go on where an earlier run has rested."""
+        self._first = resumed_table(progress, self._course.num_replicas)
+
+    def _rest(self, number: int) -> Iterator[Turn]:
+        """Save if anybody wants to: all also rest to evaluate."""
+        wish = Status(stop=self._stops, save=self._saves)
+        wishes = agree(wish, Peers(self._place.num_ranks))
+        self._stops, self._saves = wishes.stop, False
+        if wishes.save or wishes.stop:
+            yield Rest(number, wishes.stop)
+
+    def hear(self, agreement: Agreement) -> None:
+        """Let all rest if a rank of this pipeline wants a checkpoint, or to stop."""
+        self._saves |= agreement.save
+        super().hear(agreement)
+
+    def average_at_the_end(self) -> None:
+        """Do nothing: there is one set of weights."""
+
+
+class Worker(_WithServer):
+    """The strategy of a rank that computes gradients; see `OwnSteps`."""
+
+    def _decide(self) -> Iterator[Decision | None]:
+        recorded = None if self._recorded is None else self._recorded[self._place.team]
+        staleness = self._options.staleness
+        table = SharedTable(self._store, self._first, self._place.team)
+        self._member = WorkerMember(
+            table,
+            self._place.team,
+            self._rules,
+            recorded,
+            staleness=staleness if isinstance(staleness, int) else None,
+        )
+        return ask(self._member)
+
+    def _do(self, decision: Decision) -> Iterator[Turn]:
+        if decision.kind is Kind.PULL:
+            self._pull()
+            return
+        self._item = decision.number  # if it takes one
+        yield from super()._do(decision)
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        with self._diary.doing("averaged"):
+            weights = self._exchange.receive(self._parameters, self._server)
+            for parameter, new in zip(self._parameters, weights, strict=True):
+                parameter.copy_(new)
+
+    def combine_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        moments: Tensor,
+        is_finite: Tensor,
+        num_samples: int,
+        loss: Tensor | None,
+    ) -> Outcome:
+        """Give the gradients to the server, unless some are not finite, or of no samples."""
+        is_good = bool(holds_everywhere(is_finite, self.peers))
+        self._new_samples = num_given = num_samples if is_good else 0
+        if isinstance(self._member, WorkerMember):
+            self._member.num_given = num_given if is_good else NOT_FINITE
+        self._next_decision()  # to push
+        if num_given:
+            with self._averaging():
+                facts = moments.new_tensor([self._item, num_given, math.nan])
+                if loss is not None:
+                    facts[-1] = loss
+                facts = torch.cat((facts, moments.flatten()))
+                self._exchange.send([facts], self._server)
+                self._exchange.send(gradients, self._server)
+        return Outcome(moments, torch.zeros_like(is_finite), is_own=False)
+
+
+class Server(_WithServer):
+    """The strategy of a rank that applies the gradients of all workers; see `OwnSteps`."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._pulled_at: dict[int, tuple[int, float]] = {}  # version and time, by worker
+        self._staleness: Counter[int] = Counter()
+        self._num_updates = self._num_served = 0
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        """Go on where an earlier run has rested."""
+        super().restore(progress)
+        self._num_updates, self._num_served = self._first.updates, sum(self._first.taken)
+
+    def _decide(self) -> Iterator[Decision | None]:
+        table = SharedTable(self._store, self._first, self._place.team)
+        self._member = ServerMember(table, self._rules, self._recorded)
+        return serve(self._member)
+
+    def _do(self, decision: Decision) -> Iterator[Turn]:
+        kind, worker, _ = decision
+        if kind is Kind.PULL:
+            self._pulled_at[worker] = self._num_updates, perf_counter()
+            with self._diary.doing("averaged"):
+                self._exchange.send(self._parameters, worker)
+            return
+        if kind not in (Kind.PUSH, Kind.PASS, Kind.SKIP):
+            yield from super()._do(decision)
+            return
+        step = self._num_served // self._course.num_replicas
+        if kind is Kind.PUSH:
+            gradients = self._receive(worker, step)
+            self._num_updates += 1
+            with self._diary.doing("worked"):
+                yield gradients
+        elif kind is Kind.SKIP:
+            yield SkipGradients(worker, step)
+        self._num_served += 1
+
+    @torch.no_grad()
+    def _receive(self, worker: int, step: int) -> TakeGradients:
+        """Receive the gradients of a worker, and put them where the optimizer finds them."""
+        some = self._parameters[0]
+        with self._averaging():
+            like = some.new_empty(self._num_facts, dtype=torch.float64)
+            (facts,) = self._exchange.receive([like], worker)
+            gradients = self._exchange.receive(self._parameters, worker)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        item, num_samples, loss = facts[:_NUM_FACTS].tolist()
+        version, since = self._pulled_at[worker]
+        staleness = self._num_updates - version
+        self._staleness[staleness] += 1
+        return TakeGradients(
+            replica=worker,
+            item=int(item),
+            step=step,
+            num_samples=int(num_samples),
+            loss=loss,
+            moments=facts[_NUM_FACTS:],
+            seconds=perf_counter() - since,
+            staleness=staleness,
+            damping=damping(staleness),
+        )
+
+    def account(self) -> Mapping[str, Any]:
+        """Return what the server has done, as far as this rank knows."""
+        by_staleness = {str(s): n for s, n in sorted(self._staleness.items())}
+        return {**super().account(), "updates": self._num_updates, "staleness": by_staleness}

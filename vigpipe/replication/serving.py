@@ -1,0 +1,305 @@
+"""What a parameter server and its workers do next, in which order, as their first ranks see it.
+
+A worker asks in the table for weights, and later to give its gradient; each time it draws a ticket.
+The server takes the lowest ticket first, so the tickets are the order of all pulls and pushes.
+
+Some items must wait. With --staleness S, a worker may have taken S items more than the slowest that
+is not finished. And no item of the next epoch begins before the gradients of the last one are all
+there: then all rest, and share the evaluation.
+
+A record is done again in its order: a worker pulls when as many gradients are applied as were then,
+and the server takes their gradients in the recorded order. It lets all rest when nobody has an open
+item.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from vigpipe.errors import InputError
+from vigpipe.replication.course import Course
+from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.member import Member, NoItem, Rules, Waiting
+from vigpipe.replication.record import Push, Recorded
+from vigpipe.replication.table import SharedTable, Table
+
+NOT_FINITE = -1  # instead of the number of samples that stand behind a gradient
+_DAMPING = 0.1
+
+
+def damping(staleness: int) -> float:
+    """Return what the learning rate is multiplied by for a gradient that comes late.
+
+    Args:
+        staleness: gradients of others that were applied since its weights were pulled.
+    """
+    return 1 / (1 + _DAMPING * staleness)
+
+
+def ask(worker: "WorkerMember") -> Iterator[Decision | None]:
+    """Make the decisions of a worker, on its first rank; see `own_steps.decide`."""
+    while True:
+        item = worker.take()
+        if item is NoItem.CLOSED:
+            if (yield from worker.rest()):
+                yield from _decisions_of_rest(worker)
+        elif item is NoItem.NONE_LEFT:
+            if (yield from worker.finish()):
+                yield Decision(Kind.END)
+                return
+        elif item is NoItem.TOO_EARLY:
+            yield from worker.wait_to_begin()
+        else:
+            yield Decision(Kind.PULL)
+            yield Decision(Kind.TAKE, item, worker.ahead)
+            worker.ask_to_push()
+            yield Decision(Kind.PUSH)
+            yield from worker.wait_for_the_server()
+
+
+def serve(server: "ServerMember") -> Iterator[Decision | None]:
+    """Make the decisions of the server, on its first rank."""
+    while True:
+        decision = server.serve()
+        if decision is not None:
+            yield decision
+        elif server.rests():
+            yield from _decisions_of_rest(server)
+        elif all(server.see().finished):
+            yield Decision(Kind.END)
+            return
+        else:
+            yield None
+
+
+def _decisions_of_rest(member: "WorkerMember | ServerMember") -> Iterator[Decision]:
+    course, table = member.rules.course, member.see()
+    if table.evaluated != member.evaluated:
+        member.evaluated = table.evaluated
+        yield Decision(Kind.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
+    yield Decision(Kind.REST, course.steps_with(table.drawn))
+
+
+def _evaluation_due(table: Table, course: Course) -> int:
+    """Return after how many steps the weights must be evaluated next."""
+    return course.next_evaluation((table.evaluated + 1) // course.num_replicas)
+
+
+def _draw_ticket(table: Table, worker: int) -> None:
+    table.tickets[worker] = max(table.tickets) + 1
+
+
+class WorkerMember(Member):
+    """A replica that pulls weights from the server and pushes gradients to it; see `Member`.
+
+    Args:
+        table: the table of all replicas.
+        replica_index: which of them this is.
+        rules: what the options say.
+        recorded: what it is to do again; None if it is free.
+        staleness: how many items it may be ahead of the slowest; None for no limit.
+
+    Attributes:
+        num_given: samples behind the gradient that it pushes next, 0 for none, or NOT_FINITE.
+        evaluated: the last item before the last evaluation; -1 for none.
+    """
+
+    def __init__(
+        self,
+        table: SharedTable,
+        replica_index: int,
+        rules: Rules,
+        recorded: Recorded | None = None,
+        *,
+        staleness: int | None = None,
+    ) -> None:
+        super().__init__(table, replica_index, rules, recorded)
+        self._staleness = staleness
+        self.num_given = 0
+        self.evaluated = table.read().evaluated
+
+    def take(self) -> int | NoItem:
+        """Take the next item, and ask for the weights to begin it with."""
+
+        def change(table: Table) -> int | NoItem:
+            item = self._take(table)
+            if not isinstance(item, NoItem):
+                _draw_ticket(table, self._index)
+            return item
+
+        return self._table.change(change)
+
+    def ask_to_push(self) -> None:
+        """Ask the server to take the gradient of the item."""
+
+        def change(table: Table) -> None:
+            table.samples[self._index] = self.num_given
+            _draw_ticket(table, self._index)
+
+        self._table.change(change)
+
+    def wait_for_the_server(self) -> Waiting[None]:
+        """Wait until the server has taken the gradient, or passed it over."""
+        while self._table.read().tickets[self._index] >= 0:
+            yield
+
+    def wait_to_begin(self) -> Waiting[None]:
+        """Wait until the next item may begin, or all are to rest."""
+        while True:
+            table = self._table.read()
+            item = self._next_item(table)
+            if self._is_closed(table) or item is None or self._may_begin(table, item):
+                return
+            yield
+
+    def close(self) -> None:
+        """Ask all to rest before they take another item."""
+        _want_rest(self._table)
+
+    def _may_begin(self, table: Table, item: int) -> bool:
+        course, num_taken = self.rules.course, table.taken[self._index]
+        if item // course.num_replicas >= _evaluation_due(table, course):
+            return False
+        if self._recorded is not None:
+            return table.updates >= self._recorded.pushes[num_taken].pulled
+        if self._staleness is None:
+            return True
+        slowest = min(n for n, ends in zip(table.taken, table.finished, strict=True) if not ends)
+        return num_taken - slowest <= self._staleness
+
+    def _may_leave(self, table: Table, *, for_good: bool) -> bool:
+        return True
+
+
+class ServerMember:
+    """The server, as its first rank sees it.
+
+    Args:
+        table: the table of all replicas.
+        rules: what the options say.
+        recorded: what each replica is to do again; None if they are free.
+
+    Attributes:
+        rules: what the options say.
+        evaluated: the last item before the last evaluation; -1 for none.
+        events: what the replicas have done, as rows of events.jsonl (`replication.record`).
+    """
+
+    def __init__(
+        self, table: SharedTable, rules: Rules, recorded: Sequence[Recorded] | None = None
+    ) -> None:
+        self._table, self.rules, self._recorded = table, rules, recorded
+        self._num_rests = 0
+        self.evaluated = table.read().evaluated
+        self.events: list[dict[str, int]] = []
+
+    def serve(self) -> Decision | None:
+        """Serve the worker whose turn it is: let it pull, or push; None if no worker may.
+
+        Raises:
+            InputError: a record has led to other numbers than it says.
+        """
+        table = self._table.read()
+        if self._next_worker(table) is None and not (table.wanted and self._may_close(table)):
+            return None
+        decision, event = self._table.change(self._serve)
+        if event is not None:
+            self.events.append(event)
+            self._check(event)
+        return decision
+
+    def rests(self) -> bool:
+        """Whether all workers rest since this was last true."""
+        table = self._table.last_seen
+        if table.closings == self._num_rests or min(table.rests) < table.closings:
+            return False
+        self._num_rests = table.closings
+        return True
+
+    def close(self) -> None:
+        """Ask all to rest before they take another item."""
+        _want_rest(self._table)
+
+    def see(self) -> Table:
+        """Return the table as it is now; it must not be changed."""
+        return self._table.read()
+
+    def _next_worker(self, table: Table) -> int | None:
+        """Return the worker whose turn it is."""
+        waiting = [w for w, ticket in enumerate(table.tickets) if ticket >= 0]
+        if self._recorded is None:
+            return min(waiting, key=lambda w: table.tickets[w], default=None)
+        pulls = [w for w in waiting if table.pulled[w] < 0]
+        if pulls:
+            return pulls[0]
+        place = sum(table.taken) + 1
+        for worker in waiting:
+            push = self._next_push(table, worker)
+            if push is not None and push.served == place:
+                others = (self._next_push(table, w) for w, p in enumerate(table.pulled) if p < 0)
+                if all(other is None or other.pulled >= push.version for other in others):
+                    return worker
+        return None
+
+    def _next_push(self, table: Table, worker: int) -> Push | None:
+        """Return the next push of a worker in the record."""
+        assert self._recorded is not None
+        pushes, num_taken = self._recorded[worker].pushes, table.taken[worker]
+        return pushes[num_taken] if num_taken < len(pushes) else None
+
+    def _serve(self, table: Table) -> tuple[Decision | None, dict[str, int] | None]:
+        worker, decision, event = self._next_worker(table), None, None
+        if worker is not None:
+            table.tickets[worker] = -1
+            if table.pulled[worker] < 0:
+                table.pulled[worker] = table.updates
+                decision = Decision(Kind.PULL, worker)
+            else:
+                decision, event = self._take_gradient(table, worker)
+        if table.wanted and self._may_close(table):
+            table.wanted = False
+            table.closings += not self._is_closed(table)
+        return decision, event
+
+    def _take_gradient(self, table: Table, worker: int) -> tuple[Decision, dict[str, int]]:
+        item, pulled, num_samples = (
+            table.leases[worker],
+            table.pulled[worker],
+            table.samples[worker],
+        )
+        table.updates += num_samples > 0
+        table.taken[worker] += 1
+        table.last[worker], table.leases[worker], table.pulled[worker] = item, -1, -1
+        served, course = sum(table.taken), self.rules.course
+        due = _evaluation_due(table, course)
+        if served == due * course.num_replicas and due < course.num_steps:
+            table.evaluated = served - 1
+            table.closings += not self._is_closed(table)
+        event = {"replica": worker, "step": table.taken[worker], "item": item}
+        event |= {"pulled": pulled, "served": served, "version": table.updates}
+        kind = Kind.PUSH if num_samples > 0 else Kind.PASS
+        return Decision(Kind.SKIP if num_samples == NOT_FINITE else kind, worker), event
+
+    def _may_close(self, table: Table) -> bool:
+        return not all(table.finished) and (self._recorded is None or max(table.leases) < 0)
+
+    def _is_closed(self, table: Table) -> bool:
+        return table.closings > self._num_rests
+
+    def _check(self, event: dict[str, int]) -> None:
+        """Raise InputError unless an event is as it was recorded."""
+        if self._recorded is None:
+            return
+        push = self._recorded[event["replica"]].pushes[event["step"] - 1]
+        if event["version"] != push.version or event["pulled"] != push.pulled:
+            raise InputError(
+                f"--replay: item {event['item']} has left {event['version']} updates, and the "
+                f"record says {push.version}; replay it on the machine that it was recorded on, "
+                "with the same software"
+            )
+
+
+def _want_rest(table: SharedTable) -> None:
+    def change(table: Table) -> None:
+        table.wanted = True
+
+    if not table.read().wanted:
+        table.change(change)
