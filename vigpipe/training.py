@@ -53,7 +53,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.run.record import RunRecord, step_row
+from vigpipe.run.record import RunRecord, gradients_row, step_row
 from vigpipe.run.settle import settle
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import (
@@ -178,10 +178,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         strategy.hear(agree(wishes_after(turn.step), strategy.peers))
         loss = turn.loss
         if record is not None:
-            facts = turn.step + 1, run.course.epoch(turn.step), loss, lr
-            whose = {"replica": turn.replica, "item": turn.item, "staleness": turn.staleness}
-            record.add_step(step_row(*facts, turn.seconds, turn.num_samples, 0.0, **whose))
-            progress.add(*facts, turn.num_samples)
+            record.add_step(gradients_row(turn, run.course, lr))
+            progress.add(turn.step + 1, run.course.epoch(turn.step), loss, lr, turn.num_samples)
 
     def take_step(turn: TakeItem) -> None:
         """Take the step of an item, and tell the user of all steps that are complete."""

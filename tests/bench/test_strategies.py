@@ -7,7 +7,7 @@ import pytest
 
 from tests.world import run_ranks
 from vigpipe.bench.options import StrategiesBench
-from vigpipe.bench.strategies import MACHINES, WAYS, item_seconds, list_cases, run_cases
+from vigpipe.bench.strategies import MACHINES, SERVED, WAYS, item_seconds, list_cases, run_cases
 from vigpipe.bench.strategies_page import share, write_page
 from vigpipe.errors import InputError
 
@@ -22,12 +22,12 @@ def all_runs(rank, world_size, options):
 
 @pytest.fixture(scope="module")
 def runs():
-    return run_ranks(all_runs, 3, OPTIONS)[0]
+    return run_ranks(all_runs, 4, OPTIONS)[0]
 
 
 @pytest.mark.multiprocess
 def test_every_case_does_all_items_and_sends_what_the_formulas_say(runs):
-    assert len(runs) == len(MACHINES) * len(WAYS) * 2
+    assert len(runs) == len(MACHINES) * (len(WAYS) * 2 + len(SERVED))
     for run in runs:
         assert sum(run.items) == 24
         assert run.num_bytes == run.expected_bytes
@@ -35,6 +35,8 @@ def test_every_case_does_all_items_and_sends_what_the_formulas_say(runs):
             # 8 steps of each replica: 2 (D - 1) / D * 4 P bytes in 8 or 2 averages.
             assert run.num_bytes == 3 * (8 // run.case.average_every) * 2 * 2 * 334 * 4
             assert list(run.items) == [8, 8, 8]
+        if run.case.way in SERVED:
+            assert run.num_bytes == 24 * (2 * 1000 * 4 + 24)
         assert run.seconds >= max(run.items) * 1e-3
         assert 0 < share(run, run.busy) <= 1
 
@@ -45,7 +47,8 @@ def test_the_page_has_a_row_for_every_case_and_names_what_was_measured(runs, tmp
     page = (tmp_path / "README.md").read_text()
     assert "3 replicas do 24 items together and average 1,000 numbers (weights)" in page
     assert "The bytes sent are those of the formulas in every run" in page
-    assert page.count("| pair, pool, interval |") == len(MACHINES) * 2
+    assert page.count("| pair, pool, interval ") == len(MACHINES) * 2
+    assert page.count("| server, fixed ") == len(MACHINES)
     assert "| Zhang 2021, Reddit, 8 GPUs" in page
     assert (tmp_path / "strategies.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "rows.csv").open(newline="") as file:

@@ -38,6 +38,7 @@ WAYS: dict[str, dict[str, str]] = {
     "periodic, gradients": {"strategy": "periodic", "average": "gradients"},
     "gossip, weights": {"strategy": "gossip", "average": "weights"},
     "gossip, gradients": {"strategy": "gossip", "average": "gradients"},
+    "server": {"strategy": "server"},
 }
 
 
@@ -85,10 +86,12 @@ def bench_learning(options: LearningBench) -> None:
 def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> list[str]:
     """Return the command line of a run."""
     chosen: dict[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
-    if way != "synchronous":
-        averaging = _averaging(options)
+    averaging = _averaging(options)
+    if "strategy" in chosen:
+        chosen["items"] = averaging.items
+    if "average" in chosen:
         every = averaging.average_every or 1
-        chosen |= {"average_every": every, "items": averaging.items}
+        chosen["average_every"] = every
         if "overlap" in way:
             chosen["overlap"] = -(-every // 4) if every > 1 else 0
         if options.validation and chosen["average"] == "gradients":
@@ -147,8 +150,8 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
     question = (
         f"{options.model} on {options.data}, {options.dp} replicas, the same items for all; "
         f"--average-every {averaging.average_every}, --items {averaging.items}. Kept at the end is "
-        f"the mean of the replicas{best}. Seeds: {options.seeds}; ± is the standard deviation over "
-        "them."
+        f"the mean of the replicas{best}, or what the server has. Seeds: {options.seeds}; ± is the "
+        "standard deviation over them."
     )
     print(f"\n{question}\n\n{table('simple')}\n")
     one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))

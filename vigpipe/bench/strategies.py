@@ -1,8 +1,8 @@
 """How much time does each way to agree cost, and who waits? Replicas that sleep, real traffic.
 
 A replica sleeps as long as an item would take it, which needs no core, so that 2 cores carry 4 to
-8 replicas. Everything else is that of a training run: the strategies (`replication`), the table in
-the store, and averages of real tensors over gloo.
+8 replicas, and a server. Everything else is that of a training run: the strategies (`replication`),
+the table in the store, and averages of real tensors over gloo.
 
 Every way to agree does the same number of items, on three kinds of machines:
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.course import Course
 from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.place import Place
-from vigpipe.replication.strategy import AverageWeights, Strategy, TakeItem
+from vigpipe.replication.strategy import AverageWeights, Strategy, TakeGradients, TakeItem
 from vigpipe.run.folder import make_output_folder
 
 MACHINES = ("equal", "one slow", "spells")
@@ -44,7 +45,7 @@ SLOWER = 4  # times that a slow replica takes
 SPELL, SPELL_EVERY = 10, 40  # items that a spell lasts, and that begin one on average
 SILENCE_SECONDS = 300.0  # until a silent peer counts as lost
 OVERLAPPED = "all, pool, overlap"  # an average is applied after a quarter of TAU
-WAYS: dict[str, dict[str, str]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "all, fixed": {"strategy": "periodic", "items": "fixed"},
     "all, pool": {"strategy": "periodic", "items": "pool"},
     OVERLAPPED: {"strategy": "periodic", "items": "pool"},
@@ -53,6 +54,14 @@ WAYS: dict[str, dict[str, str]] = {
     "pair, pool, interval": {"strategy": "gossip", "items": "pool", "answer": "interval"},
 }
 
+# These average nothing.
+SERVED: dict[str, dict[str, Any]] = {
+    "server, fixed": {"strategy": "server", "items": "fixed"},
+    "server, pool": {"strategy": "server", "items": "pool"},
+    "server, pool, staleness 4": {"strategy": "server", "items": "pool", "staleness": 4},
+}
+FACTS_BYTES = 24  # that go with each gradient to a server
+
 
 @dataclass(frozen=True)
 class Case:
@@ -60,8 +69,8 @@ class Case:
 
     Attributes:
         machine: one of MACHINES.
-        way: one of WAYS.
-        average_every: TAU.
+        way: one of WAYS or SERVED.
+        average_every: TAU; 0 if nothing is averaged.
     """
 
     machine: str
@@ -81,7 +90,7 @@ class Run:
         waiting: seconds for which each replica has waited for others.
         averaging: seconds of each replica's averages.
         items: of each replica.
-        num_bytes: that all replicas have sent.
+        num_bytes: that all replicas have sent, and the server if there is one.
         expected_bytes: that they should send by the formula.
     """
 
@@ -115,12 +124,13 @@ def run_strategies(options: StrategiesBench, arguments: Sequence[str]) -> int:
 
 def _start(options: StrategiesBench, arguments: Sequence[str], launch: Launch) -> int:
     cases = list_cases(options)
+    num_ranks = options.dp + 1  # the last one is a server, or idle
     if launch.launcher == "alone":
-        return start_bench_ranks(options.dp, options.out, [*FILES, PICTURE], arguments)
-    if launch.world_size != options.dp:
+        return start_bench_ranks(num_ranks, options.out, [*FILES, PICTURE], arguments)
+    if launch.world_size != num_ranks:
         raise InputError(
-            f"{launch.world_size} ranks were started, and --dp {options.dp} needs as many; start "
-            f"{options.dp} ranks, or change the option"
+            f"{launch.world_size} ranks were started, and --dp {options.dp} and a server need "
+            f"{num_ranks}; start {num_ranks} ranks, or change the option"
         )
     folder = make_output_folder(options.out, [*FILES, PICTURE]) if launch.rank == 0 else Path()
     torch.set_num_threads(1)
@@ -155,44 +165,61 @@ def list_cases(options: StrategiesBench) -> list[Case]:
         )
     intervals = sorted({int(word) for word in words})
     ways = [way for way in WAYS if way != OVERLAPPED or options.average == "weights"]
-    return [Case(m, way, every) for m in MACHINES for every in intervals for way in ways]
+    averaged = [Case(m, way, every) for m in MACHINES for every in intervals for way in ways]
+    return averaged + [Case(machine, way, 0) for machine in MACHINES for way in SERVED]
 
 
 def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
     """Run all cases once, then all of them again, and so on; every rank calls this."""
     runs = []
+    replicas: Any = dist.new_group(list(range(options.dp)))  # of no meaning to the last rank
     for repeat in range(options.repeats):
         for case in cases:
-            runs.append(run_case(case, options, repeat))
+            group = dist.group.WORLD if case.way in SERVED else replicas
+
+            runs.append(run_case(case, options, repeat, group))
         if dist.get_rank() == 0:
             print(f"{repeat + 1} of {options.repeats} rounds of {len(cases)} cases are done")
             sys.stdout.flush()
     return runs
 
 
-def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
-    """Run a case; every rank calls this and is a replica."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+def run_case(
+    case: Case, options: StrategiesBench, repeat: int, group: dist.ProcessGroup | None
+) -> Run:
+    """Run a case; every rank calls this, and is a replica, the server, or idle.
+
+    Args:
+        case: what to run.
+        options: options of the benchmark.
+        repeat: which time it is.
+        group: the replicas, and the server if there is one; of no meaning to a rank that is idle.
+    """
+    rank, size = dist.get_rank(), options.dp
+    num_ranks, num_members = dist.get_world_size(), size + (case.way in SERVED)
+    token = broadcast_value(os.urandom(4).hex(), num_ranks)
+    if rank >= num_members:
+        dist.barrier()
+        return _run_of(case, options, repeat, all_gather_values((0.0, {}), num_ranks)[:size])
     num_steps = options.items // size
     weights = Weights({"weights": torch.zeros(options.numbers)}, {})
     config = TrainConfig(
-        average_every=case.average_every,
-        average=options.average,
+        average_every=case.average_every or None,
+        average=options.average if case.average_every else None,
         overlap=case.average_every // 4 if case.way == OVERLAPPED else None,
         dp=size,
         seed=repeat,
-        **WAYS[case.way],  # pyright: ignore[reportArgumentType]
+        **(WAYS | SERVED)[case.way],
     )
-    token = broadcast_value(os.urandom(4).hex(), size)
     place = Place(
         team=rank,
         of_team=0,
         team_size=1,
-        is_server=False,
+        is_server=rank == size,
         is_first=True,
         peers=Peers(),
-        num_ranks=size,
-        between=dist.group.WORLD,
+        num_ranks=num_members,
+        between=group,
         open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
         timeout_seconds=SILENCE_SECONDS,
         num_moments=0,
@@ -205,18 +232,33 @@ def run_case(case: Case, options: StrategiesBench, repeat: int) -> Run:
     _work(strategy, weights, costs)
     seconds = time.perf_counter() - began
     strategy.close()
-    accounts = all_gather_values((seconds, dict(strategy.account())), size)
+    accounts = all_gather_values((seconds, dict(strategy.account())), num_ranks)
+    return _run_of(case, options, repeat, accounts[:num_members])
+
+
+def _run_of(
+    case: Case,
+    options: StrategiesBench,
+    repeat: int,
+    accounts: Sequence[tuple[float, dict[str, Any]]],
+) -> Run:
+    """Put together what the ranks have counted that took part in a case."""
+    size = options.dp
+    expected = options.items * (8 * options.numbers + FACTS_BYTES)  # of a server and its workers
+    if case.way in WAYS:
+        num_averages = sum(account["averages"] for _, account in accounts)
+        expected = num_averages * _bytes_of_average(case.way, options.numbers, size)
     of = {name: [account[name] for _, account in accounts] for name in accounts[0][1]}
     return Run(
         case,
         repeat,
         seconds=max(seconds for seconds, _ in accounts),
-        busy=of["busy_seconds"],
-        waiting=of["waiting_seconds"],
-        averaging=of["averaging_seconds"],
-        items=of["items"],
+        busy=of["busy_seconds"][:size],
+        waiting=of["waiting_seconds"][:size],
+        averaging=of["averaging_seconds"][:size],
+        items=of["items"][:size],
         num_bytes=sum(of["bytes_sent"]),
-        expected_bytes=sum(of["averages"]) * _bytes_of_average(case.way, options.numbers, size),
+        expected_bytes=expected,
     )
 
 
@@ -229,6 +271,8 @@ def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
             sleep_until(time.perf_counter() + next(costs))
             strategy.combine_gradients(gradients, moments, is_finite, num_samples=1, loss=None)
             strategy.hear(Agreement([Status()]))
+        elif isinstance(turn, TakeGradients):
+            strategy.hear(Agreement([]))
         elif isinstance(turn, AverageWeights):
             strategy.average_weights()
 

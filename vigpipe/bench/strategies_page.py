@@ -32,20 +32,29 @@ class Cases:
 
     Args:
         runs: all runs.
+
+    Attributes:
+        runs: all runs.
+        machines: the kinds of machines.
+        ways: in which replicas are averaged.
+        served: in which a server applies their gradients; these have no interval.
+        intervals: TAU.
     """
 
     def __init__(self, runs: "Sequence[Run]") -> None:
+        self.runs = runs
         self._runs: dict[tuple[str, str, int], list[Run]] = {}
         for run in runs:
             case = run.case
             self._runs.setdefault((case.machine, case.way, case.average_every), []).append(run)
-        self.machines, self.ways, self.intervals = (
-            tuple(dict.fromkeys(values)) for values in zip(*self._runs, strict=True)
-        )
+        self.machines = tuple(dict.fromkeys(machine for machine, _, _ in self._runs))
+        self.ways = tuple(dict.fromkeys(way for _, way, every in self._runs if every))
+        self.served = tuple(dict.fromkeys(way for _, way, every in self._runs if not every))
+        self.intervals = tuple(dict.fromkeys(every for _, _, every in self._runs if every))
 
     def of(self, machine: str, way: str, average_every: int) -> "list[Run]":
         """Return the runs of a case, in the order of the repeats."""
-        return self._runs[machine, way, average_every]
+        return self._runs[machine, way, 0 if way in self.served else average_every]
 
     def ratios(self, machine: str, slow: str, fast: str, average_every: int) -> list[float]:
         """Return how many times faster one way is than another, repeat by repeat."""
@@ -77,7 +86,8 @@ def write_page(folder: Path, options: StrategiesBench, runs: "Sequence[Run]") ->
         "exchanges and averages are real. equal: all replicas are; one slow: the last one takes 4 "
         "times as long; spells: each is 4 times slower for 10 items at times. all: every replica "
         "is averaged with all others (--strategy periodic); pair: with one other (gossip). "
-        "overlap: an average travels for a quarter of TAU."
+        "overlap: an average travels for a quarter of TAU. server: one more rank applies each "
+        "gradient as it comes."
     )
 
     def text(fmt: str) -> str:
@@ -108,16 +118,14 @@ def _headline(cases: Cases) -> str:
             f"TAU {every}: {ratio:.2f}× with pairs and a pool ({waits:.0%} waiting), {pool:.2f}× "
             "with the pool alone"
         )
-    exact = all(
-        run.num_bytes == run.expected_bytes
-        for way in cases.ways
-        for machine in cases.machines
-        for every in cases.intervals
-        for run in cases.of(machine, way, every)
-    )
+    first = cases.intervals[0]
+    for way in cases.served:
+        ratio = median(cases.ratios("one slow", BASE, way, first))
+        sentences.append(f"{way}: {ratio:.2f}× (against TAU {first})")
+    exact = all(run.num_bytes == run.expected_bytes for run in cases.runs)
     sent = (
         "The bytes sent are those of the formulas in every run: 2 (D − 1) / D · 4 P a replica and "
-        "average of all, 4 P in a pair."
+        "average of all, 4 P in a pair, 4 P each way for an item with a server."
         if exact
         else "NOT all bytes are those of the formulas; see rows.csv."
     )
@@ -129,25 +137,26 @@ def _headline(cases: Cases) -> str:
 
 def _table(cases: Cases, machine: str, fmt: str) -> str:
     rows = []
-    for every in cases.intervals:
-        for way in cases.ways:
-            runs = cases.of(machine, way, every)
-            seconds = [run.seconds for run in runs]
-            ratios = cases.ratios(machine, BASE, way, every)
-            rows.append(
-                (
-                    every,
-                    way,
-                    f"{median(seconds):.2f}",
-                    f"{min(seconds):.2f} – {max(seconds):.2f}",
-                    f"{median(ratios):.2f}×",
-                    f"{min(ratios):.2f} – {max(ratios):.2f}",
-                    _percent(runs, lambda run: run.waiting),
-                    _percent(runs, lambda run: run.averaging),
-                    " ".join(map(str, runs[0].items)),
-                    f"{median(run.num_bytes for run in runs) / 1e6:.1f}",
-                )
+    averaged = [(every, way) for every in cases.intervals for way in cases.ways]
+    served = [(cases.intervals[0], way) for way in cases.served]
+    for every, way in averaged + served:
+        runs = cases.of(machine, way, every)
+        seconds = [run.seconds for run in runs]
+        ratios = cases.ratios(machine, BASE, way, every)
+        rows.append(
+            (
+                "–" if way in cases.served else every,
+                way,
+                f"{median(seconds):.2f}",
+                f"{min(seconds):.2f} – {max(seconds):.2f}",
+                f"{median(ratios):.2f}×",
+                f"{min(ratios):.2f} – {max(ratios):.2f}",
+                _percent(runs, lambda run: run.waiting),
+                _percent(runs, lambda run: run.averaging),
+                " ".join(map(str, runs[0].items)),
+                f"{median(run.num_bytes for run in runs) / 1e6:.1f}",
             )
+        )
     headers = [
         "TAU", "way", "seconds", "min – max", f"ratio to {BASE}", "min – max", "waiting",
         "averaging", "items (first round)", "MB sent",
@@ -212,19 +221,21 @@ def _draw(path: Path, cases: Cases, options: StrategiesBench) -> None:
     colours = {"busy": "C0", "averaging": "C1", "waiting": "0.8"}
     names = {"busy": "working", "averaging": "averaging", "waiting": "waiting"}
     width = 0.8 / len(cases.ways)
+    columns = [(every, cases.ways) for every in cases.intervals] + [(0, cases.served)]
     for axes, machine in zip(all_axes, cases.machines, strict=True):
-        for i, every in enumerate(cases.intervals):
-            for j, way in enumerate(cases.ways):
+        for i, (every, ways) in enumerate(columns):
+            for j, way in enumerate(ways):
                 runs, bottom = cases.of(machine, way, every), 0.0
-                x = i + (j - (len(cases.ways) - 1) / 2) * width
+                x = i + (j - (len(ways) - 1) / 2) * width
                 for kind in kinds:
                     height = median(sum(getattr(run, kind)) / options.dp for run in runs)
                     label = names[kind] if i == j == 0 else None
                     axes.bar(x, height, width * 0.9, bottom, color=colours[kind], label=label)
                     bottom += height
-                if i == 0:
+                if i in (0, len(cases.intervals)):
                     axes.text(x, bottom, f" {way}", rotation=90, ha="center", va="bottom", size=8)
-        axes.set_xticks(range(len(cases.intervals)), [f"TAU {every}" for every in cases.intervals])
+        ticks = [*(f"TAU {every}" for every in cases.intervals), "server"]
+        axes.set_xticks(range(len(columns)), ticks)
         axes.set_title(machine)
         axes.grid(axis="y", alpha=0.3)
     all_axes[0].set_ylabel("seconds of a replica (mean)")

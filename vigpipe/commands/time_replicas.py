@@ -5,8 +5,10 @@ question is how evenly the replicas work, and what they wait for.
 """
 
 import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from tabulate import tabulate
@@ -16,18 +18,20 @@ from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import (
     EACH,
     EVENNESS,
+    SERVER,
     images_per_second,
     rows_of_each,
     rows_of_evenness,
+    rows_of_server,
 )
-from vigpipe.replication.strategy import AverageWeights, TakeItem
+from vigpipe.replication.strategy import AverageWeights, TakeGradients, TakeItem
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate
 from vigpipe.run.events import open_events
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
-from vigpipe.run.record import RunRecord, step_row
-from vigpipe.run.step import complete_step, train_step
+from vigpipe.run.record import RunRecord, gradients_row, step_row
+from vigpipe.run.step import apply_gradients, complete_step, train_step
 from vigpipe.run.summary import gather_accounts, summarize
 
 
@@ -47,14 +51,21 @@ def time_replicas(
     rank_state = make_rank_state(run, rank, device)
     strategy, layout, loss = rank_state.strategy, run.layout, None
     record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
-    num_items, before = 0, dict.fromkeys(strategy.account(), 0.0)
+    num_items, before = 0, {}
+    is_server = rank_state.replica_index == layout.num_replicas
+    num_left_out = run.config.timing_warmup * (layout.num_replicas if is_server else 1)
     for turn in strategy.turns(0, is_evaluated=True):
+        if num_items == num_left_out:
+            before = before or dict(strategy.account())
         if isinstance(turn, AverageWeights):
             strategy.average_weights()
+        if isinstance(turn, TakeGradients):
+            lr, loss = apply_gradients(rank_state, turn), turn.loss
+            num_items += 1
+            if record is not None:
+                record.add_step(gradients_row(turn, run.course, lr))
         if not isinstance(turn, TakeItem):
             continue
-        if num_items == run.config.timing_warmup:
-            before = dict(strategy.account())
         batch = read_batch(rank_state, turn)
         step = train_step(rank_state, batch)
         complete_step(rank_state)
@@ -64,12 +75,14 @@ def time_replicas(
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
             waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
             record.add_step(step_row(*facts, batch.num_samples, waited, **whose))
-    if num_items <= run.config.timing_warmup:  # with a pool, of a slow replica
+    if num_items <= num_left_out:  # with a pool, of a slow replica
         before = dict(strategy.account())
-    account = {name: value - before[name] for name, value in strategy.account().items()}
+    account = _difference(strategy.account(), before)
     accounts = gather_accounts(rank_state, account)
     rows = list(chain.from_iterable(all_gather_values(strategy.take_events(), layout.world_size)))
     strategy.close()
+    if layout.has_server:
+        rank_state.copy_from(layout.writer)
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     if record is None or score is None:
@@ -82,6 +95,9 @@ def time_replicas(
     found = summary["replicas"]
     print(f"{run.config.model} on {run.source.name}: {layout}, {device}\n")
     print(tabulate(rows_of_each(found["each"]), EACH, disable_numparse=True), end="\n\n")
+    if "server" in found:
+        table = rows_of_server(found["server"])
+        print(tabulate(table, SERVER, disable_numparse=True), end="\n\n")
     print(tabulate(rows_of_evenness(found), EVENNESS, disable_numparse=True), end="\n\n")
     print(
         f"{sum(map(images_per_second, found['each'])):,.1f} images/s of all replicas; the first "
@@ -89,3 +105,13 @@ def time_replicas(
         "vigpipe time --strategy synchronous times the parts of a step, and vigpipe report "
         f"{folder} draws who did what when."
     )
+
+
+def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an account has counted since an earlier one of the same rank."""
+    return {
+        name: _difference(value, before.get(name, {}))
+        if isinstance(value, Mapping)
+        else value - before.get(name, 0)
+        for name, value in after.items()
+    }

@@ -50,6 +50,7 @@ class RunProgress:
         )
         self._task = self._bar.add_task("", total=num_steps, completed=steps_done)
         self._started = self._begun = self._resumed = time.monotonic()
+        self._last_step = steps_done
         self._first_step: int | None = None  # of those that tell how long the rest will take
         self._num_samples, self._seconds = 0, 0.0  # of the interval
         self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0  # of its part in this epoch
@@ -90,7 +91,8 @@ class RunProgress:
         rate = self._num_samples / self._seconds if self._seconds else 0.0
         facts = f"loss {self._loss_sum / self._num_losses:.4f}, lr {lr:.3g}, {rate:.3g} images/s"
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}: {facts}")
-        if self._interval.is_over(step, now - self._begun):
+        is_new, self._last_step = step > self._last_step, step
+        if is_new and self._interval.is_over(step, now - self._begun):
             if self._has_lines:
                 left = f", {self._left(step, now)} left" if step > self._first_step else ""
                 line = f"step {step} of {self._num_steps}, epoch {epoch}: {facts}{left}"

@@ -13,6 +13,8 @@ from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
 from vigpipe.files.rows import RowsFile
+from vigpipe.replication.course import Course
+from vigpipe.replication.strategy import TakeGradients
 from vigpipe.run.folder import METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
 
@@ -49,6 +51,19 @@ def step_row(
         "data_seconds": data_seconds,
         **whose,
     }
+
+
+def gradients_row(turn: TakeGradients, course: Course, lr: float) -> dict[str, Any]:
+    """Make the row of a step that a server has taken with the gradients of a replica.
+
+    Args:
+        turn: what is known of the gradients; the row's seconds are those of the replica.
+        course: the steps of the run.
+        lr: learning rate of the step.
+    """
+    facts = turn.step + 1, course.epoch(turn.step), turn.loss, lr, turn.seconds, turn.num_samples
+    whose = {"replica": turn.replica, "item": turn.item, "staleness": turn.staleness}
+    return step_row(*facts, data_seconds=0.0, **whose)
 
 
 class RunRecord:

@@ -116,11 +116,12 @@ class SaveAndStop:
     def is_save_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after this step, counted from 1.
 
-        A rank that does not take every step wants one that was due after a step of others too.
+        A rank that does not take every step wants one that was due after a step of others too. One
+        that is asked about a step several times, for its items, wants one once.
         """
         since = time.monotonic() - self._last_save
-        first = step if self._last_step is None else min(self._last_step + 1, step)
-        self._last_step = step
+        last, self._last_step = self._last_step, step
+        first = step if last is None or step < last else last + 1
         return any(self.interval.is_over(s, since) for s in range(first, step + 1))
 
     def is_stop_due(self) -> bool:
