@@ -1,4 +1,4 @@
-"""Average tensors over replicas; every rank does so with those that hold the same stages.
+"""Average or add up tensors over replicas; every rank does so with those that hold the same stages.
 
 A sum must not depend on the cut into stages, or a run could not be repeated with another one. An
 all-reduce adds in an order that depends on where in the buffer a number lies. Here every number is
@@ -23,18 +23,19 @@ BLOCK = 1 << 16  # numbers that a CPU averages at once
 
 
 class Exchange:
-    """Averages over replicas; the ranks concerned call each method together.
+    """Averages and adds up over replicas; the ranks concerned call each method together.
 
     Args:
         group: the D ranks that hold the same stages; None for a replica alone.
 
     Attributes:
+        size: D.
         bytes_sent: bytes of averaged tensors that this rank has sent.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
-        self._size = 1 if group is None else group.size()
+        self.size = 1 if group is None else group.size()
         self.bytes_sent = 0
 
     def mean(
@@ -56,26 +57,55 @@ class Exchange:
         weights = self.gather(weight.reshape(1), partner).flatten()  # (replicas,)
         sum_of_weights = weights.sum()
         weights = torch.where(sum_of_weights > 0, weights, torch.ones_like(weights))
+        return self._combine(tensors, weights, weights.sum(), partner), sum_of_weights
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Add up tensors over all replicas.
+
+        Args:
+            tensors: of one dtype; the same shapes on every rank.
+
+        Returns:
+            The sums, bit for bit the same on every rank.
+        """
+        if self._group is None or not tensors:
+            return list(tensors)
+        ones = tensors[0].new_ones(self.size, dtype=torch.float64)
+        return self._combine(tensors, ones, ones[0], ALL)
+
+    def _combine(
+        self, tensors: Sequence[Tensor], weights: Tensor, divisor: Tensor, partner: int
+    ) -> list[Tensor]:
+        """Return the weighted sums over the replicas, divided by a number."""
         sizes = [tensor.numel() for tensor in tensors]
-        chunk = -(-sum(sizes) // self._size)
-        flat = tensors[0].new_zeros(self._size * chunk)  # padded to a chunk for each replica
+        chunk = -(-sum(sizes) // self.size)
+        flat = tensors[0].new_zeros(self.size * chunk)  # padded to a chunk for each replica
         for part, tensor in zip(flat[: sum(sizes)].split(sizes), tensors, strict=True):
             part.copy_(tensor.detach().flatten())
         if partner == ALL:
-            mean = self._mean_of_all(flat, weights)[: sum(sizes)]
+            combined = self._combine_all(flat, weights, divisor)[: sum(sizes)]
         else:
             own = flat[: sum(sizes)]
-            mean = _weighted_mean(self._swap(own, partner), weights)
-            self.bytes_sent += own.numel() * own.element_size()
-        parts = mean.split(sizes)
-        return [m.view_as(t) for m, t in zip(parts, tensors, strict=True)], sum_of_weights
+            combined = _weighted_sum(self._swap(own, partner), weights, divisor)
+            self.bytes_sent += own.nbytes
+        parts = combined.split(sizes)
+        return [c.view_as(t) for c, t in zip(parts, tensors, strict=True)]
 
-    def _mean_of_all(self, flat: Tensor, weights: Tensor) -> Tensor:
+    def _combine_all(self, flat: Tensor, weights: Tensor, divisor: Tensor) -> Tensor:
         received = torch.empty_like(flat)
         dist.all_to_all_single(received, flat, group=self._group)
-        mean = _weighted_mean(received.chunk(self._size), weights)
-        self.bytes_sent += 2 * (self._size - 1) * mean.numel() * mean.element_size()
-        return self.gather(mean).flatten()
+        combined = _weighted_sum(received.chunk(self.size), weights, divisor)
+        self.bytes_sent += 2 * (self.size - 1) * combined.nbytes
+        return self.gather(combined).flatten()
+
+    def send(self, message: Tensor, partner: int = ALL) -> Tensor:
+        """Send a vector (n,) to the other replicas, and count its bytes.
+
+        Returns:
+            The vectors of all of them, or of the two, (replicas, n), in their order.
+        """
+        self.bytes_sent += message.nbytes * (self.size - 1 if partner == ALL else 1)
+        return self.gather(message, partner)
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
         """Gather a vector (n,) from each replica: (replicas, n), in their order.
@@ -128,15 +158,15 @@ class Exchange:
             message.wait()
 
 
-def _weighted_mean(by_replica: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Return the weighted mean of the replicas' numbers, (n,) each, summed in their order."""
-    mean, total_weight = torch.empty_like(by_replica[0]), weights.sum()
+def _weighted_sum(by_replica: Sequence[Tensor], weights: Tensor, divisor: Tensor) -> Tensor:
+    """Sum the replicas' numbers, (n,) each, in their order, each with its weight, and divide."""
+    result = torch.empty_like(by_replica[0])
     # On a CPU, a block and its sum in float64 stay in the cache, and need no new pages.
-    size = BLOCK if mean.device.type == "cpu" else max(1, len(mean))
+    size = BLOCK if result.device.type == "cpu" else max(1, len(result))
     blocks = zip(*(values.split(size) for values in by_replica), strict=True)
-    for of_mean, block in zip(mean.split(size), blocks, strict=True):
-        total = torch.zeros_like(of_mean, dtype=torch.float64)
+    for of_result, block in zip(result.split(size), blocks, strict=True):
+        total = torch.zeros_like(of_result, dtype=torch.float64)
         for values, weight in zip(block, weights, strict=True):
             total += values.double().mul_(weight)
-        of_mean.copy_(total.div_(total_weight))
-    return mean
+        of_result.copy_(total.div_(divisor))
+    return result
