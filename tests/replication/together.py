@@ -1,0 +1,75 @@
+"""Replicas that are threads of one process, and exchange tensors as ranks do."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vigpipe.replication.decisions import ALL
+from vigpipe.replication.exchange import Exchange
+
+T = TypeVar("T")
+SHAPES = {"conv": (12, 5, 3, 1), "bias": (12,), "matrix": (9, 20), "row": (1, 30), "one": (1,)}
+
+
+class Board:
+    """Where replicas leave what the others read."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.values: list[Tensor] = [torch.empty(0)] * num_replicas
+        self.barrier = threading.Barrier(num_replicas, timeout=60)
+
+
+class Together(Exchange):
+    """An exchange with the other threads; only messages that are sent are counted, not sums."""
+
+    def __init__(self, board: Board, replica: int) -> None:
+        super().__init__(None)
+        self.size, self._board, self._replica = len(board.values), board, replica
+
+    def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
+        self._board.values[self._replica] = values
+        self._board.barrier.wait()
+        of_all = torch.stack(self._board.values)
+        self._board.barrier.wait()
+        return of_all if partner == ALL else of_all[sorted((self._replica, partner))]
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self.gather(tensor).double().sum(0).to(tensor.dtype) for tensor in tensors]
+
+    def mean(
+        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
+    ) -> tuple[list[Tensor], Tensor]:
+        total = self.gather(weight.reshape(1), partner).sum()
+        weighted = [self.gather(tensor.double() * weight, partner) for tensor in tensors]
+        means = [(w.sum(0) / total).to(t.dtype) for w, t in zip(weighted, tensors, strict=True)]
+        return means, total
+
+
+def run_together(num_replicas: int, work: Callable[[Together, int], T]) -> list[T]:
+    """Call work(exchange, replica) in a thread for each replica; return what they returned."""
+    board = Board(num_replicas)
+
+    def run(replica: int) -> T:
+        try:
+            return work(Together(board, replica), replica)
+        except BaseException:
+            board.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(num_replicas) as pool:
+        return list(pool.map(run, range(num_replicas)))
+
+
+def tensors_of(replica: int, step: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """What a replica adds up in a step: tensors of these shapes."""
+    generator = torch.Generator().manual_seed(100 * step + replica)
+    return [torch.randn(shape, dtype=dtype, generator=generator) for shape in SHAPES.values()]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All their numbers in a row."""
+    return torch.cat([tensor.flatten() for tensor in tensors])

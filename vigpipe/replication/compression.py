@@ -1,0 +1,215 @@
+"""Add up tensors over replicas while sending fewer bytes (--compress).
+
+Each replica sends an approximation of its tensors, and all get the sum of what was sent. With P
+numbers of b bytes, D replicas, and a ring that sends 2 (D - 1) / D * b P bytes, a rank sends:
+
+                  over all replicas                          between two alone
+    bfloat16      2 (D - 1) / D * 2 P                        2 P
+    top-k         (4 + b) k (D - 1)                          (4 + b) k
+    powersgd      2 (D - 1) / D * b (U + sum R (r + c))      b (U + sum R (r + c))
+
+k is the sum over tensors of max(1, ceil(RATIO n)), n being the size of a tensor. Each replica sends
+them to every other, so with float32 top-k pays only if RATIO < 1 / D, and between two alone if
+RATIO < 1 / 2. PowerSGD (`replication.powersgd`) sends U numbers as they are, and of every r x c
+matrix two factors of rank R. The formulas leave out that P is rounded up to a multiple of D.
+
+Everything is done tensor by tensor, and sums have the order of the replicas, so the cut into stages
+does not show in the numbers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vigpipe.replication.decisions import ALL
+from vigpipe.replication.exchange import Exchange
+
+_INDEX_BYTES = 4
+
+
+class Sums(NamedTuple):
+    """What came of a sum over replicas; all by the tensors' names.
+
+    Attributes:
+        totals: sums over the replicas of what each has sent, in the tensors' dtype.
+        sent: what this replica has sent.
+        memory: what the next sum begins with.
+    """
+
+    totals: dict[str, Tensor]
+    sent: dict[str, Tensor]
+    memory: dict[str, Tensor]
+
+
+class Method(Protocol):
+    """A way to compress."""
+
+    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Return the names of the tensors of which something may be left out."""
+        ...
+
+    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+        """Return what the first sum begins with, the same on every replica."""
+        ...
+
+    def add_up(
+        self,
+        tensors: Mapping[str, Tensor],
+        memory: Mapping[str, Tensor],
+        exchange: Exchange,
+        partner: int = ALL,
+    ) -> Sums:
+        """Add up tensors over replicas; the ranks concerned call this together.
+
+        Args:
+            tensors: of one dtype, by name.
+            memory: what the last sum left.
+            exchange: with the ranks that hold the same stages.
+            partner: the other replica, or ALL.
+        """
+        ...
+
+    def bytes_sent(
+        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
+    ) -> int:
+        """Return how many bytes a rank sends in a sum.
+
+        Args:
+            shapes: of the rank's tensors, by name.
+            itemsize: bytes of a number.
+            num_replicas: D.
+            partner: the other replica, or ALL.
+        """
+        ...
+
+
+def bytes_of_sum(num_numbers: int, itemsize: int, num_replicas: int, partner: int = ALL) -> int:
+    """Return how many bytes `Exchange.sum` sends of a rank's numbers."""
+    if partner != ALL:
+        return num_numbers * itemsize
+    return 2 * (num_replicas - 1) * -(-num_numbers // num_replicas) * itemsize
+
+
+class Bfloat16:
+    """Sends numbers rounded to bfloat16.
+
+    Over all replicas the sum is rounded to bfloat16 once more, on its way back; what is lost there
+    is not kept.
+    """
+
+    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Return all names."""
+        return list(shapes)
+
+    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def add_up(
+        self,
+        tensors: Mapping[str, Tensor],
+        memory: Mapping[str, Tensor],
+        exchange: Exchange,
+        partner: int = ALL,
+    ) -> Sums:
+        """Add up tensors over replicas; see `Method`."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
+        rounded = flat.bfloat16()
+        if partner == ALL:
+            (total,) = exchange.sum([rounded])
+        else:
+            first, second = exchange.send(rounded, partner).double()
+            total = first + second
+        return Sums(_cut(total.to(flat.dtype), tensors), _cut(rounded.to(flat.dtype), tensors), {})
+
+    def bytes_sent(
+        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
+    ) -> int:
+        """Return how many bytes a rank sends in a sum; see `Method`."""
+        return bytes_of_sum(sum(map(math.prod, shapes.values())), 2, num_replicas, partner)
+
+
+class TopK:
+    """Sends the largest numbers of each tensor, with their places.
+
+    Args:
+        ratio: share of the numbers of a tensor that is sent, rounded up to a whole number.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+
+    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Return all names."""
+        return list(shapes)
+
+    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def add_up(
+        self,
+        tensors: Mapping[str, Tensor],
+        memory: Mapping[str, Tensor],
+        exchange: Exchange,
+        partner: int = ALL,
+    ) -> Sums:
+        """Add up tensors over replicas; see `Method`."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
+        sizes = [tensor.numel() for tensor in tensors.values()]
+        chosen, start = [], 0
+        for numbers in flat.split(sizes):
+            chosen.append(largest(numbers, self._num_sent(len(numbers))) + start)
+            start += len(numbers)
+        places = torch.cat(chosen)
+        values = flat[places]
+        message = torch.cat([values.view(torch.uint8), places.int().view(torch.uint8)])
+        total = torch.zeros_like(flat, dtype=torch.float64)
+        for row in exchange.send(message, partner):
+            of_one = row.clone()  # at the start of its memory: bytes are read as numbers below
+            its_values = of_one[: values.nbytes].view(values.dtype)
+            its_places = of_one[values.nbytes :].view(torch.int32)
+            total.index_add_(0, its_places.long(), its_values.double())
+        sent = torch.zeros_like(flat).index_copy_(0, places, values)
+        return Sums(_cut(total.to(flat.dtype), tensors), _cut(sent, tensors), {})
+
+    def bytes_sent(
+        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
+    ) -> int:
+        """Return how many bytes a rank sends in a sum; see `Method`."""
+        num_sent = sum(self._num_sent(math.prod(shape)) for shape in shapes.values())
+        num_others = num_replicas - 1 if partner == ALL else 1
+        return (_INDEX_BYTES + itemsize) * num_sent * num_others
+
+    def _num_sent(self, size: int) -> int:
+        return max(1, math.ceil(self._ratio * size))
+
+
+def largest(numbers: Tensor, k: int) -> Tensor:
+    """Find the k numbers that are farthest from 0; of equal ones, those that come first.
+
+    NaN counts as infinite, so it is sent, and everybody notices.
+
+    Args:
+        numbers: (n,).
+        k: from 1 to n.
+
+    Returns:
+        Their places in ascending order, (k,) int64.
+    """
+    sizes = numbers.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    least = sizes.topk(k).values[-1]
+    above, at = sizes > least, sizes == least
+    is_chosen = above | (at & (at.cumsum(0) <= k - above.sum()))
+    # A mask would have to wait for a GPU. All that is not chosen is written behind the end.
+    targets = torch.where(is_chosen, is_chosen.cumsum(0) - 1, k)
+    places = torch.arange(len(numbers), device=numbers.device)
+    return places.new_zeros(k + 1).scatter_(0, targets, places)[:k]
+
+
+def _cut(flat: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    parts = flat.split([tensor.numel() for tensor in tensors.values()])
+    return {n: part.view_as(t) for (n, t), part in zip(tensors.items(), parts, strict=True)}
