@@ -179,9 +179,8 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None and config.strategy == "synchronous":
-        config = replace(
-            config, sync=default_sync(device, run.layout.pipeline_size, config.cuda_graph)
-        )
+        default = default_sync(device, run.layout.pipeline_size, config.cuda_graph)
+        config = replace(config, sync=run.config.sync or default)  # --compress has one of its own
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
         folder = Path(broadcast_value(str(folder), world_size))

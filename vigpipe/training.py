@@ -65,7 +65,7 @@ from vigpipe.run.step import (
 )
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
-from vigpipe.run.summary import gather_accounts, summarize
+from vigpipe.run.summary import gather_accounts, gather_compression, summarize
 from vigpipe.timing.clock import read_clocks
 
 MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
@@ -291,6 +291,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         rank_state.job.close()
         strategy.close()
         accounts = None if strategy.sums_replicas else gather_accounts(rank_state)
+        compression = gather_compression(rank_state)
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
         save_run_weights(rank_state, folder / WEIGHTS)
         if rank_state.ema is not None:
@@ -299,7 +300,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         checkpoints.finish()
         if record is None:
             return DONE
-        summary = summarize(rank_state, scores, loss, started, accounts)
+        summary = summarize(rank_state, scores, loss, started, accounts, compression)
         if resumed is not None:
             summary["resumed_at_step"] = resumed.step
         if checkpoints.best is not None:
@@ -367,11 +368,15 @@ def _explain_skipped(rank_state: RankState, trained: TrainedBatch, num_skipped: 
 
 @contextmanager
 def _on_lost_peer(rank_state: RankState, save: Callable[[], None]) -> Iterator[None]:
-    """Save when a collective fails because a peer is gone: the replicas that are left are equal."""
+    """Save when a collective fails because a peer is gone: the replicas that are left are equal.
+
+    With --compress they are not: each has left out other numbers, and those of one are lost.
+    """
     try:
         yield
     except RuntimeError as error:
         has_copies = rank_state.strategy.sums_replicas and rank_state.run.layout.num_replicas > 1
+        has_copies &= rank_state.replicas.compressor is None
         if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()
         raise

@@ -1,11 +1,14 @@
 """What replicas save when they lose a peer becomes a checkpoint, if it is enough."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.checkpoint.test_manifest import PLAIN, flip
+from vigpipe import training
 from vigpipe.checkpoint.manifest import list_checkpoints, tensor_names, verify
 from vigpipe.checkpoint.rescue import rescue, salvage
 from vigpipe.checkpoint.saver import Saver, rank_file_name
@@ -89,3 +92,18 @@ def test_without_a_folder_to_write_to_it_is_silent(tmp_path):
     (tmp_path / "checkpoints").touch()
     save(tmp_path, 0, 0)
     salvage(tmp_path)
+
+
+@pytest.mark.parametrize(("compressor", "saves"), [(None, True), ("some", False)])
+def test_replicas_that_have_left_out_different_numbers_are_not_rescued(compressor, saves):
+    """What the lost one had left out is known to nobody."""
+    state: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums_replicas=True),
+        replicas=SimpleNamespace(compressor=compressor),
+        run=SimpleNamespace(layout=SimpleNamespace(num_replicas=2)),
+        runs_ahead=False,
+    )
+    saved = []
+    with pytest.raises(RuntimeError), training._on_lost_peer(state, lambda: saved.append(1)):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+    assert bool(saved) == saves

@@ -31,8 +31,22 @@ def test_what_the_user_leaves_open_is_filled_in():
     assert (server.staleness, server.items, server.average) == ("none", "fixed", None)
 
 
+def test_compressed_sums_of_every_step_are_made_after_the_drain():
+    compressed = TrainConfig(dp=2, compress="top-k:0.1")
+    assert with_replication_defaults(compressed).sync == "drain"
+    assert with_replication_defaults(replace(compressed, sync="drain")).sync == "drain"
+    alone = replace(compressed, dp=1, sync="double")  # it sends nothing
+    assert with_replication_defaults(alone) == alone
+    for config in (PERIODIC, replace(GOSSIP, average="gradients")):
+        assert with_replication_defaults(replace(config, compress="bfloat16")).sync is None
+
+
 @pytest.mark.parametrize(
-    "config", [TrainConfig(), PERIODIC, replace(PERIODIC, average="outer"), GOSSIP, SERVER]
+    "config",
+    [
+        *(TrainConfig(), PERIODIC, replace(PERIODIC, average="outer"), GOSSIP, SERVER),
+        *(TrainConfig(dp=2, compress="top-k:0.1"), replace(GOSSIP, compress="bfloat16")),
+    ],
 )
 def test_options_that_are_resolved_stay_as_they_are(config):
     """A run's config.toml starts the same run again."""
@@ -87,6 +101,19 @@ def test_options_that_are_resolved_stay_as_they_are(config):
         (replace(SERVER, pairs="any"), "--pairs any: is for --strategy gossip"),
         (replace(SERVER, sync="drain"), "--sync drain: .* leave it out"),
         (replace(SERVER, timing=True), "--timing: accounts for steps"),
+        (replace(SERVER, compress="bfloat16"), "--compress bfloat16: is for sums and averages"),
+        (TrainConfig(compress="zip"), "--compress zip: must be none; bfloat16; top-k:RATIO"),
+        (
+            TrainConfig(compress="bfloat16", dtype="float16"),
+            "--compress bfloat16: keeps what it leaves out .* choose --dtype bfloat16",
+        ),
+        (TrainConfig(dp=2, compress="top-k:1", sync="double"), "--sync double: .* or choose drain"),
+        (TrainConfig(dp=2, compress="bfloat16", sync="ddp"), "--sync ddp: .* or choose drain"),
+        (replace(PERIODIC, compress="top-k:0.1"), "--compress top-k:0.1: .* choose --compress bfl"),
+        (
+            replace(GOSSIP, compress="powersgd:2", average="weights"),
+            "--compress powersgd:2: sends the largest part of a difference, .* no common weights",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(config, message):
@@ -114,6 +141,15 @@ def test_a_server_needs_a_rank_for_each_stage():
     assert str(layout).startswith("(3 workers + a server) × 2 stages")
     with pytest.raises(InputError, match=r"--stages 2 x \(--dp 3 \+ 1 .*\) needs 8; start 8 ranks"):
         layout.check_world(6)
+
+
+def test_a_run_tells_when_compression_costs_more_than_it_saves():
+    config = TrainConfig(dp=2, batch_size=12, compress="top-k:0.6")
+    (note,) = prepare(config, torch.float32).notes
+    assert note.startswith("--compress top-k:0.6: a replica sends 0.9 MB for each sum over 2")
+    assert prepare(replace(config, compress="top-k:0.4"), torch.float32).notes == ()
+    (note,) = prepare(replace(config, dp=1), torch.float32).notes
+    assert "nothing is compressed" in note
 
 
 def test_one_host_says_that_nothing_is_averaged():

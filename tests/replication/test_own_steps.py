@@ -1,6 +1,7 @@
 """Training with replicas that take steps of their own: real ranks, and one process beside."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -19,10 +20,13 @@ from vigpipe import training
 from vigpipe.checkpoint.manifest import read_manifest
 from vigpipe.commands.check_replicas import InTurn
 from vigpipe.commands.check_server import serve_in_turn
+from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
+from vigpipe.replication.decisions import ALL
 from vigpipe.replication.diary import DEEDS
+from vigpipe.replication.feedback import make_method
 from vigpipe.run.events import read_events
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
@@ -59,7 +63,41 @@ ONE_WORKER = replace(SERVER, dp=1)
 # No ties between distances, and no Adam, which makes steps of a size out of gradients that are mere
 # rounding noise, such as those of a bias before a BatchNorm.
 EXACT = replace(PLAIN, data="fake", image_size=8, dtype="float64", opt="sgd", lr=0.1)
+COMPRESSED = {
+    "top-k in every step": replace(PLAIN, compress="top-k:0.1", on_nan="skip"),
+    "powersgd in every step": replace(PLAIN, compress="powersgd:1", on_nan="skip"),
+    "bfloat16 in every step": replace(PLAIN, compress="bfloat16"),
+    "top-k of gradients": replace(GRADIENTS, compress="top-k:0.1"),
+    "powersgd of gradients": replace(GRADIENTS, compress="powersgd:1", average_every=2),
+    "top-k of differences": replace(OVERLAPPED, compress="top-k:0.1"),
+    "bfloat16 of weights": replace(WEIGHTS, compress="bfloat16", average_every=2, overlap=1),
+}
+# What these do depends on the time that things take.
+COMPRESSED_POOLS = {
+    "powersgd of pairs": replace(GOSSIP, average="gradients", compress="powersgd:2"),
+    "bfloat16 of pairs": replace(GOSSIP, compress="bfloat16"),
+    "top-k of a pool": replace(POOL, average="outer", average_every=1, compress="top-k:0.1"),
+}
+# These send all numbers, or whole matrices, through the code that compresses.
+WHOLE = {
+    "all of top-k": (replace(EXACT, compress="top-k:1"), "synchronous"),
+    "full rank": (replace(EXACT, compress="powersgd:9999"), "synchronous"),
+    "all of gradients": (
+        replace(
+            EXACT, strategy="periodic", average="gradients", average_every=1, compress="top-k:1"
+        ),
+        "synchronous",
+    ),
+    "all of differences": (
+        replace(EXACT, strategy="periodic", average="outer", average_every=2, compress="top-k:1"),
+        "differences",
+    ),
+}
 ON_TWO = {
+    **COMPRESSED,
+    **COMPRESSED_POOLS,
+    **{name: config for name, (config, _) in WHOLE.items()},
+    "differences": replace(EXACT, strategy="periodic", average="outer", average_every=2),
     "weights": WEIGHTS,
     "outer": OUTER,
     "mean": replace(OUTER, outer_lr=1.0, outer_momentum=0.0),
@@ -87,6 +125,9 @@ ON_HOSTS = replace(
     checkpoint_every=2,
 )
 HOSTS = {"hosts": ON_HOSTS, "hosts of gradients": replace(ON_HOSTS, average="gradients")}
+GO_ON_CUT = {  # from a checkpoint of uncut models
+    f"{name} cut": replace(config, stages=2) for name, config in COMPRESSED.items()
+}
 ON_FOUR = {
     name: replace(ON_TWO[name], stages=2)
     for name in ("weights", "overlapped", "gradients", "one worker")
@@ -94,7 +135,7 @@ ON_FOUR = {
 # What these do depends on the time that things take.
 POOLS = ["pool", "overlapped pool", "pool of gradients", "gossip", "gossip of gradients"]
 GO_ON = ["overlapped pool", "gossip of gradients"]  # from a checkpoint
-AGAIN = [*POOLS, *(f"{name} resumed" for name in GO_ON)]
+AGAIN = [*POOLS, *COMPRESSED_POOLS, *(f"{name} resumed" for name in GO_ON)]
 ON_THREE = {
     "weights": replace(GOSSIP, dp=3, batch_size=12, average_every=1),
     "gradients": replace(
@@ -133,13 +174,18 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
     torch.set_num_threads(1)
 
     def poisoned(rank_state: RankState, batch: ReplicaBatch, status: Any):
-        # Item 5 is that of replica 1 in step 2. From a pool, anybody may take it.
-        is_bad = rank_state.replica_index == BAD_ITEM % 2 and batch.step == BAD_ITEM // 2
+        # Item 5 is that of replica 1 in step 2, where it has no images, item 7 that in step 3. With
+        # a server, anybody may take them.
+        bad_item = BAD_ITEM if rank_state.run.config.strategy == "periodic" else BAD_ITEM + 2
+        is_bad = rank_state.replica_index == bad_item % 2 and batch.step == bad_item // 2
         if rank_state.run.layout.has_server:
             is_bad = batch.step == BAD_STEP
         if rank_state.run.config.on_nan == "skip" and is_bad and batch.images is not None:
             batch.images.fill_(torch.nan)
-        return train_step(rank_state, batch, status)
+        step = train_step(rank_state, batch, status)
+        if rank_state.replicas.compressor is not None:
+            assert_replicas_are_equal(rank_state)
+        return step
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", poisoned)
@@ -152,6 +198,13 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
             (folder / name).mkdir(exist_ok=True, parents=True)
             dist.barrier()
             assert training.train(run_of(config), rank, CPU, folder / name) == 0
+
+
+def assert_replicas_are_equal(rank_state: RankState) -> None:
+    """Each replica makes its gradients out of what all have sent."""
+    own = torch.cat([p.detach().flatten() for p in rank_state.parameters().values()])
+    of_all = rank_state.replicas.gather(own)
+    assert all(torch.equal(of_one, own) for of_one in of_all)
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +233,13 @@ def four(two, tmp_path_factory) -> Path:
         name: replace(ON_TWO[name.removesuffix(" resumed")], stages=2, replay=two / name)
         for name in AGAIN
     }
+    cut = {n: replace(c, resume=str(two / n.removesuffix(" cut"))) for n, c in GO_ON_CUT.items()}
     hosts = HOSTS | {
         "hosts resumed": replace(HOSTS["hosts"], resume="hosts"),
         "hosts again": replace(HOSTS["hosts"], replay=folder / "hosts resumed"),
     }
-    run_ranks(train_all, 4, folder, ON_FOUR | resumed | again | hosts, timeout=GUARD)
+    configs = ON_FOUR | resumed | again | cut | hosts
+    run_ranks(train_all, 4, folder, configs, timeout=GUARD)
     return folder
 
 
@@ -284,6 +339,30 @@ def test_the_number_of_stages_does_not_show(name, two, four):
 def test_a_run_that_goes_on_ends_like_one_that_did_not_stop(name, four):
     assert first_checkpoint(four / name).name < f"step-{NUM_STEPS:08d}"
     assert_same_end(four / f"{name} resumed", four / name)
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_a_compressed_run_goes_on_with_another_number_of_stages_bit_for_bit(name, two, four):
+    """With what each replica has left out, and the factors of PowerSGD."""
+    assert first_checkpoint(two / name).name < f"step-{NUM_STEPS:08d}"
+    assert_same_end(four / f"{name} cut", two / name)
+    kinds = {tensor.partition("/")[0] for of_one in replicas(two / name) for tensor in of_one}
+    assert ("residual" in kinds) == (name != "bfloat16 of weights")
+    assert ("powersgd_q" in kinds) == name.startswith("powersgd")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_compression_that_leaves_nothing_out_changes_nothing(name, two):
+    expected = kept(two / WHOLE[name][1])
+    for tensor, actual in kept(two / name).items():
+        if is_parameter(tensor):  # synchronous runs do not estimate statistics anew
+            torch.testing.assert_close(actual, expected[tensor], rtol=0, atol=1e-10)
+
+
+def test_a_step_that_is_not_finite_leaves_nothing_behind(two):
+    for name in ("top-k in every step", "powersgd in every step"):
+        for tensors in replicas(two / name):
+            assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def test_a_checkpoint_holds_an_average_that_is_under_way(two):
@@ -438,6 +517,31 @@ def test_bytes_and_items_are_counted(name, two):
         assert replica["busy_seconds"] > 0
 
 
+@pytest.mark.parametrize("name", [name for name in COMPRESSED if "every step" in name])
+def test_bytes_of_compressed_sums_are_those_of_the_formula(name, two):
+    config = COMPRESSED[name]
+    shapes = {n: tuple(t.shape) for n, t in kept(two / name).items() if is_parameter(n)}
+    sent = make_method(parse_compress(config.compress)).bytes_sent(shapes, 4, 2, ALL)
+    found = json.loads((two / name / "summary.json").read_text())["compression"]
+    assert (found["method"], found["sums"]) == (config.compress, NUM_STEPS)
+    assert found["bytes_sent"] == sent * NUM_STEPS
+    num_numbers = sum(map(math.prod, shapes.values()))
+    assert found["bytes_of_ring"] == 4 * num_numbers * NUM_STEPS  # 2 (D - 1) / D * 4 P
+    assert found["ratio"] == found["bytes_sent"] / found["bytes_of_ring"] < 0.6
+
+
+def test_bytes_of_compressed_pairs_are_those_of_the_formula(two):
+    name = "powersgd of pairs"
+    shapes = {n: tuple(t.shape) for n, t in kept(two / name).items() if is_parameter(n)}
+    sent = make_method(parse_compress("powersgd:2")).bytes_sent(shapes, 4, 2, 1)
+    each = json.loads((two / name / "summary.json").read_text())["replicas"]["each"]
+    statistics = [t for n, t in kept(two / name).items() if "running" in n]
+    whole = 4 * (sum(map(math.prod, shapes.values())) + sum(t.numel() for t in statistics))
+    for replica in each:  # and one average of weights at the end
+        num_pairs = replica["averages"] - 1
+        assert replica["bytes_sent"] == pytest.approx(num_pairs * sent + whole, abs=4)
+
+
 @pytest.mark.parametrize("name", ["overlapped", "gossip of gradients"])
 def test_the_record_tells_who_did_what_when(name, two):
     lines = (two / name / "events.jsonl").read_text().splitlines()
@@ -518,6 +622,9 @@ def test_one_replica_is_plain_training(tmp_path):
         for strategy in ("periodic", "gossip")
         for average in ("weights", "gradients")
     }
+    own_steps["compressed"] = {"compress": "top-k:0.1"}
+    own_steps["compressed weights"] = {**own_steps["periodic weights"], "compress": "bfloat16"}
+    own_steps["compressed gradients"] = {**own_steps["gossip gradients"], "compress": "powersgd:1"}
     for name, options in {"plain": {}, **own_steps}.items():
         (tmp_path / name).mkdir()
         run = run_of(replace(plain, **options))

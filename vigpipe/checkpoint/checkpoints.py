@@ -9,7 +9,7 @@ from vigpipe.checkpoint.best import best_in, better
 from vigpipe.checkpoint.manifest import Manifest
 from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
-from vigpipe.checkpoint.state import named_tensors, replica_prefix, share_of
+from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, share_of
 from vigpipe.config.files import as_toml
 from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
 from vigpipe.run.evaluation import Scores
@@ -109,6 +109,7 @@ class Checkpoints:
             own = {}  # the server has all
         prefix = replica_prefix(layout.state_of(rank_state.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
+        share |= residuals(rank_state)
         replicas = {}
         if not strategy.sums_replicas:
             sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}

@@ -51,7 +51,10 @@ MAY_DIFFER = {
 }
 
 # Of tensors.
-_KINDS = ("model", "ema", "optimizer", "outer_old", "outer_velocity", "given", "given_mean")
+_KINDS = (
+    *("model", "ema", "optimizer", "outer_old", "outer_velocity", "given", "given_mean"),
+    *("residual", "powersgd_q"),
+)
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 # Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.
@@ -225,6 +228,12 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
         notes.append(
             f"--microbatches x --dp was {manifest.layout.get('pieces')}, is {total_microbatches}: "
             "the batch is cut otherwise from here on, which BatchNorm's statistics depend on"
+        )
+    is_alone = run.layout.num_replicas == 1
+    if run.config.compress != "none" and is_alone and manifest.config.get("dp", 1) != 1:
+        notes.append(
+            f"--compress {run.config.compress}: one replica sends nothing, and what several had "
+            "left out before is lost"
         )
     if manifest.step == run.num_steps:
         notes.append(

@@ -12,20 +12,28 @@ augmentation and the order of the data depend only on the options and the step.
     outer_velocity/NAME     momentum of its outer optimizer
     given/NAME              with --overlap, what was given last for an average,
     given_mean/NAME         and the mean of that over the replicas, once all have given
+    residual/NAME           with --compress, what a replica has left out of what it sent
+    powersgd_q/NAME         with --compress powersgd, what the next sum begins with
 
 Where replicas take steps of their own, each has all of these: replica 0 under these names, so that
-its weights are found as those of any run, and replica r under replicaR/NAME.
+its weights are found as those of any run, and replica r under replicaR/NAME. Where all take every
+step together, that holds for residuals alone.
 """
 
+import re
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from vigpipe.errors import InputError
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
+
+_RESIDUAL = re.compile("(?:replica([0-9]{1,9})/)?(residual/.*)")
 
 
 def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
@@ -39,6 +47,8 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
             tensors[f"optimizer/{kind}/{name}"] = tensor
     if rank_state.pipeline.has_last:  # all stages have the same, and one of them keeps it
         tensors |= _loss_scale_tensors(rank_state)
+    if rank_state.replicas.compressor is not None:
+        tensors |= rank_state.replicas.compressor.memory()
     return tensors
 
 
@@ -51,6 +61,45 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     tensors = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
     tensors |= {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
     return tensors | dict(rank_state.strategy.tensors())
+
+
+def residuals(rank_state: "RankState") -> dict[str, Tensor]:
+    """Return what this replica has left out of sums of gradients in every step, and only it knows.
+
+    Their names tell which replica it is. Replicas with steps of their own have residuals among all
+    that is theirs, see `named_tensors`.
+    """
+    compressor = rank_state.replicas.compressor
+    if compressor is None:
+        return {}
+    prefix = replica_prefix(rank_state.replica_index)
+    return {f"{prefix}{name}": tensor for name, tensor in compressor.residuals().items()}
+
+
+def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str, list[str]]:
+    """Choose the residuals of a checkpoint that this replica goes on with; it adds them up.
+
+    Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
+    over all replicas stays what it was.
+
+    Args:
+        names: of all tensors of the checkpoint.
+        rank_state: this rank's state.
+
+    Returns:
+        The names of the terms, in the order of the old replicas, by the name of the residual.
+    """
+    compressor, num_replicas = rank_state.replicas.compressor, rank_state.run.layout.num_replicas
+    own = {} if compressor is None else compressor.residuals()
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _RESIDUAL.fullmatch(name)
+        if match is None or match[2] not in own:
+            continue
+        replica = int(match[1] or 0)
+        if replica % num_replicas == rank_state.replica_index:
+            found.setdefault(match[2], {})[replica] = name
+    return {name: [terms[r] for r in sorted(terms)] for name, terms in found.items()}
 
 
 def replica_prefix(number: int) -> str:
@@ -88,7 +137,8 @@ def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[
         available: names of all tensors of the checkpoint.
 
     Returns:
-        Sorted names: the tensors of the model, and what the checkpoint has for their optimizer.
+        Sorted names: the tensors of the model, and what the checkpoint has for their optimizer and
+        for compressed sums of gradients.
     """
     names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state))
     parameters = set(rank_state.parameters())
@@ -97,7 +147,35 @@ def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[
         for name in available
         if name.startswith("optimizer/") and name.split("/", 2)[-1] in parameters
     }
+    names |= set(chain.from_iterable(_old_residuals(available, rank_state).values()))
+    if rank_state.replicas.compressor is not None:
+        names |= rank_state.replicas.compressor.memory().keys() & set(available)
     return sorted(names)
+
+
+def _restore_compressor(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
+    """Go on with what was left out of earlier sums; a checkpoint of one replica has nothing."""
+    compressor = rank_state.replicas.compressor
+    if compressor is None:
+        return
+    memory = compressor.memory()
+    terms = _old_residuals(tensors, rank_state) | {name: [name] for name in memory}
+    for name, target in (compressor.residuals() | memory).items():
+        found = [tensors[n] for n in terms.get(name, []) if n in tensors]
+        total = torch.zeros_like(target, dtype=torch.float64)
+        for tensor in found:
+            _check_fits(name, tensor, target, where)
+            total += tensor.to(total)
+        if found:
+            target.copy_(total)
+
+
+def _check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
+    if tensor.shape != target.shape or tensor.dtype != target.dtype:
+        raise InputError(
+            f"{where}: {name} is {tuple(tensor.shape)} {tensor.dtype}, expected "
+            f"{tuple(target.shape)} {target.dtype}; give a checkpoint of this model"
+        )
 
 
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
@@ -116,12 +194,9 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
-        if tensor.shape != target.shape or tensor.dtype != target.dtype:
-            raise InputError(
-                f"{where}: {name} is {tuple(tensor.shape)} {tensor.dtype}, expected "
-                f"{tuple(target.shape)} {target.dtype}; give a checkpoint of this model"
-            )
+        _check_fits(name, tensor, target, where)
         target.copy_(tensor)
+    _restore_compressor(rank_state, tensors, where)
     _restore_optimizer(rank_state, tensors, where)
 
 

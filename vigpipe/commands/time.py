@@ -21,7 +21,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.step import complete_step, train_step
-from vigpipe.run.summary import summarize
+from vigpipe.run.summary import gather_compression, summarize
 from vigpipe.timing.clock import read_clocks
 
 
@@ -68,6 +68,7 @@ def time_steps(
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     timing = gather_timing(rank_state, clocks)
+    compression = gather_compression(rank_state)
     if record is None or timing is None or score is None:
         return
     medians = {
@@ -75,7 +76,7 @@ def time_steps(
         for name, is_timed in (("timed", True), ("untimed", False))
         if seconds[is_timed]  # a single step after the warm-up is timed, and none untimed
     }
-    summary = summarize(rank_state, Scores(score, None), loss, started)
+    summary = summarize(rank_state, Scores(score, None), loss, started, compression=compression)
     summary["timing"] = {**timing.summary(), "median_seconds": medians}
     record.finish(summary)
     write_timing(timing, run, folder, device)

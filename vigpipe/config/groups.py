@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "answer",
             "gossip_between",
             "staleness",
+            "compress",
             "items",
             "final",
             "replay",

@@ -59,6 +59,7 @@ class TrainKeywords(TypedDict, total=False):
     answer: choices.Answer | None
     gossip_between: choices.Between | None
     staleness: int | Literal["none"] | None
+    compress: str
     items: choices.Items | None
     final: choices.Final | None
     replay: Path | str | None

@@ -31,6 +31,7 @@ from vigpipe.config.choices import (
     Sync,
     Track,
 )
+from vigpipe.config.compress import parse_compress
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
 from vigpipe.errors import InputError
@@ -128,6 +129,10 @@ class TrainConfig:
             where all replicas of a host take every step together, with the sum of their gradients.
         staleness: with server, by how many items a replica may be ahead of the slowest before it
             waits; by default none, where it never does.
+        compress: how gradients and outer differences are compressed before they travel between
+            replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
+            or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
+            bfloat16 also weights.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
             free; by default fixed.
         replay: folder of an earlier run with these options, whose replicas are to take the same
@@ -250,6 +255,7 @@ class TrainConfig:
     answer: Answer | None = None
     gossip_between: Between | None = None
     staleness: int | Literal["none"] | None = None
+    compress: str = "none"
     items: Items | None = None
     final: Final | None = None
     replay: Path | None = None
@@ -419,6 +425,7 @@ def check_numbers(config: TrainConfig) -> None:
             f"--validation {config.validation}: must be a share of the training images, from 0 to "
             "less than 1, such as 0.1"
         )
+    parse_compress(config.compress)
     if config.auto_augment is not None:
         check_auto_augment(config.auto_augment)
     if config.new_classifier and config.weights is None:

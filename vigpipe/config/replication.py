@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
 
@@ -19,6 +20,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
     Raises:
         InputError: two options do not go together.
     """
+    config = _with_compress_defaults(config)
     if config.strategy == "synchronous":
         if config.replay is not None:
             raise InputError(
@@ -50,6 +52,40 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         raise InputError(
             f"--overlap {config.overlap}: must be less than --average-every, which is "
             f"{config.average_every}, so that an average is applied before the next one begins"
+        )
+    return config
+
+
+def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
+    """Check --compress against the other options, and choose the --sync that goes with it."""
+    method, what = parse_compress(config.compress).method, f"--compress {config.compress}"
+    if method == "none":
+        return config
+    if config.dtype == "float16":
+        raise InputError(
+            f"{what}: keeps what it leaves out of a gradient for the next step, and with --dtype "
+            "float16 the scale of the loss, and so the unit of gradients, changes meanwhile; "
+            "choose --dtype bfloat16, or leave one of the two out"
+        )
+    if config.strategy == "synchronous":
+        if config.dp == 1:
+            return config
+        if config.sync in ("double", "ddp"):
+            raise InputError(
+                f"--sync {config.sync}: sums whole gradients in a way of its own, and {what} sums "
+                "compressed ones after the pipeline has drained; leave --sync out, or choose drain"
+            )
+        return replace(config, sync="drain")
+    if config.strategy == "server":
+        raise InputError(
+            f"{what}: is for sums and averages of replicas, and with --strategy server each gives "
+            "its gradient to the server alone; leave it out"
+        )
+    if config.average in (None, "weights") and method != "bfloat16":
+        raise InputError(
+            f"{what}: sends the largest part of a difference, and replicas that are averaged by "
+            "their weights have no common weights that differences could be taken from; choose "
+            "--compress bfloat16, or --average gradients or outer"
         )
     return config
 

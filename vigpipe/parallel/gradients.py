@@ -10,6 +10,8 @@ Under a pipeline DDP's reduction of stage s must end before the gradient of its 
 stage s - 1, so the stages' reductions stand in series on the critical path; after the drain they
 run side by side.
 
+With --compress the sum is made after the drain too, of what each replica sends.
+
 Sums in twice the precision are the same in (nearly) every order, so the weights do not depend on
 the number of replicas. In single precision the last bits differ, a near-tie in a kNN graph is
 resolved differently, and the runs soon diverge.
@@ -17,6 +19,7 @@ resolved differently, and the runs soon diverge.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -67,6 +70,48 @@ class FlatGradients:
         """Add up the gradients of all replicas, after the last backward of a step."""
         if self.group is not None:
             dist.all_reduce(self.buffer, group=self.group)
+
+
+class Compressor(Protocol):
+    """Adds up tensors over replicas with fewer bytes; see `vigpipe.replication.feedback`."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums of what all replicas have sent, the same on each of them."""
+        ...
+
+    def commit(self, is_used: Tensor) -> None:
+        """Be told whether the last sums are used, so that what they left out must be kept."""
+        ...
+
+    def residuals(self) -> dict[str, Tensor]:
+        """Return by name what this replica has left out."""
+        ...
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return by name what the next sum begins with, the same on all replicas."""
+        ...
+
+    def account(self) -> dict[str, int]:
+        """Return the number of sums, and how many bytes were sent."""
+        ...
+
+
+class CompressedGradients(FlatGradients):
+    """Gradients that are added up over replicas with fewer bytes (--compress).
+
+    Args:
+        parameters: the parameters to serve, in the order of the model.
+        compressor: adds up.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], compressor: Compressor) -> None:
+        super().__init__(parameters, None)
+        self._compressor = compressor
+
+    def reduce(self) -> None:
+        """Add up the gradients of all replicas, after the last backward of a step."""
+        for view, total in zip(self.views, self._compressor.add_up(self.views), strict=True):
+            view.copy_(total)
 
 
 class DoubleGradients:
@@ -209,6 +254,7 @@ class Replicas:
         group: the ranks that hold the same stages; None if there is one replica.
         sync: how gradients are added up, see the module's docstring.
         reducing: under ddp, called when a backward has only the last all-reduce left to do.
+        compressor: adds up the gradients instead; None to send them whole.
     """
 
     def __init__(
@@ -217,18 +263,27 @@ class Replicas:
         group: dist.ProcessGroup | None,
         sync: Sync = "double",
         reducing: Callable[[], None] | None = None,
+        compressor: Compressor | None = None,
     ) -> None:
+        self.compressor = compressor
         self.group = group if group is not None and group.size() > 1 else None
         self.modules = list(stage_modules)
         parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]
         self.gradients: DoubleGradients | FlatGradients | DDPGradients
-        if sync == "double":
+        if compressor is not None:
+            self.gradients = CompressedGradients(parameters, compressor)
+        elif sync == "double":
             self.gradients = DoubleGradients(parameters, self.group)
         elif sync == "ddp" and self.group is not None:
             self.gradients = DDPGradients(stage_modules, self.group, reducing)
             self.modules = self.gradients.modules
         else:
             self.gradients = FlatGradients(parameters, self.group)
+
+    def end_step(self, is_taken: Tensor) -> None:
+        """Be told whether the step with the last sums is taken, a scalar on the device."""
+        if self.compressor is not None:
+            self.compressor.commit(is_taken)
 
     def gather(self, values: Tensor) -> Tensor:
         """Gather a vector (n,) from each replica: (D, n), in the order of the replicas."""

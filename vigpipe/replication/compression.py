@@ -121,7 +121,7 @@ class Bfloat16:
         if partner == ALL:
             (total,) = exchange.sum([rounded])
         else:
-            first, second = exchange.send(rounded, partner).double()
+            first, second = exchange.share(rounded, partner).double()
             total = first + second
         return Sums(_cut(total.to(flat.dtype), tensors), _cut(rounded.to(flat.dtype), tensors), {})
 
@@ -168,7 +168,7 @@ class TopK:
         values = flat[places]
         message = torch.cat([values.view(torch.uint8), places.int().view(torch.uint8)])
         total = torch.zeros_like(flat, dtype=torch.float64)
-        for row in exchange.send(message, partner):
+        for row in exchange.share(message, partner):
             of_one = row.clone()  # at the start of its memory: bytes are read as numbers below
             its_values = of_one[: values.nbytes].view(values.dtype)
             its_places = of_one[values.nbytes :].view(torch.int32)

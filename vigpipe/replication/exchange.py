@@ -98,7 +98,7 @@ class Exchange:
         self.bytes_sent += 2 * (self.size - 1) * combined.nbytes
         return self.gather(combined).flatten()
 
-    def send(self, message: Tensor, partner: int = ALL) -> Tensor:
+    def share(self, message: Tensor, partner: int = ALL) -> Tensor:
         """Send a vector (n,) to the other replicas, and count its bytes.
 
         Returns:

@@ -20,10 +20,12 @@ gradients  As published: the optimizers of both take the mean gradient, and weig
 weights    Both take the mean of their weights and running statistics, as in AD-PSGD, Lian et al.,
            arXiv:1710.06952. The mean weighs by the samples that stand behind the weights, and these
            are then shared among both, so neither sum(samples) nor sum(samples * weights) over all
-           replicas is changed by an average.
+           replicas is changed by an average, but for rounding. With --compress bfloat16 the weights
+           of both count as rounded to bfloat16, and so is their mean.
 
 Each of the two replicas sends 4 P bytes for P numbers in float32: gradients, or weights and running
-statistics. That does not depend on the number of replicas.
+statistics. That does not depend on the number of replicas. With --compress they send fewer
+(`replication.compression`).
 """
 
 import random

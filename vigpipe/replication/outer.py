@@ -28,6 +28,11 @@ class Outer:
         self._old = {name: weight.detach().clone() for name, weight in weights.items()}
         self._velocity = {name: torch.zeros_like(weight) for name, weight in self._old.items()}
 
+    @property
+    def old(self) -> list[Tensor]:
+        """The weights after the last average."""
+        return list(self._old.values())
+
     def step(self, means: Sequence[Tensor]) -> list[Tensor]:
         """Return the new weights.
 

@@ -27,10 +27,12 @@ from vigpipe.parallel.agreement import (
     holds_everywhere,
 )
 from vigpipe.replication.alive import Alive
+from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Decisions, Kind
 from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.feedback import make_compressor
 from vigpipe.replication.member import Member, NoItem, Rules
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
@@ -126,6 +128,11 @@ class OwnSteps:
         self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(place.between)
+        self._compressor = make_compressor(options, self._exchange, weights.parameters)
+        self._averages: Averages = self._compressor or self._exchange
+        is_rounded = options.average == "weights" and options.compress != "none"
+        if is_rounded and place.between is not None:
+            self._averages = RoundedWeights(self._exchange, len(weights.parameters))
         self._store = place.open_store()
         self._first = new_table(course.num_replicas)
         self._member: Member | ServerMember | None = (
@@ -280,7 +287,7 @@ class OwnSteps:
             is_good = holds_everywhere(is_finite, self.peers)
             good = [torch.where(is_good, g, torch.zeros_like(g)) for g in gradients]
             weight = num_samples * is_good.double()
-            means, num_all = self._exchange.mean(good, weight, partner)
+            means, num_all = self._averages.mean(good, weight, partner)
             good_moments = torch.where(is_good, moments, torch.zeros_like(moments)).flatten()
             all_moments = self._exchange.gather(good_moments, partner).view(-1, *moments.shape[1:])
             for gradient, mean in zip(gradients, means, strict=True):
@@ -300,7 +307,7 @@ class OwnSteps:
         averaged = list(self._weights.averaged.values())
         with self._averaging():
             weight = averaged[0].new_tensor(self._samples, dtype=torch.float64)
-            means, total = self._exchange.mean(averaged, weight, self._partner)
+            means, total = self._averages.mean(averaged, weight, self._partner)
             for tensor, new in zip(averaged, self._apply(means), strict=True):
                 tensor.copy_(new)
             self._count_samples(self._samples_after(total))
@@ -334,8 +341,9 @@ class OwnSteps:
 
         This is an average of weights like any other, of all replicas, unless the last step ended
         with one. With gradients, it is the only one of weights, and counts all samples since the
-        start.
+        start. It is never compressed.
         """
+        self._averages = self._exchange
         some = next(iter(self._weights.parameters.values()))
         samples = some.new_tensor([self._samples], dtype=torch.float64)
         if self._exchange.gather(samples).any():
@@ -356,8 +364,9 @@ class OwnSteps:
         return events + told
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return nothing: there is no state beside the model's and its optimizer's."""
-        return {}
+        """Return what compressed averages have left out, and what the next one begins with."""
+        compressor = self._compressor
+        return {} if compressor is None else compressor.residuals() | compressor.memory()
 
     def account(self) -> Mapping[str, Any]:
         """Return what this replica has done, as far as this rank knows."""

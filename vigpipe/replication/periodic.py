@@ -16,7 +16,7 @@ outer      DiLoCo, Douillard et al., arXiv:2311.08105, algorithm 1: what the mea
            items left, applies the last one then.
 
 A rank sends 2 (D - 1) / D * 4 P bytes in an average of P numbers in float32: gradients, or weights
-and running statistics (`replication.exchange`).
+and running statistics (`replication.exchange`); with --compress fewer (`replication.compression`).
 """
 
 from bisect import bisect_right
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vigpipe.replication.averages import Differences
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
 from vigpipe.replication.member import Member, Rules, Waiting
 from vigpipe.replication.outer import Outer
@@ -178,13 +179,15 @@ class Periodic(OwnSteps):
 
     def _prepare(self) -> None:
         options = self._options
-        if options.overlap and self._course.num_replicas > 1:
-            self._travel = Travel(self._weights.averaged, self._exchange, self._store)
         if options.average == "outer":
             assert options.outer_lr is not None
             assert options.outer_momentum is not None
             weights = self._weights.parameters
             self._outer = Outer(weights, options.outer_lr, options.outer_momentum)
+            if self._compressor is not None:
+                self._averages = Differences(self._compressor, self._exchange, self._outer.old)
+        if options.overlap and self._course.num_replicas > 1:
+            self._travel = Travel(self._weights.averaged, self._averages, self._store)
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         overlap = 0 if self._travel is None else self._options.overlap or 0
@@ -233,6 +236,7 @@ class Periodic(OwnSteps):
         return 0
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the state of the outer optimizer, and what is under way."""
-        tensors = {} if self._outer is None else self._outer.tensors()
+        """Return the state of the outer optimizer, what was left out, and what is under way."""
+        tensors = dict(super().tensors())
+        tensors |= {} if self._outer is None else self._outer.tensors()
         return tensors if self._travel is None else tensors | self._travel.tensors()

@@ -110,7 +110,7 @@ def _in_pair(
     parts = [*whole.values(), *p.values(), *q.values()]
     message = torch.cat([part.flatten() for part in parts])
     of_both: list[dict[str, Tensor]] = []
-    for row in exchange.send(message, partner):
+    for row in exchange.share(message, partner):
         numbers = row.split([part.numel() for part in parts])
         read = [n.view_as(part).clone() for n, part in zip(numbers, parts, strict=True)]
         its_p = read[len(whole) : len(whole) + len(p)]

@@ -4,7 +4,8 @@ Step s is one optimizer step on the global batch, and replica r computes its sha
 are summed at the end of the last backward (`parallel.gradients`), so the replicas stay equal.
 
 Exchanged are gradients: with --sync drain or ddp, a ring sends 2 (D - 1) / D * 4 P bytes a rank and
-step, P being the rank's parameters in float32; with --sync double twice as many.
+step, P being the rank's parameters in float32; with --sync double twice as many; with --compress
+fewer (`replication.compression`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.averages import Averages
 from vigpipe.replication.table import Store, read_table
 
 _LOOK_SECONDS = 2e-3  # between two looks at the table
@@ -23,12 +23,13 @@ class Travel:
 
     Args:
         tensors: what is averaged, by name; of one dtype.
-        exchange: with the ranks that hold the same stages; nobody else uses it meanwhile.
+        averages: averages them with the ranks that hold the same stages; nobody else uses it
+            meanwhile.
         store: that of the table.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], exchange: Exchange, store: Store) -> None:
-        self._tensors, self._exchange, self._store = tensors, exchange, store
+    def __init__(self, tensors: Mapping[str, Tensor], averages: Averages, store: Store) -> None:
+        self._tensors, self._averages, self._store = tensors, averages, store
         self._given = {name: torch.zeros_like(t) for name, t in tensors.items()}
         self._means = {name: torch.zeros_like(t) for name, t in tensors.items()}
         device = next(iter(self._given.values())).device
@@ -125,7 +126,7 @@ class Travel:
             with torch.cuda.stream(self._stream):
                 given = list(self._given.values())
                 weight = given[0].new_tensor(num_samples, dtype=torch.float64)
-                means, _ = self._exchange.mean(given, weight)
+                means, _ = self._averages.mean(given, weight)
                 for own, mean in zip(self._means.values(), means, strict=True):
                     own.copy_(mean)
         except Exception as error:

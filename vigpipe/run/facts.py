@@ -30,6 +30,7 @@ from vigpipe.model.weights import load_weights, match_state, read_weights, to_re
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
+from vigpipe.replication.feedback import notes_on_compression
 from vigpipe.run.trackers import check_tracker
 
 
@@ -288,6 +289,9 @@ def prepare(
     if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
         notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")
+    if config.compress != "none":
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        notes += notes_on_compression(config, shapes, dtype.itemsize, layout.num_teams)
     if source.validation is not None:
         num_held_out, num_left = len(source.validation), len(source.train)
         notes.append(

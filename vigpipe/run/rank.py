@@ -32,6 +32,8 @@ from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.feedback import make_compressor
 from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
@@ -267,7 +269,11 @@ def make_rank_state(
     else:
         in_team = share if layout.num_teams == 1 else _in_team(share, layout)
         scorers = Scorers(in_team, groups.summed, strategy.peers)
-    replicas = Replicas(stage_modules, groups.summed, sync, reducing)
+    compressor = None
+    if config.strategy == "synchronous":
+        named = {name: p for model in models for name, p in model.named_parameters()}
+        compressor = make_compressor(config, Exchange(groups.summed), named)
+    replicas = Replicas(stage_modules, groups.summed, sync, reducing, compressor)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
     pipeline = Pipeline(

@@ -137,6 +137,7 @@ def train_step(
     if not rank_state.runs_ahead:
         all_finite = torch.full_like(is_finite, agreement.finite)
     is_taken = all_finite if may_take is None else may_take
+    rank_state.replicas.end_step(is_taken)
     rank_state.enter("optimizer")
     if rank_state.runs_ahead:
         # The fused optimizers of torch read this number on the device: unless it is 0, they change

@@ -20,6 +20,7 @@ def summarize(
     loss: float | None,
     started: float,
     accounts: Sequence[Sequence[dict[str, Any]]] | None = None,
+    compression: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Describe a finished run and its results.
 
@@ -29,11 +30,14 @@ def summarize(
         loss: loss of the last step; None if that step was skipped.
         started: when the run began, on `time.perf_counter`.
         accounts: what the ranks of each replica have counted; None if all did the same.
+        compression: what `gather_compression` returned.
     """
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
     if accounts is not None:
         replicas["replicas"] = summarize_replicas(accounts, has_server=layout.has_server)
+    if compression is not None:
+        replicas["compression"] = dict(compression)
     return {
         "model": run.config.model,
         "data": run.source.name,
@@ -54,6 +58,30 @@ def summarize(
         **replicas,
         "wall_seconds": time.perf_counter() - started,
         **provenance(),
+    }
+
+
+def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
+    """Gather how many bytes replica 0 has sent for the sums of every step; all ranks call this.
+
+    Args:
+        rank_state: this rank's state.
+
+    Returns:
+        The method, the number of sums since the start, the bytes of all of them, how many a ring
+        would have sent instead, and the ratio of the two; None if gradients travel whole.
+    """
+    compressor, layout = rank_state.replicas.compressor, rank_state.run.layout
+    if compressor is None:
+        return None
+    by_rank = all_gather_values(compressor.account(), layout.world_size)[: layout.pipeline_size]
+    sent, of_ring = (sum(a[name] for a in by_rank) for name in ("bytes_sent", "bytes_of_ring"))
+    return {
+        "method": rank_state.run.config.compress,
+        "sums": by_rank[0]["sums"],
+        "bytes_sent": sent,
+        "bytes_of_ring": of_ring,
+        "ratio": sent / of_ring if of_ring else None,
     }
 
 

@@ -1,0 +1,74 @@
+"""Averages of weights that travel compressed (--compress); running statistics never do."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from vigpipe.replication.decisions import ALL
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.feedback import Compressor
+
+
+class Averages(Protocol):
+    """What averages over replicas: `Exchange` as it is, the others with fewer bytes."""
+
+    def mean(
+        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
+    ) -> tuple[list[Tensor], Tensor]:
+        """Average tensors over replicas, each with its weight; see `Exchange.mean`."""
+        ...
+
+
+class RoundedWeights:
+    """Averages weights that are rounded to bfloat16, and so are the means.
+
+    Nothing is kept of what is lost: every replica counts with the rounded copy, also for itself, so
+    all get the same. The mean of equal weights that were averaged before is the same once more.
+
+    Args:
+        exchange: with the ranks that hold the same stages.
+        num_parameters: number of the parameters, which come before running statistics.
+    """
+
+    def __init__(self, exchange: Exchange, num_parameters: int) -> None:
+        self._exchange, self._num_parameters = exchange, num_parameters
+
+    def mean(
+        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
+    ) -> tuple[list[Tensor], Tensor]:
+        """Average parameters and running statistics over replicas; see `Exchange.mean`."""
+        weights, statistics = tensors[: self._num_parameters], tensors[self._num_parameters :]
+        rounded = [tensor.bfloat16() for tensor in weights]
+        means, total = self._exchange.mean(rounded, weight, partner)
+        whole = _mean_of_statistics(self._exchange, statistics, weight, partner)
+        return [*(m.to(w.dtype) for m, w in zip(means, weights, strict=True)), *whole], total
+
+
+class Differences:
+    """Averages weights by their compressed differences from weights that all replicas have.
+
+    Args:
+        compressor: of the differences.
+        exchange: with the ranks that hold the same stages.
+        old: the weights after the last average, which come before running statistics.
+    """
+
+    def __init__(self, compressor: Compressor, exchange: Exchange, old: Sequence[Tensor]) -> None:
+        self._compressor, self._exchange, self._old = compressor, exchange, old
+
+    def mean(
+        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
+    ) -> tuple[list[Tensor], Tensor]:
+        """Average parameters and running statistics over replicas; see `Exchange.mean`."""
+        weights, statistics = tensors[: len(self._old)], tensors[len(self._old) :]
+        differences = [old - new for old, new in zip(self._old, weights, strict=True)]
+        means, total = self._compressor.mean(differences, weight, partner)
+        whole = _mean_of_statistics(self._exchange, statistics, weight, partner)
+        return [*(old - mean for old, mean in zip(self._old, means, strict=True)), *whole], total
+
+
+def _mean_of_statistics(
+    exchange: Exchange, statistics: Sequence[Tensor], weight: Tensor, partner: int
+) -> list[Tensor]:
+    return exchange.mean(statistics, weight, partner)[0] if statistics else []
