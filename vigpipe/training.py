@@ -201,7 +201,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         """Record a complete step and show it, or explain why it was not taken."""
         nonlocal loss, num_skipped
         step, batch = trained.step, trained.batch
-        if not any(batch.sizes):  # of a partial batch there may be nothing for a replica
+        if step.is_finite and not any(batch.sizes):  # of a partial batch, nothing for this replica
             return
         loss = step.loss if step.is_finite else None
         if not step.is_finite and step.loss_factor > 1:

@@ -174,9 +174,9 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
     torch.set_num_threads(1)
 
     def poisoned(rank_state: RankState, batch: ReplicaBatch, status: Any):
-        # Item 5 is that of replica 1 in step 2, where it has no images, item 7 that in step 3. With
-        # a server, anybody may take them.
-        bad_item = BAD_ITEM if rank_state.run.config.strategy == "periodic" else BAD_ITEM + 2
+        # Item 5 is that of replica 1 in step 2, where it has no images, and item 4 the other one.
+        # With a server, anybody may take them.
+        bad_item = BAD_ITEM if rank_state.run.config.strategy == "periodic" else BAD_ITEM - 1
         is_bad = rank_state.replica_index == bad_item % 2 and batch.step == bad_item // 2
         if rank_state.run.layout.has_server:
             is_bad = batch.step == BAD_STEP

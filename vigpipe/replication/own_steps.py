@@ -135,9 +135,8 @@ class OwnSteps:
             self._averages = RoundedWeights(self._exchange, len(weights.parameters))
         self._store = place.open_store()
         self._first = new_table(course.num_replicas)
-        self._member: Member | ServerMember | None = (
-            None  # on the first rank of the pipeline, once it runs
-        )
+        # On the first rank of the pipeline, once it runs.
+        self._member: Member | ServerMember | None = None
         self._decisions = Decisions(self.peers)
         self._alive: Alive | None = None
         self._stops = False
