@@ -50,7 +50,7 @@ def test_every_way_is_run_with_every_seed_and_the_same_options(commands, tmp_pat
     page = (tmp_path / "a" / "README.md").read_text()
     assert "| synchronous " in page
     assert "63.50% ± 17.68%" in page  # 76 and 51 %
-    assert "| gossip, gradients        | 62.50% ± 17.68% | 50.00% – 75.00% | 1.00 1.00" in page
+    assert "| gossip, gradients          | 62.50% ± 17.68% | 50.00% – 75.00% | 1.00 1.00" in page
     assert "Kept at the end is the mean of the replicas, or what the server has. Seeds" in page
     assert len((tmp_path / "a" / "rows.csv").read_text().splitlines()) == 1 + 2 * len(WAYS)
 
@@ -74,9 +74,17 @@ def test_a_run_that_fails_ends_the_benchmark(monkeypatch, tmp_path):
     ("options", "message"),
     [
         ({"seeds": 0}, "--seeds 0: must be at least 1"),
+        ({"ways": "server,nobody"}, "--ways server,nobody: 'nobody' is part of no name: synchr"),
         ({"strategy": "gossip"}, "--strategy gossip: every strategy is run here"),
     ],
 )
 def test_wrong_options_are_refused(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         bench_learning(LearningBench(**options, out=tmp_path / "a"))
+
+
+def test_words_choose_ways_to_run_beside_the_synchronous_one(commands, tmp_path):
+    bench_learning(LearningBench(ways="server,outer", seeds=1, out=tmp_path / "a"))
+    strategies = [c[c.index("--strategy") + 1] for c in commands if "--strategy" in c]
+    assert len(commands) == 1 + len(strategies)
+    assert strategies == ["periodic", "periodic", "periodic", "server"]

@@ -7,7 +7,15 @@ import pytest
 
 from tests.world import run_ranks
 from vigpipe.bench.options import StrategiesBench
-from vigpipe.bench.strategies import MACHINES, SERVED, WAYS, item_seconds, list_cases, run_cases
+from vigpipe.bench.strategies import (
+    MACHINES,
+    OVERLAPPED,
+    SERVED,
+    WAYS,
+    item_seconds,
+    list_cases,
+    run_cases,
+)
 from vigpipe.bench.strategies_page import share, write_page
 from vigpipe.errors import InputError
 
@@ -27,7 +35,8 @@ def runs():
 
 @pytest.mark.multiprocess
 def test_every_case_does_all_items_and_sends_what_the_formulas_say(runs):
-    assert len(runs) == len(MACHINES) * (len(WAYS) * 2 + len(SERVED))
+    # Of top-k weights there is no average.
+    assert len(runs) == len(MACHINES) * ((len(WAYS) - 1) * 2 + len(SERVED))
     for run in runs:
         assert sum(run.items) == 24
         assert run.num_bytes == run.expected_bytes
@@ -71,6 +80,12 @@ def test_a_slow_replica_takes_four_times_as_long_and_a_spell_ten_items():
     assert min(lengths[:-1]) == 10
     assert 0.1 < sum(s > 2 for s in spells) / 4000 < 0.3
     assert spells != first("spells", 1, 4000)
+
+
+def test_gradients_are_averaged_compressed_too_and_without_an_overlap():
+    ways = {case.way for case in list_cases(StrategiesBench(average="gradients"))}
+    assert ways == {*WAYS, *SERVED} - {OVERLAPPED}
+    assert "all, fixed, top-k:0.01" in ways
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,16 @@ FILES = ("README.md", "rows.csv", "config.toml", "runs")
 # applied after a quarter of the steps to the next one.
 WAYS: dict[str, dict[str, str]] = {
     "synchronous": {},
+    "synchronous, bfloat16": {"compress": "bfloat16"},
+    "synchronous, top-k:0.01": {"compress": "top-k:0.01"},
+    "synchronous, powersgd:2": {"compress": "powersgd:2"},
     "periodic, weights": {"strategy": "periodic", "average": "weights"},
     "periodic, outer": {"strategy": "periodic", "average": "outer"},
+    "periodic, outer, top-k:0.1": {
+        "strategy": "periodic",
+        "average": "outer",
+        "compress": "top-k:0.1",
+    },
     "periodic, outer, overlap": {"strategy": "periodic", "average": "outer"},
     "periodic, gradients": {"strategy": "periodic", "average": "gradients"},
     "gossip, weights": {"strategy": "gossip", "average": "weights"},
@@ -68,19 +76,38 @@ def bench_learning(options: LearningBench) -> None:
         raise InputError(f"--seeds {options.seeds}: must be at least 1")
     if options.strategy != "synchronous":
         raise InputError(f"--strategy {options.strategy}: every strategy is run here; leave it out")
+    ways = chosen_ways(options.ways)
     folder = make_output_folder(options.out, FILES)
     plain = {**as_toml(options), "seed": 0}
-    for name in ("seed", "average_every", "items"):
+    for name in ("seed", "average_every", "items", "ways"):
         plain.pop(name, None)
     (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
     try:
         with stoppable():
             learned = [
-                _run(options, folder, way, seed) for seed in range(options.seeds) for way in WAYS
+                _run(options, folder, way, seed) for seed in range(options.seeds) for way in ways
             ]
     except Stopped:
         sys.exit(INTERRUPTED)
     write_page(folder, options, learned)
+
+
+def chosen_ways(words: str) -> list[str]:
+    """Return the ways that some words choose, and synchronous, which they are compared with.
+
+    Args:
+        words: with commas between them; a way is chosen by each that is part of its name.
+
+    Raises:
+        InputError: a word is part of no name.
+    """
+    chosen = {"synchronous"}
+    for word in words.split(","):
+        found = {way for way in WAYS if word.strip() in way}
+        if not found:
+            raise InputError(f"--ways {words}: {word!r} is part of no name: {'; '.join(WAYS)}")
+        chosen |= found
+    return [way for way in WAYS if way in chosen]
 
 
 def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> list[str]:
@@ -111,7 +138,7 @@ def _averaging(options: LearningBench) -> TrainConfig:
 
 
 def _folder_of(folder: Path, way: str, seed: int) -> Path:
-    return folder / "runs" / f"{way.replace(', ', '-')}-{seed}"
+    return folder / "runs" / f"{way.replace(', ', '-').replace(':', '')}-{seed}"
 
 
 def _run(options: LearningBench, folder: Path, way: str, seed: int) -> Learned:

@@ -91,12 +91,15 @@ class LearningBench(TrainConfig):
     """Options of `vigpipe bench learning`: those of train, which all runs share.
 
     Attributes:
-        seeds: number of seeds, from 0; each strategy is run with all of them.
+        seeds: number of seeds, from 0; each way to agree is run with all of them.
+        ways: WORD,WORD,... run only the ways whose names have one of these words, and synchronous;
+            by default all.
     """
 
     dp: int = 4
     threads: int | None = 1
     seeds: int = 3
+    ways: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from vigpipe.bench.options import FILES, StrategiesBench
 from vigpipe.bench.ranks import run_bench_ranks, start_bench_ranks
 from vigpipe.bench.sleeping import sleep_until
 from vigpipe.bench.strategies_page import PICTURE, write_page
+from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import DONE, InputError
@@ -34,7 +35,10 @@ from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.parallel.agreement import Agreement, Peers, Status, all_gather_values, broadcast_value
 from vigpipe.replication.choose import make_strategy
+from vigpipe.replication.compression import bytes_of_sum
 from vigpipe.replication.course import Course
+from vigpipe.replication.decisions import ALL
+from vigpipe.replication.feedback import make_method
 from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.place import Place
 from vigpipe.replication.strategy import AverageWeights, Strategy, TakeGradients, TakeItem
@@ -47,6 +51,8 @@ SILENCE_SECONDS = 300.0  # until a silent peer counts as lost
 OVERLAPPED = "all, pool, overlap"  # an average is applied after a quarter of TAU
 WAYS: dict[str, dict[str, Any]] = {
     "all, fixed": {"strategy": "periodic", "items": "fixed"},
+    "all, fixed, bfloat16": {"strategy": "periodic", "items": "fixed", "compress": "bfloat16"},
+    "all, fixed, top-k:0.01": {"strategy": "periodic", "items": "fixed", "compress": "top-k:0.01"},
     "all, pool": {"strategy": "periodic", "items": "pool"},
     OVERLAPPED: {"strategy": "periodic", "items": "pool"},
     "pair, fixed": {"strategy": "gossip", "items": "fixed"},
@@ -164,7 +170,8 @@ def list_cases(options: StrategiesBench) -> list[Case]:
             f"--average-every {options.average_every}: must be whole numbers above 0, such as 1,20"
         )
     intervals = sorted({int(word) for word in words})
-    ways = [way for way in WAYS if way != OVERLAPPED or options.average == "weights"]
+    not_averaged = {"weights": "top-k", "gradients": OVERLAPPED}[options.average]
+    ways = [way for way in WAYS if not_averaged not in way]
     averaged = [Case(m, way, every) for m in MACHINES for every in intervals for way in ways]
     return averaged + [Case(machine, way, 0) for machine in MACHINES for way in SERVED]
 
@@ -301,6 +308,8 @@ def item_seconds(
 
 def _bytes_of_average(way: str, numbers: int, num_replicas: int) -> int:
     """Return the bytes that a replica should send in an average of float32 numbers."""
-    if WAYS[way]["strategy"] == "gossip":
-        return 4 * numbers
-    return 2 * (num_replicas - 1) * 4 * -(-numbers // num_replicas)
+    compression = parse_compress(WAYS[way].get("compress", "none"))
+    partner = 1 if WAYS[way]["strategy"] == "gossip" else ALL
+    if compression.method == "none":
+        return bytes_of_sum(numbers, 4, num_replicas, partner)
+    return make_method(compression).bytes_sent({"weights": (numbers,)}, 4, num_replicas, partner)

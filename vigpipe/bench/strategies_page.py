@@ -125,7 +125,8 @@ def _headline(cases: Cases) -> str:
     exact = all(run.num_bytes == run.expected_bytes for run in cases.runs)
     sent = (
         "The bytes sent are those of the formulas in every run: 2 (D − 1) / D · 4 P a replica and "
-        "average of all, 4 P in a pair, 4 P each way for an item with a server."
+        "average of all, 4 P in a pair, 4 P each way for an item with a server; with bfloat16 half "
+        "of that, with top-k 8 k (D − 1)."
         if exact
         else "NOT all bytes are those of the formulas; see rows.csv."
     )
