@@ -108,7 +108,7 @@ ON_TWO = {
     "overlapped pool": replace(POOL, average="outer", overlap=2, workers=1),
     "pool of gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets"),
-    "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed"),
+    "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed", norm="layer"),
     "one worker": ONE_WORKER,
     "best": replace(GRADIENTS, final="best", validation=0.2),
     "every step": replace(EXACT, strategy="periodic", average="gradients", average_every=1),
@@ -144,7 +144,7 @@ ON_THREE = {
 }
 SERVED = {
     "served": replace(SERVER, on_nan="skip", keep_best="loss"),
-    "bounded": replace(SERVER, staleness=0, items="fixed"),
+    "bounded": replace(SERVER, staleness=0, items="fixed", norm="layer"),
 }
 SERVED_AGAIN = {
     "served resumed": replace(SERVED["served"], resume="served"),
@@ -388,9 +388,8 @@ def test_a_server_does_what_one_process_does_with_the_gradients_in_their_order(n
     run = run_of(SERVED[name])
     recorded = read_events(three / name, run)
     expected = serve_in_turn(run, recorded, CPU)
-    result = kept(three / name)
-    for kind in ("weights", "running statistics"):
-        assert_equal({n: result[n] for n in expected[kind]}, dict(expected[kind]))
+    result = {n: t for n, t in kept(three / name).items() if t.is_floating_point()}
+    assert_equal(result, dict(expected["weights"]) | dict(expected.get("running statistics", {})))
     done = sorted(item for of in recorded for item in of.items)
     assert done == list(range(2 * NUM_STEPS))
 

@@ -288,7 +288,9 @@ class OwnSteps:
             weight = num_samples * is_good.double()
             means, num_all = self._averages.mean(good, weight, partner)
             good_moments = torch.where(is_good, moments, torch.zeros_like(moments)).flatten()
-            all_moments = self._exchange.gather(good_moments, partner).view(-1, *moments.shape[1:])
+            by_replica = self._exchange.gather(good_moments, partner)
+            num_microbatches = len(by_replica) * len(moments)
+            all_moments = by_replica.view(num_microbatches, *moments.shape[1:])
             for gradient, mean in zip(gradients, means, strict=True):
                 gradient.copy_(mean)
         return Outcome(all_moments, num_all > 0)
