@@ -65,7 +65,8 @@ def run_on_ranks(
     from vigpipe.launch.local import preload
 
     launch = from_environment(os.environ)
-    starts_ranks = config.stages != 1 or config.dp > 1 or config.max_restarts > 0
+    has_server = config.strategy == "server"
+    starts_ranks = config.stages != 1 or config.dp + has_server > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and starts_ranks:
         preload("vigpipe.training", "rich.progress")
 
@@ -298,15 +299,16 @@ def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
     from vigpipe.launch.environment import threads_per_rank
     from vigpipe.run.facts import prepare
 
+    num_pipelines = max(1, config.dp) + (config.strategy == "server")
     if launch.launcher != "alone":
-        return max(1, launch.world_size // max(1, config.dp))
+        return max(1, launch.world_size // num_pipelines)
     unsplit = prepare(replace(config, stages=1, schedule="gpipe", virtual_stages=1), torch.float32)
     num_blocks = sum(len(blocks) for blocks in unsplit.plan.stages)
     room = count_gpus(config.device)
-    if config.device != "cuda" and room < config.dp:  # the CPUs, as `join` decides
+    if config.device != "cuda" and room < num_pipelines:  # the CPUs, as `join` decides
         cores = threads_per_rank(None, 1, {})
         room = cores // threads_per_rank(config.threads or 1, 1, os.environ)
-    return max(1, min(room // max(1, config.dp), num_blocks // max(1, config.virtual_stages)))
+    return max(1, min(room // num_pipelines, num_blocks // max(1, config.virtual_stages)))
 
 
 def set_up_rank(

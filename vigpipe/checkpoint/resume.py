@@ -255,8 +255,9 @@ def _check_replicas(manifest: Manifest, run: "Run", where: Path) -> None:
     num_before = len(taken) if isinstance(taken, list) else 0
     if num_before != run.layout.num_teams:
         each = "replicas" if run.layout.team_size == 1 else "hosts with replicas"
+        each = "workers" if run.layout.has_server else each
         raise InputError(
-            f"--resume {where}: has weights of {num_before} {each}, and this run has "
+            f"--resume {where}: is a checkpoint of {num_before} {each}, and this run has "
             f"{run.layout.num_teams}; start as many"
         )
 

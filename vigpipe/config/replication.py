@@ -108,8 +108,8 @@ def _check_together(config: TrainConfig) -> None:
         )
     if config.elastic:
         raise InputError(
-            f"--elastic: changes the number of replicas, and with {strategy} each has weights of "
-            "its own; leave it out"
+            f"--elastic: changes the number of replicas, and with {strategy} a run has as many "
+            "as it began with; leave it out"
         )
     for name in _GOSSIP:
         if getattr(config, name) is not None and config.strategy != "gossip":
