@@ -1,0 +1,291 @@
+"""Whether more or fewer replicas would pay, from throughput that was measured.
+
+Two rules judge readings, one after the other, and `predict` what replicas did with their time. All
+are plain functions: they decide, and whoever starts runs acts on it.
+
+    published    the last 10 readings are flat: one more
+    safer        5 readings before a change, 5 after it: keep it, or go back
+    predict      seconds of work, waiting and averages of one run: one more, one fewer
+
+The last two ask for 0.5 / p: half of what one of p replicas brings if replicas cost one another
+nothing. Throughput is in images/s, of all replicas together.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from vigpipe.replication.metrics import images_per_second
+
+MOST = 16  # replicas that the published rule adds up to
+FLAT = 0.05  # a gain of less is none
+WINDOW = 5  # readings that a mean is taken of
+HOLD_OFF = 20  # readings after going back, before more replicas are tried again
+
+
+class Reading(NamedTuple):
+    """Throughput at a time, and with how many replicas."""
+
+    num_replicas: int
+    images_per_second: float
+
+
+class Advice(NamedTuple):
+    """What a rule says.
+
+    Attributes:
+        num_replicas: how many replicas to have from now on.
+        gain: change of throughput that was measured, a share of the old one; None if none was.
+        needed: what the gain was compared with; None if it was not.
+        why: one sentence, with the numbers.
+    """
+
+    num_replicas: int
+    gain: float | None
+    needed: float | None
+    why: str
+
+
+def published(readings: Sequence[float], num_replicas: int, most: int = MOST) -> Advice:
+    """Decide by the published rule: one more replica when throughput has stopped growing.
+
+    With at least 10 readings, the gain is that of the last 5 over the 5 before; one more replica if
+    it is less than 5 % and there are fewer than the most.
+
+    The pitfall: throughput is flat whenever nothing changes, so a flat curve does not mean that
+    more replicas help, nor does the rule ever look whether one did, or take it back. `safer` does.
+
+    Args:
+        readings: images/s, in order, with as many replicas as there are now.
+        num_replicas: how many there are.
+        most: how many there may be.
+    """
+    if len(readings) < 2 * WINDOW:
+        why = f"Readings so far: {len(readings)}; the rule needs {2 * WINDOW}."
+        return Advice(num_replicas, None, None, why)
+    gain = _gain(readings[-2 * WINDOW : -WINDOW], readings[-WINDOW:])
+    if gain is None:
+        why = f"Nothing can be compared with a throughput of 0, as in the {WINDOW} before the last."
+        return Advice(num_replicas, None, None, why)
+    why = f"The last {WINDOW} readings differ by {percent(gain)} from the {WINDOW} before"
+    if gain >= FLAT:
+        why += f": throughput still grows by {percent(FLAT, sign=False)} or more."
+    elif num_replicas >= most:
+        why += f", which is flat, but {most} replicas are the most."
+    else:
+        why += f", less than {percent(FLAT, sign=False)}: one more replica."
+    adds = gain < FLAT and num_replicas < most
+    return Advice(num_replicas + adds, gain, FLAT, why)
+
+
+def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
+    """Decide by all readings of a run: try one more replica, and keep only a change that pays.
+
+    A change from p to q replicas is judged by the last 5 readings before it and the last 5 since.
+    More are kept if throughput rose by at least 0.5 / p for each one added, fewer if it fell by
+    less than that for each one removed; else the run goes back to p. With fewer than 5 readings
+    since the start or a change, wait. After a change upwards that paid, or without any, try one
+    more. Going back is the change that undoes the one before: then hold off for 20 readings, and
+    try one more.
+
+    Args:
+        history: readings in order; whenever their number of replicas differs, it was changed.
+        most: how many replicas there may be.
+
+    Raises:
+        ValueError: the history is empty.
+    """
+    if not history:
+        raise ValueError("expected at least one reading (got none)")
+    stretches = [
+        (number, [reading.images_per_second for reading in readings])
+        for number, readings in groupby(history, lambda reading: reading.num_replicas)
+    ]
+    now, since = stretches[-1]
+    if _went_back([number for number, _ in stretches]):
+        why = f"Readings since the run went back from {stretches[-2][0]} to {now}: {len(since)}"
+        if len(since) < HOLD_OFF:
+            return Advice(now, None, None, f"{why}; no change before {HOLD_OFF}.")
+        return _try_one_more(now, most, f"{why}.")
+    if len(since) < WINDOW:
+        what = f"since the change to {now}" if len(stretches) > 1 else "so far"
+        why = f"Readings {what}: {len(since)}; a change is judged by {WINDOW}."
+        return Advice(now, None, None, why)
+    if len(stretches) == 1:
+        return _try_one_more(now, most, "The number of replicas was never changed.")
+    before, old = stretches[-2]
+    gain, each = _gain(old[-WINDOW:], since[-WINDOW:]), 0.5 / before
+    needed = each * (now - before)
+    if gain is None:
+        why = f"Nothing can be compared with a throughput of 0, as with {before} replicas."
+        return Advice(now, None, None, why)
+    why = f"From {before} to {now} replicas throughput changed by {percent(gain)}"
+    if now > before and gain >= needed:
+        return _try_one_more(now, most, f"{why}, at least {percent(needed)}: keep {now}.")._replace(
+            gain=gain, needed=needed
+        )
+    if now > before:
+        why += f", less than {percent(needed)}: go back to {before}."
+        return Advice(before, gain, needed, why)
+    lost = percent(-needed, sign=False)
+    if gain > needed:
+        return Advice(now, gain, needed, f"{why}, a loss of less than {lost}: keep {now}.")
+    why += f", a loss of {lost} or more: go back to {before}."
+    return Advice(before, gain, needed, why)
+
+
+class Prediction(NamedTuple):
+    """Throughput with another number of replicas, in images/s of all together.
+
+    Attributes:
+        num_replicas: how many there were.
+        images_per_second: what was measured.
+        with_one_more: what one more would make of it.
+        with_one_fewer: what one fewer would make of it; None if there is only one.
+    """
+
+    num_replicas: int
+    images_per_second: float
+    with_one_more: float
+    with_one_fewer: float | None
+
+    @property
+    def needed(self) -> float:
+        """The share of throughput that a replica must bring to pay."""
+        return 0.5 / self.num_replicas
+
+    @property
+    def gain(self) -> float:
+        """What one more would bring, as a share."""
+        return self.with_one_more / self.images_per_second - 1
+
+    @property
+    def loss(self) -> float | None:
+        """What one fewer would cost, as a share."""
+        if self.with_one_fewer is None:
+            return None
+        return 1 - self.with_one_fewer / self.images_per_second
+
+    @property
+    def more_pays(self) -> bool:
+        """Whether one more would bring enough."""
+        return self.gain >= self.needed
+
+    @property
+    def fewer_pays(self) -> bool:
+        """Whether one fewer would cost little."""
+        return self.loss is not None and self.loss < self.needed
+
+    def as_table(self) -> dict[str, Any]:
+        """Return it for summary.json."""
+        numbers = self._asdict()
+        del numbers["num_replicas"]
+        return {**numbers, "more_pays": self.more_pays, "fewer_pays": self.fewer_pays}
+
+
+def predict(
+    each: Sequence[Mapping[str, float]],
+    server: Mapping[str, float] | None = None,
+    *,
+    averages_all: bool = True,
+) -> Prediction | None:
+    """Predict throughput with one replica more and with one fewer.
+
+    Assumed: there are as many cores or GPUs more, or fewer; an item takes as long as now; a replica
+    waits as long for an item as now. A new replica is like the mean of the others.
+
+    - An average of all sends 2 (D - 1) / D of the weights from each of D replicas, as a ring does,
+      and takes time in proportion. One of a pair takes as long as now.
+    - One that is left alone averages with nobody, and waits for nobody.
+    - A server can do no more than throughput now / (1 - share of its time that it waits). Workers
+      wait for it in that share of their waits in which it is busy; with one fewer, they do not.
+
+    Args:
+        each: the tables of the replicas, from `summarize_replicas`.
+        server: the table of the server; None if there is none.
+        averages_all: whether an average is of all replicas, and not of two.
+
+    Returns:
+        The prediction; None if nothing was trained, or there is one replica and no server, which
+        does not show how long an average takes.
+    """
+    now = sum(map(images_per_second, each))
+    num = len(each)
+    if now <= 0 or (num == 1 and server is None):
+        return None
+
+    def rate(waits: float = 1.0, averages: float = 1.0) -> float:
+        """Images/s of the mean replica if it waits and averages so many times as long."""
+        return fmean(
+            images_per_second(
+                {
+                    **replica,
+                    "waiting_seconds": waits * replica["waiting_seconds"],
+                    "averaging_seconds": averages * replica["averaging_seconds"],
+                }
+            )
+            for replica in each
+        )
+
+    if server is not None:
+        seconds = [server[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
+        idle = server["waiting_seconds"] / (sum(seconds) or 1.0)
+        more = (num + 1) * rate()
+        if idle < 1:
+            more = min(more, now / (1 - idle))
+        fewer = min((num - 1) * rate(waits=idle), now) if num > 1 else None
+        return Prediction(num, now, more, fewer)
+
+    def traffic(num_replicas: int) -> float:
+        """Time of an average of so many replicas, relative to one of as many as now."""
+        share = 2 * (num_replicas - 1) / num_replicas
+        return share / (2 * (num - 1) / num) if averages_all else 1.0
+
+    more = (num + 1) * rate(averages=traffic(num + 1))
+    alone = num == 2
+    fewer = (num - 1) * (rate(0, 0) if alone else rate(averages=traffic(num - 1)))
+    return Prediction(num, now, more, fewer)
+
+
+def sentences(prediction: Prediction) -> list[str]:
+    """Say what a prediction means: of one more replica, and of one fewer if there are several."""
+    now, needed = prediction.images_per_second, percent(prediction.needed, sign=False)
+    told = [
+        f"One more replica would give about {prediction.with_one_more:,.0f} images/s instead of "
+        f"{now:,.0f} ({percent(prediction.gain)}): it "
+        f"{'pays' if prediction.more_pays else 'does not pay'}, for {needed} is what it must bring."
+    ]
+    if prediction.with_one_fewer is not None and prediction.loss is not None:
+        told.append(
+            f"One fewer would give about {prediction.with_one_fewer:,.0f} images/s "
+            f"({percent(-prediction.loss)}): it "
+            f"{'pays' if prediction.fewer_pays else 'does not pay'}, for it "
+            f"{'costs' if prediction.fewer_pays else 'must cost'} less than {needed}."
+        )
+    return told
+
+
+def percent(share: float, *, sign: bool = True) -> str:
+    """Write a share of 1 in per cent, with its sign."""
+    return (f"{share:+.1%}" if sign else f"{share:.1%}").replace("-", "−")
+
+
+def _gain(old: Sequence[float], new: Sequence[float]) -> float | None:
+    """Return by which share the mean grew; None if the old one is not above 0."""
+    before = fmean(old)
+    return (fmean(new) - before) / before if before > 0 else None
+
+
+def _went_back(numbers: Sequence[int]) -> bool:
+    """Whether the last change undid the one before, which did not itself undo another."""
+    undoes = False
+    for i in range(2, len(numbers)):
+        undoes = not undoes and numbers[i] == numbers[i - 2]
+    return undoes
+
+
+def _try_one_more(now: int, most: int, why: str) -> Advice:
+    if now >= most:
+        return Advice(now, None, None, f"{why} {now} replicas are the most.")
+    return Advice(now + 1, None, None, f"{why} Try {now + 1}, and see whether it pays.")
