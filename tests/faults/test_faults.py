@@ -495,5 +495,6 @@ def test_elastic_goes_on_with_the_replicas_that_are_left(tmp_path, unbroken):
     assert (
         resumed[-1]["message"] == "from a checkpoint of 2 replicas × 1 stage, 1 micro-batch, gpipe"
     )
+    assert resumed[-1]["replicas_before"] == 2
     assert "1 replica × 1 stage, 2 micro-batches" in done.stdout
     assert sorted(losses(folder)) == list(range(1, 41))

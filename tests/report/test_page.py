@@ -171,7 +171,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
     page = tmp_path / "report.html"
     page.write_text(page.read_text(encoding="utf-8") + COUNT_WIDE, encoding="utf-8")
     (tmp_path / "browser").mkdir()
-    seen = visit(page, tmp_path / "browser", width=1400, height=5000)
+    seen = visit(page, tmp_path / "browser", width=1400, height=5500)
     assert seen.console == []
     assert 'data-wide="0"' in seen.dom, "something scrolls sideways"
     assert seen.requests == []
@@ -182,7 +182,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
         assert re.search(r'<g class="trace (bars|scatter)', chart), name
     assert len(re.findall(r'<g class="point"', seen.dom)) > 100
     assert seen.dom.count("<table") >= 9
-    assert seen.pixels.shape == (5000, 1400, 3)
+    assert seen.pixels.shape == (5500, 1400, 3)
     colours = np.unique(seen.pixels.reshape(-1, 3)[::7], axis=0)
     assert len(colours) > 100
     for kind in ("forward", "backward", "wait gradient", "all-reduce", "optimizer"):

@@ -9,12 +9,14 @@ from plotly.io import to_json
 from tests.report.runs import write_run
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import summarize_replicas
+from vigpipe.replication.scaling import Reading, predict
 from vigpipe.report import curves, replicas
 from vigpipe.report.charts import replica_chart
 from vigpipe.report.comparison import run_table
 from vigpipe.report.page import page
 from vigpipe.report.read import read_runs
 from vigpipe.report.replica_files import Doing
+from vigpipe.report.scaling import readings
 
 ACCOUNT = {
     "items": 30.0,
@@ -53,6 +55,8 @@ def own_steps_run(folder: Path, lines: list[str], *, finished: bool = True) -> P
     if finished:
         summary = json.loads((folder / "summary.json").read_text())
         summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW]])
+        if prediction := predict(summary["replicas"]["each"]):
+            summary["replicas"]["scaling"] = prediction.as_table()
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -72,7 +76,9 @@ def test_spans_begin_with_the_first_one_and_a_line_that_was_cut_off_is_left_out(
 def test_a_run_of_replicas_that_march_in_step_has_none_of_it(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run")])
     assert run.replicas is None
-    assert "Replicas of run" not in page([run])
+    text = page([run])
+    assert "Who did what when" not in text
+    assert "efficiency" not in text
 
 
 @pytest.mark.parametrize(
@@ -132,3 +138,117 @@ def test_of_a_long_run_the_last_spans_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(replicas, "MOST_SPANS", 2)
     text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""])]))
     assert "Who did what when, the last 2 of 3 spans." in text
+
+
+# ---- more replicas or fewer -----------------------------------------------------------------
+
+
+def add_rows(folder: Path, *rows: dict) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def steps(first: int, rates: list[float], **whose: int) -> list[dict]:
+    """Rows of steps with so many images a second; a step has 100 images."""
+    facts = {"epoch": 9, "loss": 1.0, "lr": 0.1}
+    return [
+        {"step": i, **facts, "step_seconds": 100 / r, "images_per_second": r, **whose}
+        for i, r in enumerate(rates, first)
+    ]
+
+
+def resumed(step: int, **facts: int) -> dict:
+    return {"event": "resumed", "step": step, "message": "from a checkpoint", **facts}
+
+
+def test_the_page_tells_what_another_replica_would_bring(tmp_path):
+    text = page(read_runs([own_steps_run(tmp_path / "run", ROWS)]))
+    # 480 images in 10 s and 160 in 11 s; one more averages for 4 / 3 as long.
+    assert (
+        "One more replica would give about 91 images/s instead of 63 (+45.3%): it pays, for 25.0% "
+        "is what it must bring. One fewer would give about 48 images/s (−23.3%): it pays"
+    ) in text
+    assert "start another run with another --dp" in text
+    assert "rule" not in text[text.index("One more replica") :]  # items of replica 1 are missing
+
+
+def test_of_a_run_without_a_prediction_none_is_told(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS)
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["replicas"]["scaling"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "More replicas or fewer?" not in page(read_runs([folder]))
+
+
+def test_a_prediction_of_nothing_is_refused(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["replicas"]["scaling"]["images_per_second"] = 0.0
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="scaling: images_per_second must be above 0, is 0"):
+        read_runs([folder])
+
+
+def test_replicas_that_march_in_step_are_told_what_the_rules_say(tmp_path):
+    folder = write_run(tmp_path / "run", timed=False)
+    add_rows(folder, *steps(31, [*[100.0] * 5, *[103.0] * 5]))
+    (run,) = read_runs([folder])
+    assert readings(run)[-10:] == [Reading(2, 100.0)] * 5 + [Reading(2, 103.0)] * 5
+    assert len(readings(run)) == 39  # the first step is left out
+    text = page([run])
+    assert (
+        "Published rule: 3 replicas instead of 2. The last 5 readings differ by +3.0% from the 5 "
+        "before, less than 5.0%: one more replica."
+    ) in text
+    assert (
+        "Safer rule: 3 replicas instead of 2. The number of replicas was never changed. Try 3"
+    ) in text
+    assert "go on from its checkpoint with another --dp" in text
+
+
+def test_a_single_replica_is_told_nothing(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", replicas=1)])
+    assert "Replicas of run" not in page([run])
+
+
+def test_the_rows_of_a_run_that_went_on_tell_how_many_replicas_there_were(tmp_path):
+    folder = write_run(tmp_path / "run", timed=False, replicas=3)
+    add_rows(
+        folder,
+        resumed(30),  # by an earlier version, which does not tell it
+        *steps(31, [100.0] * 8),
+        resumed(38, replicas_before=2),
+        resumed(38, replicas_before=2),  # got nowhere
+        *steps(39, [50.0, *[120.0] * 5]),
+    )
+    (run,) = read_runs([folder])
+    found = readings(run)
+    assert {reading.num_replicas for reading in found[:29]} == {2}
+    assert found[29:] == [Reading(2, 100.0)] * 7 + [Reading(3, 120.0)] * 5  # less each first step
+    assert (
+        "Safer rule: 2 replicas instead of 3. From 2 to 3 replicas throughput changed by +20.0%, "
+        "less than +25.0%: go back to 2."
+    ) in page([run])
+
+
+def test_a_step_of_replicas_on_their_own_is_that_of_all_its_items(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS)
+    (folder / "metrics.jsonl").write_text("")
+    quick, slow = [100.0] * 4, [50.0] * 3  # of step 4 one item is missing
+    add_rows(folder, *steps(1, quick, replica=0, item=0), *steps(1, slow, replica=1, item=1))
+    (run,) = read_runs([folder])
+    # 200 images in the mean of 1 and 2 seconds.
+    add_rows(folder, resumed(4, replicas_before=4))  # two on each of two hosts
+    (run,) = read_runs([folder])
+    assert [tuple(reading) for reading in readings(run)] == [(2, pytest.approx(200 / 1.5))] * 2
+    assert "Published rule: 2 replicas. Readings so far: 2; the rule needs 10." in page([run])
+
+
+def test_numbers_that_cannot_be_are_not_believed(tmp_path):
+    folder = write_run(tmp_path / "run", timed=False)
+    add_rows(
+        folder, *steps(31, [-1.0]), resumed(31, replicas_before=10**400), *steps(32, [9.0] * 3)
+    )
+    (run,) = read_runs([folder])
+    assert readings(run)[-2:] == [Reading(2, 9.0)] * 2
+    assert "Safer rule" in page([run])

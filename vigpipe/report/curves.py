@@ -82,7 +82,7 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Draw the images per second of every step but those of smaller last batches."""
     lines = []
     for i, run in enumerate(runs):
-        small = _small_batches(run.steps)
+        small = small_batches(run.steps)
         whole = [step for n, step in enumerate(run.steps) if n not in small]
         lines.append(_line(runs, i, "images/s", [_at(s, s.images_per_second) for s in whole]))
     figure = _curves(lines, "images/s")
@@ -90,7 +90,7 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
     return figure
 
 
-def _small_batches(steps: Sequence[StepMetrics]) -> set[int]:
+def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
     """Find the last batches of epochs that have fewer images than the batch before them.
 
     Returns:
@@ -108,7 +108,7 @@ def _small_batches(steps: Sequence[StepMetrics]) -> set[int]:
 
 def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
     """Join every smaller last batch with the step before it: their losses weigh by images."""
-    small = _small_batches(steps)
+    small = small_batches(steps)
     joined: list[StepMetrics] = []
     for i, step in enumerate(steps):
         if i in small:

@@ -13,6 +13,7 @@ from vigpipe.report.comparison import Line, differences, progress, ratios, run_t
 from vigpipe.report.markup import escape, paragraph, table
 from vigpipe.report.read import ReportedRun, read_runs
 from vigpipe.report.replicas import replica_section
+from vigpipe.report.scaling import scaling_section
 from vigpipe.report.style import HEAD
 from vigpipe.report.terms import explain
 from vigpipe.report.times import has_times, time_sections
@@ -159,9 +160,14 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 def _replicas(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for index, run in enumerate(runs):
-        if run.replicas is not None:
+        own = [] if run.replicas is None else [*replica_section(run.replicas, index)]
+        scaling = [*scaling_section(run)]
+        if own or scaling:
             yield f"<h2>Replicas of {escape(run.name)}</h2>"
-            yield from replica_section(run.replicas, index)
+        yield from own
+        if own and scaling:
+            yield "<h3>More replicas or fewer?</h3>"
+        yield from scaling
 
 
 def _times(runs: Sequence[ReportedRun]) -> Iterator[str]:

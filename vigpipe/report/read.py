@@ -50,6 +50,13 @@ class Evaluation(NamedTuple):
     validation_ema_top1: float | None = None
 
 
+class Resumption(NamedTuple):
+    """A time when a run went on: a row of metrics.jsonl."""
+
+    after_step: int
+    replicas_before: int | None  # until then; runs of earlier versions do not tell it
+
+
 @dataclass(frozen=True)
 class ReportedRun:
     """Everything that the folder of a run holds.
@@ -67,6 +74,7 @@ class ReportedRun:
         timing: content of the timing files; None for a run that was not timed.
         replicas: what replicas with steps of their own did; None if all took every step together.
         steps_of_others: metrics of the steps of the other replicas then, by replica.
+        resumptions: when the run went on, in order.
     """
 
     name: str
@@ -80,6 +88,7 @@ class ReportedRun:
     timing: ReportedTiming | None
     replicas: ReportedReplicas | None = None
     steps_of_others: dict[int, tuple[StepMetrics, ...]] = field(default_factory=dict)
+    resumptions: tuple[Resumption, ...] = ()
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -134,6 +143,7 @@ def _read_run(folder: Path, name: str) -> ReportedRun:
         timing=read_timing(folder, fields),
         replicas=read_replicas(folder, fields),
         steps_of_others=steps_of,
+        resumptions=_resumptions(rows),
     )
 
 
@@ -197,6 +207,15 @@ def _sort(
             )
         )
     return {replica: tuple(steps) for replica, steps in steps_of.items()}, tuple(evaluations)
+
+
+def _resumptions(rows: Sequence[Fields]) -> tuple[Resumption, ...]:
+    name = "replicas_before"
+    return tuple(
+        Resumption(row.whole("step"), row.whole(name) if name in row else None)
+        for row in rows
+        if "event" in row and row.text("event") == "resumed"
+    )
 
 
 def _ema_top1(scores: Fields) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.replication.diary import DEEDS, Deed
+from vigpipe.replication.scaling import Prediction
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.run.folder import EVENTS
 
@@ -43,6 +44,7 @@ class ReportedReplicas:
         balance: how even "items" and "busy" were, by name; likewise.
         server: counts and seconds of the server; empty if there is none.
         num_replicas: D; spans of a server are those of number D.
+        prediction: throughput with one replica more or fewer; None if the run does not tell it.
     """
 
     doings: tuple[Doing, ...]
@@ -50,6 +52,7 @@ class ReportedReplicas:
     balance: dict[str, dict[str, float]]
     server: dict[str, Any]
     num_replicas: int
+    prediction: Prediction | None = None
 
     @property
     def has_server(self) -> bool:
@@ -73,7 +76,7 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
     path = folder / EVENTS
     if not path.is_file() and "replicas" not in summary:
         return None
-    each, balance = [], {}
+    each, balance, prediction = [], {}, None
     server: dict[str, Any] = {}
     if "replicas" in summary:
         table = summary.object("replicas")
@@ -83,6 +86,8 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
         for what in ("items", "busy"):
             measures = table.object(what)
             balance[what] = {name: measures.number(name) for name in _BALANCE}
+        if each and "scaling" in table:
+            prediction = _read_prediction(table.object("scaling"), len(each))
         if "server" in table:
             own = table.object("server")
             server = {name: own.number(name) for name in (*_EACH, "updates")}
@@ -91,7 +96,15 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
                 raise InputError(f"{by_staleness.where}: expected whole numbers as names")
             server["staleness"] = {s: by_staleness.number(s) for s in by_staleness.names()}
     doings, num_replicas = _read_doings(path) if path.is_file() else ((), len(each))
-    return ReportedReplicas(doings, tuple(each), balance, server, num_replicas)
+    return ReportedReplicas(doings, tuple(each), balance, server, num_replicas, prediction)
+
+
+def _read_prediction(table: Fields, num_replicas: int) -> Prediction:
+    now, fewer = table.number("images_per_second"), "with_one_fewer"
+    if now <= 0:
+        raise table.wrong("images_per_second", "above 0")
+    with_one_fewer = table.number(fewer) if fewer in table else None
+    return Prediction(num_replicas, now, table.number("with_one_more"), with_one_fewer)
 
 
 def _read_doings(path: Path) -> tuple[tuple[Doing, ...], int]:

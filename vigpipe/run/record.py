@@ -169,15 +169,16 @@ class RunRecord:
         self._loss_sum += row["loss"] * num_samples
         self._num_samples += num_samples
 
-    def add_event(self, event: str, step: int, message: str) -> None:
+    def add_event(self, event: str, step: int, message: str, **facts: int) -> None:
         """Append an event: a skipped step, a straggler, slow data, a resumption.
 
         Args:
             event: kind of the event, one word.
             step: number of optimizer steps done when it happened.
             message: what happened, in a sentence.
+            facts: numbers of the message that a program reads.
         """
-        self.add(event=event, step=step, message=message)
+        self.add(event=event, step=step, message=message, **facts)
 
     def sync(self) -> int:
         """Force the rows to disk, before a checkpoint that requires them is written.

@@ -9,6 +9,7 @@ import torch
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import summarize_replicas
+from vigpipe.replication.scaling import predict
 from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
@@ -35,7 +36,11 @@ def summarize(
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
     if accounts is not None:
-        replicas["replicas"] = summarize_replicas(accounts, has_server=layout.has_server)
+        table = summarize_replicas(accounts, has_server=layout.has_server)
+        averages_all = run.config.strategy == "periodic"
+        prediction = predict(table["each"], table.get("server"), averages_all=averages_all)
+        scaling = {} if prediction is None else {"scaling": prediction.as_table()}
+        replicas["replicas"] = table | scaling
     if compression is not None:
         replicas["compression"] = dict(compression)
     return {

@@ -1,0 +1,110 @@
+"""Make the lines that say whether more or fewer replicas would pay (`replication.scaling`)."""
+
+from collections.abc import Iterator
+from itertools import chain, takewhile
+from statistics import fmean
+
+from vigpipe.replication.scaling import Advice, Reading, published, safer, sentences
+from vigpipe.report.curves import small_batches
+from vigpipe.report.fields import LARGEST
+from vigpipe.report.markup import paragraph
+from vigpipe.report.read import ReportedRun, StepMetrics
+
+_MOST_REPLICAS = 10**6  # that are believed; a file may say anything
+
+
+def readings(run: ReportedRun) -> list[Reading]:
+    """Return the throughput of each step of a run, of all replicas together.
+
+    Left out are the first step after each start, which warms up, and smaller last batches. Where
+    replicas take steps of their own, a step is its D items, whoever took them, and its throughput
+    their images over the mean of their seconds. Waits between items are not in it.
+
+    How many replicas there were until a run went on is known from the row that says so. Replicas
+    with steps of their own remain as many.
+    """
+    now = _num_replicas(run)
+    if now is None:
+        return []
+    steps = run.steps if run.replicas is None else _joined(run, now)
+    left_out = small_batches(steps)
+    starts = [0, *(resumption.after_step for resumption in run.resumptions)]
+    left_out |= {
+        next((i for i, step in enumerate(steps) if step.number > start), -1) for start in starts
+    }
+    told = [
+        (resumption.after_step, number)
+        for resumption in run.resumptions
+        if run.replicas is None and (number := _believed(resumption.replicas_before))
+    ]
+    return [
+        Reading(
+            next((number for last, number in told if step.number <= last), now),
+            step.images_per_second,
+        )
+        for i, step in enumerate(steps)
+        if i not in left_out and 0 <= step.images_per_second < LARGEST
+    ]
+
+
+def scaling_section(run: ReportedRun) -> Iterator[str]:
+    """Make the HTML about more or fewer replicas; nothing for a run that always had one."""
+    history = readings(run)
+    prediction = None if run.replicas is None else run.replicas.prediction
+    if prediction is None and not any(reading.num_replicas > 1 for reading in history):
+        return
+    if prediction is not None:
+        yield paragraph(" ".join(sentences(prediction)))
+        yield paragraph(
+            "Predicted from the seconds of the replicas, if items take as long as now, which needs "
+            "cores or GPUs for one more.",
+            "note",
+        )
+    if history:
+        now = history[-1].num_replicas
+        latest = list(takewhile(lambda reading: reading.num_replicas == now, reversed(history)))
+        same = [reading.images_per_second for reading in reversed(latest)]
+        yield paragraph(_told("Published rule", published(same, now), now))
+        yield paragraph(_told("Safer rule", safer(history), now))
+        yield paragraph(
+            "A reading is the throughput of a step, without the first of each start and smaller "
+            "last batches. The published rule takes a flat curve for a reason to add a replica, "
+            "which it is not; the safer one looks whether a change has paid.",
+            "note",
+        )
+    how = "go on from its checkpoint" if run.replicas is None else "start another run"
+    yield paragraph(
+        f"A run never changes its number of replicas by itself: {how} with another --dp.", "note"
+    )
+
+
+def _told(rule: str, advice: Advice, now: int) -> str:
+    change = "" if advice.num_replicas == now else f" instead of {now}"
+    plural = "" if advice.num_replicas == 1 else "s"
+    return f"{rule}: {advice.num_replicas} replica{plural}{change}. {advice.why}"
+
+
+def _num_replicas(run: ReportedRun) -> int | None:
+    if run.replicas is not None:
+        return _believed(run.replicas.num_replicas)
+    if "layout" in run.summary:
+        return _believed(run.summary.object("layout").whole("replicas"))
+    return _believed(run.options.get("dp"))
+
+
+def _believed(number: object) -> int | None:
+    return number if isinstance(number, int) and 1 <= number <= _MOST_REPLICAS else None
+
+
+def _joined(run: ReportedRun, num_replicas: int) -> list[StepMetrics]:
+    """Make one step of the items of each step that are all there."""
+    items: dict[int, list[StepMetrics]] = {}
+    for step in chain(run.steps, *run.steps_of_others.values()):
+        items.setdefault(step.number, []).append(step)
+    joined: list[StepMetrics] = []
+    for _, own in sorted(items.items()):
+        seconds = fmean(step.seconds for step in own)
+        if len(own) == num_replicas and seconds > 0:
+            images = sum(step.images for step in own)
+            joined.append(own[0]._replace(seconds=seconds, images_per_second=images / seconds))
+    return joined
