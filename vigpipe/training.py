@@ -160,7 +160,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         loss, is_evaluated = resumed.loss, resumed.evaluated
         if record is not None:
             text = f"from a checkpoint of {resumed.layout['text']}"
-            before = resumed.config["dp"]
+            before = resumed.config.get("dp", 1)
             record.add_event("resumed", rank_state.step, text, replicas_before=before)
 
     team, of_team = run.layout.team_of(rank_state.replica_index)

@@ -252,3 +252,24 @@ def test_numbers_that_cannot_be_are_not_believed(tmp_path):
     (run,) = read_runs([folder])
     assert readings(run)[-2:] == [Reading(2, 9.0)] * 2
     assert "Safer rule" in page([run])
+
+
+def test_a_server_has_a_table_of_its_own_and_its_accuracy(tmp_path):
+    folder = own_steps_run(tmp_path / "run", [ROWS[0], row(2, "averaged", 0.0, 1.0), ""])
+    summary = json.loads((folder / "summary.json").read_text())
+    server = {**ACCOUNT, "updates": 24, "staleness": {"0": 6, "1": 18}}
+    summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW], [server]], has_server=True)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (run,) = read_runs([folder])
+    assert run.replicas is not None
+    assert run.replicas.has_server
+    assert len(run.replicas.each) == 2
+    text = page([run])
+    assert ">24</td><td>0.75</td><td>0:6 1:18</td>" in text
+    assert "A server applied the gradients of replicas in run." in text
+    (bar,) = traces(replica_chart(run.replicas.doings, run.replicas.num_replicas))
+    assert bar["hovertext"][0].startswith("server averaged")
+    summary["replicas"]["server"]["staleness"] = {"late": 1}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="expected whole numbers as names"):
+        read_runs([folder])

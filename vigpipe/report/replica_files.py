@@ -94,7 +94,7 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
             by_staleness = own.object("staleness")
             if not all(name.isdecimal() for name in by_staleness.names()):
                 raise InputError(f"{by_staleness.where}: expected whole numbers as names")
-            server["staleness"] = {s: by_staleness.number(s) for s in by_staleness.names()}
+            server["staleness"] = {s: by_staleness.whole(s) for s in by_staleness.names()}
     doings, num_replicas = _read_doings(path) if path.is_file() else ((), len(each))
     return ReportedReplicas(doings, tuple(each), balance, server, num_replicas, prediction)
 
