@@ -206,6 +206,9 @@ class Server(_WithServer):
         )
 
     def account(self) -> Mapping[str, Any]:
-        """Return what the server has done, as far as this rank knows."""
+        """Return what the server has done, as far as this rank knows.
+
+        The updates are those of the whole run, all else is since this start.
+        """
         by_staleness = {str(s): n for s, n in sorted(self._staleness.items())}
         return {**super().account(), "updates": self._num_updates, "staleness": by_staleness}
