@@ -240,6 +240,6 @@ def _draw(path: Path, cases: Cases, options: StrategiesBench) -> None:
         axes.set_title(machine)
         axes.grid(axis="y", alpha=0.3)
     all_axes[0].set_ylabel("seconds of a replica (mean)")
-    all_axes[0].margins(y=0.25)
+    all_axes[0].margins(y=0.45)
     all_axes[-1].legend()
     save_figure(figure, path, this_command(), dpi=120)
