@@ -20,15 +20,15 @@ from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.differences import Compared, Kinds, compare
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
-from vigpipe.parallel.agreement import Peers, all_gather_values
+from vigpipe.parallel.agreement import Agreement, Peers, all_gather_values
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
-from vigpipe.replication.strategy import AverageWeights, Outcome, TakeItem
+from vigpipe.replication.strategy import AverageWeights, Outcome, TakeGradients, TakeItem
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.run.step import complete_step, train_step
+from vigpipe.run.step import apply_gradients, complete_step, train_step
 
 
 def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) -> Compared | None:
@@ -101,23 +101,37 @@ def trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
 # ---- the ranks --------------------------------------------------------------------------------
 
 
-def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
+def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     """Train as one rank, until the end of the run.
 
     Returns:
-        The traces of all replicas, None except on the rank that writes; and what was recorded.
+        The losses of the steps that this rank knows, and what all ranks have recorded.
     """
     strategy, losses = rank_state.strategy, []
     for turn in strategy.turns(0, is_evaluated=True):
         if isinstance(turn, TakeItem):
             losses += _take(rank_state, read_batch(rank_state, turn))
+        elif isinstance(turn, TakeGradients):
+            apply_gradients(rank_state, turn)
+            strategy.hear(Agreement([]))
+            losses.append(turn.loss)
         elif isinstance(turn, AverageWeights):
             strategy.average_weights()
     layout = rank_state.run.layout
     events = all_gather_values(strategy.take_events(), layout.world_size)
     strategy.close()
     rank_state.job.close()
-    recorded = collect(chain.from_iterable(events), layout.num_teams)
+    return losses, collect(chain.from_iterable(events), layout.num_teams)
+
+
+def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
+    """Train as one rank, until the end of the run.
+
+    Returns:
+        The traces of all replicas, None except on the rank that writes; and what was recorded.
+    """
+    losses, recorded = train_recorded(rank_state)
+    layout = rank_state.run.layout
     own = trace_of(rank_state, losses)
     if own is None or rank_state.replica_group is None:
         return None if own is None else [own], recorded

@@ -7,23 +7,22 @@ takes the server's step with it. Every loss is compared, and the server's weight
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
 
-from vigpipe.commands.check_replicas import trace_of
+from vigpipe.commands.check_replicas import trace_of, train_recorded
 from vigpipe.commands.differences import Compared, Kinds, compare
-from vigpipe.parallel.agreement import Agreement, Peers, all_gather_values
+from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.layout import Layout
-from vigpipe.replication.record import Recorded, collect
+from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import damping
 from vigpipe.replication.strategy import Outcome, TakeGradients, TakeItem
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.run.step import apply_gradients, complete_step, train_step
+from vigpipe.run.step import apply_gradients, train_step
 
 
 def compare_with_server(
@@ -40,14 +39,10 @@ def compare_with_server(
     layout = run.layout
     run = replace(run, config=replace(run.config, steps=num_steps))
     rank_state = make_rank_state(run, rank, device)
-    losses = _train(rank_state)
-    events = all_gather_values(rank_state.strategy.take_events(), layout.world_size)
-    rank_state.strategy.close()
-    rank_state.job.close()
+    losses, recorded = train_recorded(rank_state)
     trace = trace_of(rank_state, losses)
     if trace is None or not rank_state.is_writer:
         return None
-    recorded = collect(chain.from_iterable(events), layout.num_teams)
     reference = serve_in_turn(run, recorded, device)
     num_late = sum(push.served - 1 > push.pulled for of in recorded for push in of.pushes)
     against = (
@@ -56,21 +51,6 @@ def compare_with_server(
     )
     exact = layout.schedule != "loopedbfs" and device.type == "cpu"
     return Compared(compare(trace, reference), against, exact)
-
-
-def _train(rank_state: RankState) -> list[float]:
-    """Train as one rank until the end of the run; return the losses that the server was told."""
-    strategy, losses = rank_state.strategy, []
-    for turn in strategy.turns(0, is_evaluated=True):
-        if isinstance(turn, TakeItem):
-            step = train_step(rank_state, read_batch(rank_state, turn))
-            strategy.hear(step.agreement)
-            complete_step(rank_state)
-        elif isinstance(turn, TakeGradients):
-            apply_gradients(rank_state, turn)
-            strategy.hear(Agreement([]))
-            losses.append(turn.loss)
-    return losses
 
 
 class _HandsOver(Synchronous):

@@ -39,7 +39,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 )
         return config
     _check_together(config)
-    defaults = _SERVER if config.strategy == "server" else dict(_DEFAULTS)
+    defaults = dict(_SERVER if config.strategy == "server" else _DEFAULTS)
     if config.average == "outer":
         defaults |= _OUTER
     if config.strategy == "gossip":

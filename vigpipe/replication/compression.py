@@ -48,12 +48,12 @@ class Method(Protocol):
     """A way to compress."""
 
     def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return the names of the tensors of which something may be left out."""
-        ...
+        """Return the names of the tensors of which something may be left out; by default all."""
+        return list(shapes)
 
     def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-        """Return what the first sum begins with, the same on every replica."""
-        ...
+        """Return what the first sum begins with, the same on every replica; by default nothing."""
+        return {}
 
     def add_up(
         self,
@@ -93,20 +93,12 @@ def bytes_of_sum(num_numbers: int, itemsize: int, num_replicas: int, partner: in
     return 2 * (num_replicas - 1) * -(-num_numbers // num_replicas) * itemsize
 
 
-class Bfloat16:
+class Bfloat16(Method):
     """Sends numbers rounded to bfloat16.
 
     Over all replicas the sum is rounded to bfloat16 once more, on its way back; what is lost there
     is not kept.
     """
-
-    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return all names."""
-        return list(shapes)
-
-    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
 
     def add_up(
         self,
@@ -132,7 +124,7 @@ class Bfloat16:
         return bytes_of_sum(sum(map(math.prod, shapes.values())), 2, num_replicas, partner)
 
 
-class TopK:
+class TopK(Method):
     """Sends the largest numbers of each tensor, with their places.
 
     Args:
@@ -141,14 +133,6 @@ class TopK:
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
-
-    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return all names."""
-        return list(shapes)
-
-    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
 
     def add_up(
         self,

@@ -127,7 +127,7 @@ class Exchange:
         """
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         self._wait_for(dist.P2POp(dist.isend, flat, group=self._group, group_peer=to))
-        self.bytes_sent += flat.numel() * flat.element_size()
+        self.bytes_sent += flat.nbytes
 
     def receive(self, like: Sequence[Tensor], source: int) -> list[Tensor]:
         """Return the tensors that one rank sends.

@@ -90,7 +90,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """
     rows = []
     for number, replica in enumerate(replicas):
-        seconds = _seconds(replica)
+        seconds = accounted_seconds(replica)
         whole = sum(seconds) or 1.0
         rows.append(
             [
@@ -114,7 +114,7 @@ def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:
     Args:
         server: its table of `summarize_replicas`.
     """
-    seconds = _seconds(server)
+    seconds = accounted_seconds(server)
     whole = sum(seconds) or 1.0
     by_staleness = sorted((int(s), count) for s, count in server["staleness"].items())
     num_late = sum(staleness * count for staleness, count in by_staleness)
@@ -136,10 +136,11 @@ def images_per_second(replica: Mapping[str, float]) -> float:
     Args:
         replica: a table of `summarize_replicas`.
     """
-    return replica["samples"] / (sum(_seconds(replica)) or 1.0)
+    return replica["samples"] / (sum(accounted_seconds(replica)) or 1.0)
 
 
-def _seconds(replica: Mapping[str, float]) -> list[float]:
+def accounted_seconds(replica: Mapping[str, float]) -> list[float]:
+    """Return the seconds of a replica's, or a server's, work, waiting and averages."""
     return [replica[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
 
 

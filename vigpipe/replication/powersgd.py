@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vigpipe.replication.compression import Sums, bytes_of_sum
+from vigpipe.replication.compression import Method, Sums, bytes_of_sum
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange
 
 
-class PowerSgd:
+class PowerSgd(Method):
     """Sends two factors of rank R instead of a matrix.
 
     Vogels et al. 2019 (arXiv:1905.13727), algorithm 1. A tensor is a matrix M of its first

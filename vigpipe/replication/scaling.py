@@ -16,7 +16,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from vigpipe.replication.metrics import images_per_second
+from vigpipe.replication.metrics import accounted_seconds, images_per_second
 
 MOST = 16  # replicas that the published rule adds up to
 FLAT = 0.05  # a gain of less is none
@@ -229,8 +229,7 @@ def predict(
         )
 
     if server is not None:
-        seconds = [server[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
-        idle = server["waiting_seconds"] / (sum(seconds) or 1.0)
+        idle = server["waiting_seconds"] / (sum(accounted_seconds(server)) or 1.0)
         more = (num + 1) * rate()
         if idle < 1:
             more = min(more, now / (1 - idle))

@@ -28,7 +28,7 @@ from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.agreement import Peers, broadcast_value
 from vigpipe.parallel.gradients import Replicas
-from vigpipe.parallel.layout import Groups, Layout, make_groups
+from vigpipe.parallel.layout import Groups, make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
@@ -243,6 +243,7 @@ def make_rank_state(
     reducing = None if recorder is None else partial(recorder.enter, "all-reduce")
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
+    parameters = {name: p for model in models for name, p in model.named_parameters()}
     if strategy is None:
         team, of_team = layout.team_of(replica_index)
         place = Place(
@@ -258,21 +259,21 @@ def make_rank_state(
             timeout_seconds=config.timeout or LONG_WAIT_SECONDS,
             num_moments=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
         )
-        parameters = {name: p for model in models for name, p in model.named_parameters()}
         names = {id(b): name for model in models for name, b in model.named_buffers()}
         running = {names[id(statistic)]: statistic for statistic in statistics.running}
         weights = Weights(parameters, running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
     if layout.has_server:
-        scorers = all_scorers(run, replica_index, groups.replicas)
+        among = _share_among(run, layout.num_pipelines, replica_index)
+        scorers = Scorers(among, groups.replicas, Peers(layout.world_size))
     else:
-        in_team = share if layout.num_teams == 1 else _in_team(share, layout)
-        scorers = Scorers(in_team, groups.summed, strategy.peers)
+        _, of_team = layout.team_of(replica_index)
+        among = _share_among(run, layout.team_size, of_team) if layout.num_teams > 1 else share
+        scorers = Scorers(among, groups.summed, strategy.peers)
     compressor = None
     if config.strategy == "synchronous":
-        named = {name: p for model in models for name, p in model.named_parameters()}
-        compressor = make_compressor(config, Exchange(groups.summed), named)
+        compressor = make_compressor(config, Exchange(groups.summed), parameters)
     replicas = Replicas(stage_modules, groups.summed, sync, reducing, compressor)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
@@ -332,25 +333,17 @@ def make_rank_state(
     )
 
 
-def _in_team(share: Share, layout: Layout) -> Share:
-    """Let a team score all images by itself, in micro-batches of the size that it trains on."""
-    size = share.microbatch_size * layout.num_microbatches * layout.team_size
-    _, of_team = layout.team_of(share.replica_index)
-    return Share(size, layout.num_microbatches, layout.team_size, of_team)
-
-
-def all_scorers(run: Run, replica_index: int, group: dist.ProcessGroup | None) -> Scorers:
-    """Let all pipelines share an evaluation, in micro-batches of the size that they train on.
+def _share_among(run: Run, num_pipelines: int, index: int) -> Share:
+    """Let some pipelines share an evaluation, in micro-batches of the size that they train on.
 
     Args:
         run: the run.
-        replica_index: the replica that this rank belongs to, or the server.
-        group: the ranks with the same stages.
+        num_pipelines: how many they are: those of a team, or all of them and the server.
+        index: which of them this one is.
     """
-    layout = run.layout
-    size = run.share(0).microbatch_size * layout.num_microbatches * layout.num_pipelines
-    share = Share(size, layout.num_microbatches, layout.num_pipelines, replica_index)
-    return Scorers(share, group, Peers(layout.world_size))
+    num_microbatches = run.layout.num_microbatches
+    size = run.share(0).microbatch_size * num_microbatches * num_pipelines
+    return Share(size, num_microbatches, num_pipelines, index)
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class
