@@ -44,7 +44,7 @@ def compare_with_server(
     if trace is None or not rank_state.is_writer:
         return None
     reference = serve_in_turn(run, recorded, device)
-    num_late = sum(push.served - 1 > push.pulled for of in recorded for push in of.pushes)
+    num_late = sum(push.version - 1 > push.pulled for of in recorded for push in of.pushes)
     against = (
         "against an unsplit model in one process, which took the same gradients in the same order: "
         f"{num_steps * layout.num_teams} items, {num_late} of them late"
