@@ -14,8 +14,6 @@ MODULES = [
     "tests.warm",
     "timm",
     "torch",
-    "torch.distributed.elastic.multiprocessing",
-    "torch.distributed.launcher.api",
     "torch.distributed.pipelining",
     "torch.distributed.run",
     "torch.testing",
@@ -31,7 +29,7 @@ MODULES = [
 
 for name in MODULES:
     importlib.import_module(name)
-# torch's agent looks at its stack 18 times, and each time inspect would search thousands of modules
-# for the one that these frames are of: a second of a core for every command that starts ranks.
+# torchrun's agent looks at its stack 18 times, and each time inspect would search thousands of
+# modules for the one that these frames are of: a second of a core for every torchrun.
 inspect.modulesbyfile |= {"<string>": "__main__", "<frozen runpy>": "runpy"}  # pyright: ignore
 gc.freeze()  # or the first collection in each fork would copy every page

@@ -159,16 +159,13 @@ def started(monkeypatch):
 
     Returns the numbers of ranks that were started.
     """
-    from torch.distributed.launcher import api
-
     from vigpipe.launch import fork_server
+    from vigpipe.launch.processes import RankProcesses
 
     counts = []
     pretend_four_gpus(monkeypatch)
     monkeypatch.setattr(fork_server, "start_fork_server", lambda *_: None)
-    monkeypatch.setattr(
-        api, "elastic_launch", lambda config, _: lambda *_: counts.append(config.nproc_per_node)
-    )
+    monkeypatch.setattr(RankProcesses, "start", lambda *given: counts.append(len(given[-1])))
     return counts
 
 

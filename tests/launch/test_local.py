@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.world import PROMPT, ROOT, run_command, start_command, wait_until
-from vigpipe.launch.local import _root_cause
-from vigpipe.launch.watchdog import LostRanks
 
 pytestmark = pytest.mark.multiprocess
 
@@ -171,7 +169,7 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_kills_ranks_that_are_stuck(toy, number, code):
-    """torch's agent waits for half a minute, and the second signal was ignored."""
+    """The launcher waits for half a minute, and the second signal was ignored."""
     with start_command(toy.line("local", "stuck"), toy.env) as command:
         wait_until((toy.folder / "stuck").exists, "rank 1 is stuck")
         os.kill(command.popen.pid, number)
@@ -235,6 +233,32 @@ def test_a_killed_import_server_ends_the_run_with_a_sentence(toy):
     assert toy.files_left() == []
 
 
+def test_a_server_that_is_killed_amid_its_imports_ends_the_run_with_the_same_sentence(tmp_path):
+    toy = Toy(tmp_path)
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "with open(os.environ['PID'], 'w') as file: print(os.getpid(), file=file)\n"
+        "time.sleep(60)\n"
+    )
+    start = """
+from vigpipe.launch.local import preload, start_local
+if __name__ == "__main__":
+    preload("slow")
+    raise SystemExit(start_local(2, "builtins:print", [], 1))
+"""
+    pid = tmp_path / "pid"
+    env = {**toy.env, "PYTHONPATH": f"{ROOT}:{tmp_path}", "PID": str(pid)}
+    with start_command([sys.executable, "-c", start], env, fresh=True) as command:
+        wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the server imports")
+        wait_until(lambda: state(command.popen.pid) == "S", "the launcher waits for it")
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        done = command.wait()
+    assert done.returncode == 70
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("vigpipe: the process that ranks are forked from has ended")
+    assert toy.files_left() == []
+
+
 def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
     toy = Toy(tmp_path, "long" * 30)  # longer than the path of a Unix socket may be
     done = run_command(toy.line("local", "ok"), toy.env)
@@ -265,36 +289,6 @@ def catches(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
     return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-@pytest.mark.parametrize(
-    ("exit_codes", "records", "code"),
-    [
-        ({1: 70, 0: 2}, [{"kind": "lost peer", "code": 70}, {"kind": "own", "code": 2}], 2),
-        ({0: -15, 1: -9}, [], 137),  # seen in the same poll
-        ({1: -11, 0: -15}, [], 139),
-        ({0: -15}, [], 143),  # somebody ended one rank by hand
-        ({0: 70, 1: -15}, [{"kind": "lost peer", "code": 70}], 70),
-        ({1: 76, 0: -15}, [], 76),
-        ({0: 255, 1: 255}, [], 70),
-    ],
-)
-def test_root_cause(exit_codes, records, code):
-    told = [{"rank": 0, "message": "it is gone", **record} for record in records]
-    assert _root_cause(exit_codes, told, LostRanks()) == code
-
-
-def test_who_is_gone_or_frozen_is_the_cause_of_what_others_tell(capsys):
-    lost = [{"rank": 0, "kind": "lost peer", "code": 70, "message": "closed"}]
-    assert _root_cause({0: 70}, lost, LostRanks(gone={1})) == 137
-    assert capsys.readouterr().err == "vigpipe: rank 1 was ended by SIGKILL; out of memory?\n"
-    assert _root_cause({0: 70, 1: -9}, lost, LostRanks(frozen={1})) == 70
-    assert (
-        capsys.readouterr().err
-        == "vigpipe: rank 1 answered no more, and was killed; was it stopped?\n"
-    )
-    assert _root_cause({0: 70}, lost, LostRanks()) == 70
-    assert capsys.readouterr().err == "vigpipe: rank 0 lost a peer: closed\n"
 
 
 def test_the_process_that_ranks_are_forked_from_leaves_cuda_alone():

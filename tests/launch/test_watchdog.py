@@ -1,18 +1,17 @@
-"""Which ranks are killed when another one has failed: only those that neither work nor end."""
+"""Which ranks are frozen, that neither work nor end, and which have ended."""
 
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 from tests.world import wait_until
-from vigpipe.launch.failures import pid_file, record_file
-from vigpipe.launch.watchdog import FROZEN_SECONDS, LostRanks, watch
+from vigpipe.launch.failures import pid_file
+from vigpipe.launch.watchdog import FROZEN_SECONDS, Watchdog, ended
 
-WORK = f"import time; end = time.time() + {FROZEN_SECONDS + 2}\nwhile time.time() < end: pass"
+WORK = "while True: pass"
 SLEEP = "import time; time.sleep(60)"
 # Its main thread ends at once (SYS_exit of x86-64 and of ARM), the process after a minute.
 EXITING = """
@@ -23,35 +22,25 @@ ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)
 """
 
 
-def test_a_rank_that_still_saves_is_left_its_time_and_a_frozen_one_is_not(tmp_path):
-    began = time.monotonic()
+def test_a_rank_that_still_saves_is_left_its_time_and_a_frozen_one_is_not():
     ranks = [subprocess.Popen([sys.executable, "-c", work]) for work in (WORK, SLEEP, SLEEP)]
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for number, rank in enumerate([*ranks, gone]):
-        pid_file(tmp_path, number).write_text(str(rank.pid))
-    os.kill(ranks[2].pid, signal.SIGSTOP)
-    record_file(tmp_path, 4).touch()  # a fifth one has told that it lost a peer
-    lost_ranks, over = LostRanks(), threading.Event()
-    warden = threading.Thread(target=watch, args=(tmp_path, 5, over, lost_ranks))
-    warden.start()
     try:
-        assert ranks[2].wait(20) == -signal.SIGKILL
-        stopped = time.monotonic()
-        assert ranks[1].wait(20) == -signal.SIGKILL
-        assert time.monotonic() - began > FROZEN_SECONDS > stopped - began
-        assert ranks[0].wait(20) == 0
-        warden.join(20)
-        assert not warden.is_alive()
+        os.kill(ranks[2].pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, ranks[2].pid, os.WSTOPPED)
+        pids = {number: rank.pid for number, rank in enumerate(ranks)}
+        watchdog, began = Watchdog(), time.monotonic()
+        assert watchdog.find_frozen(pids) == {2}  # at once
+        while (frozen := watchdog.find_frozen(pids)) == {2}:
+            time.sleep(0.02)
+        assert frozen == {1, 2}
+        assert time.monotonic() - began > FROZEN_SECONDS
     finally:
-        over.set()
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert (lost_ranks.gone, lost_ranks.frozen) == ({3}, {1, 2})
 
 
-def test_a_rank_that_is_about_to_end_is_gone(tmp_path):
+def test_a_rank_that_is_about_to_end_has_ended(tmp_path):
     """A peer saw its sockets closed before it could be waited for."""
     with subprocess.Popen([sys.executable, "-c", EXITING], stdout=subprocess.PIPE) as rank:
         try:
@@ -60,10 +49,21 @@ def test_a_rank_that_is_about_to_end_is_gone(tmp_path):
             stat = Path(f"/proc/{rank.pid}/stat")
             wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it ends")
             pid_file(tmp_path, 0).write_text(str(rank.pid))
-            record_file(tmp_path, 1).touch()
-            lost_ranks = LostRanks()
-            watch(tmp_path, 1, threading.Event(), lost_ranks)
+            assert ended(tmp_path, [0])
             assert rank.poll() is None
         finally:
             rank.kill()
-    assert (lost_ranks.gone, lost_ranks.frozen) == ({0}, set())
+
+
+def test_ranks_that_have_ended(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as running:
+        gone = subprocess.Popen(["true"])
+        for rank, process in enumerate((running, gone)):
+            pid_file(tmp_path, rank).write_text(str(process.pid))
+        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+        assert ended(tmp_path, [0, 1])  # nobody has asked for its exit code yet
+        gone.wait()
+        assert ended(tmp_path, [1])
+        assert not ended(tmp_path, [0])
+        assert not ended(tmp_path, [2])  # has not begun
+        running.kill()

@@ -2,7 +2,7 @@
 
 Ranks are started in four ways, tried in this order:
 
-    local     local.start_local, which starts ranks on this host with torchrun's agent
+    local     local.start_local, which starts ranks on this host
     torchrun  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     srun      a Slurm step of more than one task: SLURM_STEP_*, SLURM_PROCID, SLURM_LOCALID
     alone     none of these: rank 0 of 1

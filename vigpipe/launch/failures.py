@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +48,7 @@ LOST_PEER = re.compile(
     r"|NCCL (communicator|operation).*(abort|timed? ?out)|ncclRemoteError"
     r"|Operation timed out after|Work timed out|collective operation timed out"
     r"|nccl hit async error"
+    r"|replica (\d+ )?was (lost|given up)|another replica has failed|all workers are lost"
     r"|[Ww]atchdog caught collective|remote process (exited|has terminated)",
     re.DOTALL,
 )
@@ -126,6 +127,36 @@ def remove_records(folder: Path, first_rank: int) -> None:
 def pid_file(folder: Path, rank: int) -> Path:
     """Return the path of the file, in start_local's folder, that holds a rank's process id."""
     return folder / f"rank{rank}.pid"
+
+
+def note_met(folder: Path, rank: int) -> None:
+    """Let the launcher know that the other ranks wait for this one no more as they do at the start.
+
+    Args:
+        folder: start_local's folder.
+        rank: this rank.
+    """
+    (folder / f"met-rank{rank}").touch()
+
+
+def have_met(folder: Path, ranks: Iterable[int]) -> bool:
+    """Whether all these ranks have noted in start_local's folder that they have met."""
+    return all((folder / f"met-rank{rank}").exists() for rank in ranks)
+
+
+def declare_lost(folder: Path, replica: int) -> None:
+    """Ask the launcher to go on without a replica that answers no more, as often as one likes.
+
+    Args:
+        folder: start_local's folder.
+        replica: position in the replicas that start_local was given.
+    """
+    (folder / f"lost-replica{replica}").touch()
+
+
+def declared_lost(folder: Path) -> set[int]:
+    """Return the replicas that ranks have declared lost in start_local's folder."""
+    return {int(path.name.removeprefix("lost-replica")) for path in folder.glob("lost-replica*")}
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -1,109 +1,71 @@
 """Find ranks that cannot report their own failure because they are gone or frozen.
 
-A frozen rank does not react to SIGTERM, and torchrun's agent would kill it only after half a
-minute. A rank that is saving the state it shares with a lost peer must be given time to finish.
+A frozen rank does not react to SIGTERM, and would be killed only after half a minute. A rank that
+is saving the state it shares with a lost peer must be given time to finish.
 """
 
-import contextlib
 import os
 import select
-import signal
-import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vigpipe.launch.failures import pid_file, record_file
+from vigpipe.launch.failures import pid_file
 
 FROZEN_SECONDS = 3.0  # a rank that has not worked for so long is not expected to end by itself
-POLL_SECONDS = 0.02
 _EXITING = 0x4  # PF_EXITING of the kernel: files and sockets of the process may be closed already
 
 
-@dataclass
-class LostRanks:
-    """Ranks that could not report their own failure.
+class Watchdog:
+    """Finds ranks that neither work nor end; look often, from when they were asked to end."""
 
-    Attributes:
-        gone: ranks that no longer existed when the first other rank recorded a failure.
-        frozen: ranks that had to be killed because they neither worked nor ended after that.
-    """
+    def __init__(self) -> None:
+        self._spent_ticks: dict[int, int] = {}
+        self._last_work: dict[int, float] = {}  # when the spent ticks of a rank last grew
 
-    gone: set[int] = field(default_factory=set)
-    frozen: set[int] = field(default_factory=set)
+    def find_frozen(self, pids: Mapping[int, int]) -> set[int]:
+        """Return the ranks that are stopped, or have not worked for FROZEN_SECONDS.
 
-
-def watch(folder: Path, world_size: int, has_ended: threading.Event, lost_ranks: LostRanks) -> None:
-    """Wait for a rank to fail, find ranks that are gone, and kill those that are frozen.
-
-    Args:
-        folder: folder in which ranks leave their process ids and their records of failures.
-        world_size: number of ranks.
-        has_ended: set by the caller when all ranks have ended; this function then returns.
-        lost_ranks: is filled with the ranks that are gone and those that were killed.
-    """
-    while not any(folder.glob("failed-rank*.json")):
-        if has_ended.wait(POLL_SECONDS):
-            return
-    processes = {rank: _open(folder, rank) for rank in range(world_size)}
-    for rank, process in processes.items():
-        if process is None and not record_file(folder, rank).exists():
-            lost_ranks.gone.add(rank)
-    running = {rank: process for rank, process in processes.items() if process is not None}
-    spent_ticks = dict.fromkeys(running, 0)
-    last_work = dict.fromkeys(running, time.monotonic())  # when spent_ticks last grew
-    while running and not has_ended.wait(POLL_SECONDS):
-        for rank, process in list(running.items()):
-            if _has_ended(process):
-                os.close(running.pop(rank))
-                continue
-            state, ticks = _state_and_ticks(folder, rank)
-            if ticks > spent_ticks[rank] or state == "D":  # waits for a disk
-                spent_ticks[rank], last_work[rank] = ticks, time.monotonic()
+        Args:
+            pids: process ids of ranks that run.
+        """
+        frozen: set[int] = set()
+        for rank, pid in pids.items():
+            state, ticks = _state_and_ticks(pid)
+            if ticks > self._spent_ticks.get(rank, -1) or state == "D":  # waits for a disk
+                self._spent_ticks[rank], self._last_work[rank] = ticks, time.monotonic()
             # A process that was stopped ("T") will not continue.
-            if state == "T" or time.monotonic() - last_work[rank] > FROZEN_SECONDS:
-                lost_ranks.frozen.add(rank)
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-                os.close(running.pop(rank))
-    for process in running.values():
-        os.close(process)
+            if state == "T" or time.monotonic() - self._last_work[rank] > FROZEN_SECONDS:
+                frozen.add(rank)
+        return frozen
 
 
-def kill_ranks(folder: Path, world_size: int) -> None:
-    """Kill the ranks that still run.
-
-    Args:
-        folder: folder in which ranks leave their process ids.
-        world_size: number of ranks.
-    """
-    for rank in range(world_size):
-        process = _open(folder, rank)
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            os.close(process)
-
-
-def _open(folder: Path, rank: int) -> int | None:
-    """Open a file descriptor of a rank's process; None if it has ended or is about to end.
+def ended(folder: Path, ranks: Sequence[int]) -> bool:
+    """Whether a rank has ended, or is about to, that had begun to run.
 
     A peer may see closed sockets while another thread of the rank, one that waits for a disk for
     instance, still keeps the process from ending.
+
+    Args:
+        folder: the folder in which start_local's ranks leave their process ids.
+        ranks: whom to look at; of those that have left no process id yet, nothing is known.
     """
+    return any(_has_ended(folder, rank) for rank in ranks)
+
+
+def _has_ended(folder: Path, rank: int) -> bool:
     try:
         pid = int(pid_file(folder, rank).read_text())
+    except FileNotFoundError:
+        return False
+    try:
         process = os.pidfd_open(pid)
-    except (OSError, ValueError):
-        return None
-    if _has_ended(process) or _is_exiting(pid):  # its parent has not yet asked for its exit code
+    except ProcessLookupError:
+        return True
+    try:  # its parent may not yet have asked for its exit code
+        return bool(select.select([process], [], [], 0)[0]) or _is_exiting(pid)
+    finally:
         os.close(process)
-        return None
-    return process
-
-
-def _has_ended(process: int) -> bool:
-    return bool(select.select([process], [], [], 0)[0])
 
 
 def _is_exiting(pid: int) -> bool:
@@ -113,10 +75,10 @@ def _is_exiting(pid: int) -> bool:
         return True
 
 
-def _state_and_ticks(folder: Path, rank: int) -> tuple[str, int]:
-    """Return a rank's state as in ps(1), and the processor time it has used, in clock ticks."""
+def _state_and_ticks(pid: int) -> tuple[str, int]:
+    """Return a process's state as in ps(1), and the processor time it has used, in clock ticks."""
     try:
-        values = _stat(int(pid_file(folder, rank).read_text()))
+        values = _stat(pid)
     except OSError:  # the process has just ended
         return "", 0
     return values[0], int(values[11]) + int(values[12])

@@ -1,0 +1,55 @@
+"""Find out why the ranks of a run have ended, and word what none of them could say."""
+
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vigpipe.errors import PEER_LOST
+from vigpipe.launch.processes import SERVER_GONE
+
+
+class Cause(NamedTuple):
+    """Why ranks have ended.
+
+    Attributes:
+        code: the exit code that tells it.
+        sentence: the same in words; empty if a rank has printed it.
+    """
+
+    code: int
+    sentence: str = ""
+
+
+def find_cause(
+    exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]], frozen: Collection[int]
+) -> Cause:
+    """Find the cause of the end of several ranks.
+
+    Args:
+        exit_codes: their exit codes, as `RankProcesses.failures` has them.
+        records: their records of failures, earliest first.
+        frozen: those that were killed because they neither worked nor ended.
+    """
+    for record in records:
+        if record["kind"] == "own":
+            return Cause(record["code"])
+    if SERVER_GONE in exit_codes.values():
+        return Cause(
+            PEER_LOST,
+            "the process that ranks are forked from has ended, and so have they; out of memory?",
+        )
+    for rank, code in exit_codes.items():
+        if code < 0:
+            hint = "; out of memory?" if code == -signal.SIGKILL else ""
+            name = signal.Signals(-code).name
+            return Cause(128 - code, f"rank {rank} was ended by {name}{hint}")
+    if frozen:
+        names = " and ".join(f"rank {rank}" for rank in sorted(frozen))
+        were, they = ("was", "it") if len(frozen) == 1 else ("were", "they")
+        return Cause(
+            PEER_LOST, f"{names} answered no more, and {were} killed; {were} {they} stopped?"
+        )
+    for record in records:  # nobody can see which rank was lost
+        message = f"rank {record['rank']} lost a peer: {record['message']}"
+        return Cause(record["code"], message)
+    return Cause(next(iter(exit_codes.values())))

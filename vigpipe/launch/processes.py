@@ -1,0 +1,125 @@
+"""Start the ranks of this host as forks of one server, see each of them end, and end them all."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+from vigpipe.errors import SAVED
+from vigpipe.launch.watchdog import Watchdog
+
+SERVER_GONE = 255  # multiprocessing's exit code of processes whose fork server has ended
+GRACE_SECONDS = 30.0  # the time ranks have to end when they are asked to
+POLL_SECONDS = 0.05
+
+
+class RankProcesses:
+    """The processes of the ranks of this host.
+
+    Attributes:
+        exit_codes: of the ranks that have been seen to end, in that order; -n for signal n, and
+            SERVER_GONE if the server has ended, although the rank may still run.
+        frozen: ranks that were killed because they neither worked nor ended.
+    """
+
+    def __init__(self) -> None:
+        self.exit_codes: dict[int, int] = {}
+        self.frozen: set[int] = set()
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._sent: set[tuple[int, int]] = set()  # ranks with the signals they got from here
+
+    @property
+    def running(self) -> dict[int, int]:
+        """The process ids of the ranks that have been started and not been seen to end."""
+        return {
+            rank: process.pid
+            for rank, process in self._processes.items()
+            if rank not in self.exit_codes and process.pid is not None
+        }
+
+    @property
+    def failures(self) -> dict[int, int]:
+        """The exit codes other than 0, without those of ranks that a signal from here ended."""
+        return {
+            rank: code
+            for rank, code in self.exit_codes.items()
+            if code and (rank, -code) not in self._sent
+        }
+
+    def start(
+        self,
+        server: ForkServerContext,
+        function: Callable[..., None],
+        arguments: Sequence[tuple[object, ...]],
+    ) -> None:
+        """Let every rank call `function(*arguments[rank])` in a fork of the server.
+
+        They are no daemons: those may not start data loaders.
+        """
+        for rank, given in enumerate(arguments):
+            # If a signal raises an exception now, `end` must know of the process.
+            process = self._processes[rank] = server.Process(target=function, args=given)
+            try:
+                process.start()
+            except (EOFError, ConnectionError):  # the server has ended, perhaps amid its imports
+                self.exit_codes[rank] = SERVER_GONE
+                return
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until a rank ends, but for no more than `seconds`; note all that have ended."""
+        sentinels = {rank: self._processes[rank].sentinel for rank in self.running}
+        ready = connection.wait(list(sentinels.values()), seconds)
+        ended = [rank for rank, sentinel in sentinels.items() if sentinel in ready]
+        codes = [(self._processes[rank].exitcode or 0, rank) for rank in ended]
+        # Of several ranks, one that was killed (-n) is the cause of the others' ends.
+        self.exit_codes |= {rank: code for code, rank in sorted(codes)}
+
+    def kill(self) -> None:
+        """Kill all ranks that run."""
+        self._send(signal.SIGKILL, self.running)
+
+    def kill_frozen(self, ranks: Iterable[int]) -> None:
+        """Kill ranks that neither work nor end."""
+        left = self.running.keys() & set(ranks)
+        self.frozen |= left
+        self._send(signal.SIGKILL, left)
+
+    def end(self) -> None:
+        """Ask all ranks that run to end, and kill those that still do after GRACE_SECONDS.
+
+        Once a rank has failed, ranks that are frozen are killed without delay.
+        """
+        asked = {rank for rank, number in tuple(self._sent) if number == signal.SIGTERM}
+        self._send(signal.SIGTERM, self.running.keys() - asked)
+        watchdog, deadline = Watchdog(), time.monotonic() + GRACE_SECONDS
+        while self.running and time.monotonic() < deadline:
+            self.wait(POLL_SECONDS)
+            if set(self.failures.values()) - {SAVED}:
+                self.kill_frozen(watchdog.find_frozen(self.running))
+        self.kill()
+        while self.running:
+            self.wait()
+        while self._processes:  # a signal may come meanwhile, and look at those that are here
+            rank, process = self._processes.popitem()
+            if self.exit_codes.get(rank) == SERVER_GONE and process.pid is not None:
+                _end_orphan(process.pid)
+            process.close()
+
+    def _send(self, number: signal.Signals, ranks: Iterable[int]) -> None:
+        pids = self.running
+        for rank in ranks:
+            self._sent.add((rank, number))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[rank], number)
+
+
+def _end_orphan(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [])
+        os.close(process)
