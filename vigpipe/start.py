@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
+# Strategies under which a run goes on without a replica that is lost.
+OUTLIVING = ("gossip", "server")
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 
@@ -43,7 +45,7 @@ def run_on_ranks(
     """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
 
     Under srun and torchrun, this process is one of the ranks. Otherwise it is the only rank, or it
-    starts the ranks of the layout with torchrun's agent, each with the same command line.
+    starts the ranks of the layout on this host, each with the same command line.
 
     Args:
         config: the options as the user gave them.
@@ -166,7 +168,9 @@ def _run(
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
             config = replace(config, out=folder)
         threads = threads_per_rank(config.threads, world_size, os.environ)
-        return _start_ranks(world_size, config, arguments, threads)
+        outlives = trains and config.strategy in OUTLIVING
+        dispensable = run.layout.ranks_of_teams() if outlives else []
+        return _start_ranks(world_size, config, arguments, threads, dispensable)
 
     gpu = set_up_rank(config, run.layout, launch)
     folder = Path()
@@ -204,7 +208,11 @@ def _run(
 
 
 def _start_ranks(
-    world_size: int, config: TrainConfig, arguments: Sequence[str], threads: int
+    world_size: int,
+    config: TrainConfig,
+    arguments: Sequence[str],
+    threads: int,
+    dispensable: Sequence[range],
 ) -> int:
     """Start all ranks on this host, and again if a rank dies, as often as --max-restarts allows."""
     from vigpipe.checkpoint.manifest import list_checkpoints
@@ -212,7 +220,7 @@ def _start_ranks(
     from vigpipe.launch.local import COMMAND_LINE, start_local
 
     for restart in range(config.max_restarts + 1):
-        code = start_local(world_size, COMMAND_LINE, arguments, threads)
+        code = start_local(world_size, COMMAND_LINE, arguments, threads, dispensable)
         if code in FINAL or restart == config.max_restarts:
             return code
         salvage(config.out or Path())

@@ -8,15 +8,16 @@ finite, and the optimizer steps. `run.record` keeps the row, and `checkpoint.che
 then the state.
 """
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -34,13 +35,18 @@ from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
 from vigpipe.data.batches import ReplicaBatch
-from vigpipe.errors import DONE, SAVED, InputError
-from vigpipe.launch.failures import is_lost_peer
+from vigpipe.errors import DONE, SAVED, InputError, WorkerError
+from vigpipe.launch.environment import FOLDER_VARIABLE
+from vigpipe.launch.failures import is_lost_peer, note_met
 from vigpipe.messages import one_line
-from vigpipe.parallel.agreement import Status, agree, all_gather_values, run_with_heartbeats
+from vigpipe.parallel.agreement import Status, agree, run_with_heartbeats
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.strategy import (
     AverageWeights,
     Evaluate,
+    Finish,
+    Lead,
+    Leave,
     SkipGradients,
     TakeGradients,
     TakeItem,
@@ -48,13 +54,14 @@ from vigpipe.replication.strategy import (
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate_all
-from vigpipe.run.events import open_events, read_events
+from vigpipe.run.events import open_events, read_events, take_over_events
 from vigpipe.run.facts import Run
-from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS
+from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS, lock
+from vigpipe.run.others import Others
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
-from vigpipe.run.settle import settle
+from vigpipe.run.settle import settle, share_evaluation
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import (
     Step,
@@ -126,10 +133,10 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         return RunRecord(folder, as_toml(config), rank_state.step, log, config.track, num_bytes)
 
     record = run_with_heartbeats(open_record, run.layout.world_size)
-    events = None
-    if record is not None and not strategy.sums_replicas:
+    others: Others | None = None
+    if record is not None and (inbox := strategy.inbox()) is not None:
         num_bytes = None if resumed is None else resumed.replicas["events_bytes"]
-        events = open_events(run, folder, num_bytes)
+        others = Others(strategy, inbox, record, open_events(run, folder, num_bytes))
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout.one_team)
     slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
@@ -141,10 +148,46 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             record.add_event(event, rank_state.step if step is None else step, message)
         log(message)
 
+    def take_over() -> None:
+        """Write the run's files from now on, after the replicas that did so were lost."""
+        nonlocal record, others
+        rank_state.leads = of_team == 0
+        if not rank_state.is_writer:
+            return
+        console.quiet = False
+        with contextlib.suppress(InputError):  # one that is frozen may still hold it
+            lock(folder)
+        checkpoints.lead()
+        step, inbox = rank_state.step, strategy.inbox()
+        assert inbox is not None
+        record = RunRecord(folder, as_toml(config), step, log, config.track, takes_over=True)
+        files.callback(record.close)
+        events = take_over_events(run, folder, inbox.noted.get("events_bytes"))
+        others = Others(strategy, inbox, record, events)
+
+    def tell_lost() -> None:
+        """Tell the user who was lost, on the rank that writes."""
+        for replica in [] if others is None else others.newly_lost():
+            num, what = run.layout.num_teams, "worker" if run.layout.has_server else "replica"
+            left = f"{num - len(strategy.lost())} of {num}"
+            announce("lost", f"{what} {replica} was lost; the run goes on with {left}")
+
     def evaluate_now(epoch: int) -> Scores:
         """Score the weights, and their moving average if there is one."""
         with save_and_stop.patient():
-            scores = evaluate_all(rank_state)
+            if run.layout.has_server:
+                scores = strategy.together(evaluate_shared)
+            else:
+                scores = evaluate_all(rank_state)
+        return tell_scores(epoch, scores)
+
+    def evaluate_shared(left: Counterparts) -> Scores:
+        """Share the evaluation among all that are left."""
+        share_evaluation(rank_state, left)
+        return evaluate_all(rank_state)
+
+    def tell_scores(epoch: int, scores: Scores) -> Scores:
+        """Record an evaluation, and tell the user."""
         if record is not None and scores.test is not None:
             training_loss = record.add_evaluation(epoch, scores.as_row())
             told = "" if training_loss is None else f"training loss {training_loss:.4f}; "
@@ -164,7 +207,6 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             record.add_event("resumed", rank_state.step, text, replicas_before=before)
 
     team, of_team = run.layout.team_of(rank_state.replica_index)
-    late_rows: list[dict[str, Any]] = []  # of another replica than the one that writes
     untold: deque[TrainedBatch] = deque()  # steps of which nothing has been told yet
 
     def wishes_after(step: int) -> Status:
@@ -218,7 +260,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             whose = {} if strategy.sums_replicas else {"replica": team, "item": trained.item}
             row = step_row(*facts, step.seconds, num_samples, waited, **whose)
             if record is None:
-                late_rows.extend([] if strategy.sums_replicas else [row])
+                if of_team == 0:
+                    strategy.note(row)
                 return
             record.add_step(row)
             progress.add(*facts, num_samples)
@@ -227,22 +270,37 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
     def save_now() -> None:
         """Begin a checkpoint of the last step, once the rows that it counts on are on disk."""
-        events_bytes = write_events()
+        events_bytes = 0 if others is None else others.write()
         metrics_bytes = 0 if record is None else record.sync()
         checkpoints.save(loss, is_evaluated, metrics_bytes, events_bytes)
         save_and_stop.saved()
 
-    def write_events() -> int:
-        """Gather what the replicas have done, and write it; returns the size of events.jsonl."""
-        if strategy.sums_replicas:
-            return 0
-        rows = list(late_rows) if of_team == 0 else []
-        by_rank = all_gather_values((strategy.take_events(), rows), run.layout.world_size)
-        late_rows.clear()
-        if record is None or events is None:
-            return 0
-        record.add_of_others([row for _, rows in by_rank for row in rows])
-        return events.add(event for events, _ in by_rank for event in events)
+    def stop(_: Counterparts) -> int:
+        """Save, wait for the checkpoint and leave, all ranks at once: launchers end the others.
+
+        Returns:
+            SAVED.
+
+        Raises:
+            InputError: the checkpoint could not be written.
+        """
+        if strategy.heads() and not rank_state.leads:
+            take_over()
+        save_now()
+        run_with_heartbeats(checkpoints.finish, *strategy.peers)
+        told = strategy.share([checkpoints.newest or 0, save_and_stop.why]).values()
+        why = next(why for _, why in told if why)
+        if max(newest for newest, _ in told) != rank_state.step:
+            raise InputError(
+                f"asked to stop ({why}), but the checkpoint of step {rank_state.step} could not be "
+                f"written to {checkpoints.folder}; make room, and go on from the newest with "
+                "--resume auto"
+            )
+        log(
+            f"stopped after step {rank_state.step} of {run.num_steps} ({why}) with a checkpoint in "
+            f"{checkpoints.folder}; go on with --resume auto"
+        )
+        return SAVED
 
     def save_for_lost_peer() -> None:
         for trained in untold:  # the row of the state that is saved
@@ -251,15 +309,66 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         with save_and_stop.patient():
             checkpoints.rescue(loss, is_evaluated)
 
-    with nullcontext() if record is None else closing(record):
-        with save_and_stop, _on_lost_peer(rank_state, save_for_lost_peer), progress:
+    def finish(left: Counterparts) -> None:
+        """Evaluate the weights that are kept, and write the results, with all that are left."""
+        nonlocal scores
+        if strategy.heads() and not rank_state.leads:
+            take_over()
+        tell_lost()
+        if not strategy.sums_replicas:
+            at_the_end.restore()
+            if kept := settle(rank_state, left):
+                log(kept)
+            share_evaluation(rank_state, left)
+            with save_and_stop.patient():
+                new = evaluate_all(rank_state)
+            scores = tell_scores(run.course.epoch(run.num_steps - 1), new)
+        if scores is None:  # the checkpoint was of the last step
+            scores = evaluate_all(rank_state)
+        accounts = None
+        if not strategy.sums_replicas:
+            accounts = gather_accounts(rank_state, share=strategy.share)
+        compression = gather_compression(rank_state)
+        timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
+        save_run_weights(rank_state, folder / WEIGHTS)
+        if rank_state.ema is not None:
+            with rank_state.averaged():
+                save_run_weights(rank_state, folder / AVERAGED_WEIGHTS)
+        checkpoints.finish()
+        if record is None:
+            return
+        summary = summarize(rank_state, scores, loss, started, accounts, compression)
+        if resumed is not None:
+            summary["resumed_at_step"] = resumed.step
+        if checkpoints.best is not None:
+            summary["best"] = checkpoints.best.as_table()
+            log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
+        if timing is not None:
+            summary["timing"] = timing.summary()
+        if others is not None:
+            others.finish()
+        record.finish(summary)
+        if timing is not None:
+            write_timing(timing, run, folder, device)
+            tables = f"{describe(timing)}\n\n{where_the_rest_is(folder, config.trace)}"
+            console.print(tables, markup=False)
+        log(f"weights and metrics in {folder}")
+
+    if FOLDER_VARIABLE in os.environ:  # from here on, the others may be able to do without it
+        note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
+    with _on_failure(rank_state, save_for_lost_peer), ExitStack() as files:
+        if record is not None:
+            files.callback(record.close)
+        with save_and_stop, progress:
             for turn in strategy.turns(rank_state.step, is_evaluated):
                 if isinstance(turn, TakeItem):
                     take_step(turn)
                     is_evaluated = not turn.is_evaluation_due
+                    tell_lost()
                     continue
                 if isinstance(turn, TakeGradients):
                     take_gradients(turn)
+                    tell_lost()
                     continue
                 if isinstance(turn, SkipGradients):
                     announce("skipped", _explain_late(turn), turn.step + 1)
@@ -270,53 +379,27 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     scores, is_evaluated = evaluate_now(turn.epoch), True
                     if checkpoints.is_best(scores):
                         strategy.ask_to_save()
-                    continue
-                if isinstance(turn, AverageWeights):
+                elif isinstance(turn, AverageWeights):
                     strategy.average_weights()
-                    continue
-                rank_state.step = turn.step
-                with save_and_stop.patient():
-                    save_now()
-                if turn.stop:
-                    save_and_stop.leaves = True
+                elif isinstance(turn, Finish):
+                    run_with_heartbeats(checkpoints.finish, *strategy.peers)
+                elif isinstance(turn, Lead):
+                    take_over()
+                elif isinstance(turn, Leave):
+                    strategy.close()
+                    rank_state.job.close()
+                    return DONE
+                else:
+                    rank_state.step = turn.step
                     with save_and_stop.patient():
-                        return _stop(rank_state, checkpoints, save_and_stop.why, log)
-
-        if not strategy.sums_replicas:
-            if kept := settle(rank_state):
-                log(kept)
-            scores = evaluate_now(run.course.epoch(run.num_steps - 1))
-            write_events()  # of the last average
-        if scores is None:  # the checkpoint was of the last step
-            scores = evaluate_all(rank_state)
+                        if turn.stop:
+                            save_and_stop.leaves = True
+                            return strategy.together(stop)
+                        save_now()
+        at_the_end = Kept(rank_state)
+        strategy.together(finish)
         rank_state.job.close()
         strategy.close()
-        accounts = None if strategy.sums_replicas else gather_accounts(rank_state)
-        compression = gather_compression(rank_state)
-        timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
-        save_run_weights(rank_state, folder / WEIGHTS)
-        if rank_state.ema is not None:
-            with rank_state.averaged():
-                save_run_weights(rank_state, folder / AVERAGED_WEIGHTS)
-        checkpoints.finish()
-        if record is None:
-            return DONE
-        summary = summarize(rank_state, scores, loss, started, accounts, compression)
-        if resumed is not None:
-            summary["resumed_at_step"] = resumed.step
-        if checkpoints.best is not None:
-            summary["best"] = checkpoints.best.as_table()
-            log(f"best at step {checkpoints.best.step}: {checkpoints.best}, which chose it")
-        if timing is not None:
-            summary["timing"] = timing.summary()
-        if events is not None:
-            events.finish()
-        record.finish(summary)
-        if timing is not None:
-            write_timing(timing, run, folder, device)
-            tables = f"{describe(timing)}\n\n{where_the_rest_is(folder, config.trace)}"
-            console.print(tables, markup=False)
-        log(f"weights and metrics in {folder}")
         return DONE
 
 
@@ -368,51 +451,40 @@ def _explain_skipped(rank_state: RankState, trained: TrainedBatch, num_skipped: 
 
 
 @contextmanager
-def _on_lost_peer(rank_state: RankState, save: Callable[[], None]) -> Iterator[None]:
-    """Save when a collective fails because a peer is gone: the replicas that are left are equal.
+def _on_failure(rank_state: RankState, save: Callable[[], None]) -> Iterator[None]:
+    """Do what is left to do when this rank fails.
 
-    With --compress they are not: each has left out other numbers, and those of one are lost.
+    Where all replicas are equal, what is left of them after one is lost is saved. With --compress
+    they are not: each has left out other numbers, and those of one are lost. Where replicas take
+    steps of their own, the others are told.
     """
+    strategy = rank_state.strategy
     try:
         yield
-    except RuntimeError as error:
-        has_copies = rank_state.strategy.sums_replicas and rank_state.run.layout.num_replicas > 1
+    except Exception as error:
+        is_own = not is_lost_peer(error) and not isinstance(error, WorkerError)
+        strategy.fail(ends_run=is_own)  # which would happen to the others too
+        has_copies = strategy.sums_replicas and rank_state.run.layout.num_replicas > 1
         has_copies &= rank_state.replicas.compressor is None
         if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()
         raise
 
 
-def _stop(
-    rank_state: RankState, checkpoints: Checkpoints, why: str, log: Callable[[str], None]
-) -> int:
-    """Wait for the checkpoint and leave, all ranks at once: launchers end the others.
+class Kept:
+    """The weights of a rank at the end of the training, for another try to settle.
 
     Args:
-        rank_state: this rank's state.
-        checkpoints: one of this step has been begun.
-        why: this rank was asked to stop; empty if it was not.
-        log: is given a sentence for the user.
-
-    Returns:
-        SAVED.
-
-    Raises:
-        InputError: the checkpoint could not be written.
+        rank_state: the state of the rank.
     """
-    world_size = rank_state.run.layout.world_size
-    rank_state.job.close()
-    run_with_heartbeats(checkpoints.finish, world_size)
-    whys = [why for why in all_gather_values(why, world_size) if why]
-    newest = max(all_gather_values(checkpoints.newest or 0, world_size))
-    if newest != rank_state.step:
-        raise InputError(
-            f"asked to stop ({whys[0]}), but the checkpoint of step {rank_state.step} could not be "
-            f"written to {checkpoints.folder}; make room, and go on from the newest with "
-            "--resume auto"
-        )
-    log(
-        f"stopped after step {rank_state.step} of {rank_state.run.num_steps} ({whys[0]}) with a "
-        f"checkpoint in {checkpoints.folder}; go on with --resume auto"
-    )
-    return SAVED
+
+    def __init__(self, rank_state: RankState) -> None:
+        outlives = rank_state.strategy.outlives
+        self._tensors = [*rank_state.state().values(), *rank_state.average().values()]
+        self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to them."""
+        for tensor, copy in zip(self._tensors, self._copies, strict=False):
+            tensor.copy_(copy)

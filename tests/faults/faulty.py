@@ -3,6 +3,7 @@
 FAULT is PLACE:STEP:RANK:WHAT, for example `backward:3:1:kill`. Ranks are started as `vigpipe train`
 starts them; each puts the fault in place and then runs the command, of which nothing is changed.
 A fault happens once, and tells the file $FAULT_DONE when; with $FAULT_AFTER it waits for that path.
+RANKS may be DxS: D replicas of S ranks that the run can do without, or DxS+S with a server.
 """
 
 import os
@@ -61,7 +62,7 @@ def put(place: str, step: int, what: str) -> None:
 
     def counted(rank_state, batch, status):
         now[0] = rank_state.step + 1
-        if place == "step" and now[0] == step:
+        if place == "step" and now[0] >= step:
             happen(what)
         if place == "loss" and now[0] == step and batch.images is not None:
             batch.images.fill_(torch.nan)
@@ -74,7 +75,7 @@ def put(place: str, step: int, what: str) -> None:
 
         def wrapped(*args, **options):
             result = before(*args, **options)
-            if now[0] == step:
+            if now[0] >= step:  # replicas with steps of their own may leave out a number
                 happen(what)
             return result
 
@@ -96,12 +97,26 @@ def put(place: str, step: int, what: str) -> None:
             reduce(self)
 
         DoubleGradients.reduce = begun
+    if place == "average":  # with one other replica, or with a server
+        from vigpipe.replication.exchange import Exchange
+
+        wait_for = Exchange._wait_for
+
+        def waited(*messages):
+            if now[0] >= step:
+                happen(what)
+            wait_for(*messages)
+
+        Exchange._wait_for = staticmethod(waited)
+    if place == "end":
+        now[0] = step
+        wrap(training, "share_evaluation")
     if place == "checkpoint":
         write = saver.Saver._write_file
 
         def written(self, path, tensors):
             write(self, path, tensors)
-            if path.parent.name.startswith(f".step-{step:08d}"):
+            if int(path.parent.name.split("-")[1]) >= step:
                 happen(what)
 
         saver.Saver._write_file = written
@@ -141,4 +156,11 @@ def rank(arguments: list[str]) -> int:
 if __name__ == "__main__":
     local.preload("vigpipe.run.evaluation", "rich.progress")
     fault, num_ranks, *command = sys.argv[1:]
-    sys.exit(local.start_local(int(num_ranks), "__main__:rank", [fault, *command], threads=1))
+    kept, _, server = num_ranks.partition("+")
+    num_replicas, _, size = kept.partition("x")
+    per_replica = int(size or 1)
+    num_kept = int(num_replicas) * per_replica
+    replicas = [range(r, r + per_replica) for r in range(0, num_kept if size else 0, per_replica)]
+    num_ranks = num_kept + int(server or 0)
+    command = [fault, *command]
+    sys.exit(local.start_local(num_ranks, "__main__:rank", command, 1, replicas))

@@ -58,8 +58,26 @@ def place_of(rank, world_size, layout):
 
 
 def members_of(groups):
-    named = groups._asdict().items()
-    return {name: dist.get_process_group_ranks(g) for name, g in named if g is not None}
+    named = [(name, group) for name, group in groups._asdict().items() if name != "links"]
+    links = [(f"link to {other}", group) for other, group in groups.links.items()]
+    return {n: dist.get_process_group_ranks(g) for n, g in [*named, *links] if g is not None}
+
+
+def linked_members(rank, world_size):
+    """A server and two workers of two stages each; and three replicas without a server."""
+    served, gossiping = Layout(2, 2, 2, num_teams=2, has_server=True), Layout(1, 1, 6, num_teams=3)
+    return [members_of(make_groups(layout, 5.0, linked=True)) for layout in (served, gossiping)]
+
+
+@pytest.mark.multiprocess
+def test_every_two_replicas_have_a_link_or_each_worker_and_the_server():
+    for rank, (served, gossiping) in enumerate(run_ranks(linked_members, 6)):
+        stage, replica = rank % 2, rank // 2
+        others = [2] if replica < 2 else [0, 1]
+        links = {f"link to {o}": sorted((2 * o + stage, rank)) for o in others}
+        assert {n: g for n, g in served.items() if n.startswith("link")} == links
+        links = {f"link to {o}": sorted((2 * o + stage, rank)) for o in {0, 1, 2} - {replica}}
+        assert {n: g for n, g in gossiping.items() if n.startswith("link")} == links
 
 
 def members_in_teams(rank, world_size):

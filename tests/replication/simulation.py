@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vigpipe.replication.course import Course
+from vigpipe.replication.decide import decide
 from vigpipe.replication.decisions import ALL, Decision, Kind
 from vigpipe.replication.member import Member
-from vigpipe.replication.own_steps import decide
-from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
+from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
 
 
 class Deadlock(AssertionError):
@@ -52,6 +52,7 @@ class Log:
         given_back: items of steps that were not taken.
         averages: replicas that came to each average of all, by its number.
         pairs: averages of two replicas, in order.
+        dead: replicas that have died, in order.
         given: steps after which a replica has given its weights for an average, by replica.
         applied: steps after which it has applied it.
         evaluated: epochs after which the weights were scored, by replica.
@@ -66,6 +67,7 @@ class Log:
     given_back: Counter[int] = field(default_factory=Counter)
     averages: Counter[int] = field(default_factory=Counter)
     pairs: list[tuple[int, int]] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
     given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     evaluated: dict[int, list[int]] = field(default_factory=dict)
@@ -87,6 +89,7 @@ def simulate(
     close: float = 0.0,
     overlap: bool = False,
     kill_at: int | None = None,
+    die: float = 0.0,
     progress: dict[str, Any] | None = None,
     watch: Callable[[Table], None] = lambda table: None,
 ) -> Log:
@@ -102,6 +105,7 @@ def simulate(
         close: probability that a replica wants a checkpoint after an item.
         overlap: whether replicas go on while an average is under way.
         kill_at: number of rests after which the run ends.
+        die: probability that a replica dies, at each of its events; one stays alive.
         progress: of an earlier run, which this one goes on with.
         watch: called with the table after every event.
 
@@ -112,7 +116,7 @@ def simulate(
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
     members = [make_member(SharedTable(store, first, r), r) for r in range(size)]
-    replicas = [decide(member, evaluates=r == 0) for r, member in enumerate(members)]
+    replicas = [decide(member) for member in members]
     log = Log({r: [] for r in range(size)}, busy=[0.0] * size)
     log.evaluated = {r: [] for r in range(size)}
     events = [(rng.random(), r, r) for r in range(size)]
@@ -122,6 +126,7 @@ def simulate(
     meeting: dict[Any, list[int]] = {}  # replicas in an exchange
     came: Counter[Any] = Counter()
     ended = 0
+    to_notice: list[tuple[float, int]] = []  # when it is noticed that a replica has died
 
     def at(time: float, replica: int) -> None:
         nonlocal number
@@ -140,6 +145,21 @@ def simulate(
 
     while events:
         time, _, r = heapq.heappop(events)
+        while to_notice and to_notice[0][0] <= time and r not in log.dead:
+            members[r].lose(heapq.heappop(to_notice)[1])
+        if r in log.dead:
+            continue
+        if rng.random() < die and len(log.dead) < size - 1:
+            log.dead.append(r)
+            open_item.pop(r, None)
+            heapq.heappush(to_notice, (time + rng.expovariate(0.3), r))
+            for (what, _), there in meeting.items():
+                if isinstance(what, tuple) and r in what and len(there) == 1 and r not in there:
+                    (other,) = there  # waits for what the dead one sends
+                    there.append(r)
+                    members[other].part(r)
+                    at(time, other)
+            continue
         decision = next(replicas[r], Decision(Kind.END))
         watch(members[r].see())
         if decision is None:
@@ -170,27 +190,32 @@ def simulate(
         elif kind is Kind.AVERAGE and decision.number == ALL:
             log.averages[came["average", r] + 1] += 1
             meet("average", size - 1, time, r)
+        elif kind is Kind.AVERAGE and decision.number in log.dead:
+            members[r].part(decision.number)
+            at(time + exchange, r)
         elif kind is Kind.AVERAGE:
             pair = (min(r, decision.number), max(r, decision.number))
             meet(pair, 1, time, r)
-        elif kind is Kind.REST:
+        elif kind in (Kind.REST, Kind.STOP):
             log.rests += [decision.number] if r == 0 else []
-            if came["rest", r] + 1 == kill_at:
+            came["rest", r] += 1
+            if came["rest", r] == kill_at:
                 ended += 1
             else:
-                meet("rest", size - 1, time, r)
+                at(time, r)
         elif kind is Kind.NO_STEP:
             log.given_back[open_item.pop(r)] += 1
             at(time, r)
-        elif kind is Kind.END:
+        elif kind in (Kind.END, Kind.LEAVE):
             ended += 1
             log.seconds = max(log.seconds, time)
         else:
             if kind is Kind.EVALUATE:
                 log.evaluated[r].append(decision.number)
             at(time, r)
-    if ended < size:
+    if ended < size - len(log.dead):
         raise Deadlock(f"seed {seed}: {size - ended} of {size} wait for others")
-    log.table = members[0].see()
+    log.table = read_table(store)
     log.events = [event for member in members for event in member.events]
+    log.events += [{"replica": r, "step": len(log.items[r]), "lost": 1} for r in log.dead]
     return log

@@ -433,9 +433,9 @@ def test_a_replay_covers_pushes_and_pulls(name, other, three):
 def test_a_checkpoint_of_a_server_is_one_of_a_whole_model(three):
     checkpoint = first_checkpoint(three / "served")
     assert read_manifest(checkpoint).replicas["progress"]["updates"] > 0
-    sizes = {path.name: len(load_file(path)) for path in checkpoint.glob("*.safetensors")}
-    assert sizes.pop("stage0-replica2.safetensors") > 0
-    assert set(sizes.values()) == {0}
+    (path,) = checkpoint.glob("*.safetensors")  # the workers have nothing to add
+    assert path.name == "stage0-replica2.safetensors"
+    assert any(name.startswith("optimizer/") for name in load_file(path))
 
 
 # ---- what each average means ------------------------------------------------------------------

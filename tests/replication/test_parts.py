@@ -1,5 +1,6 @@
 """The parts of strategies on their own: the table, averages, the outer optimizer, balance."""
 
+import re
 import threading
 from collections import Counter
 
@@ -9,13 +10,22 @@ import torch.distributed as dist
 
 from tests.world import GUARD, run_ranks
 from vigpipe.parallel.agreement import Peers
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.parallel.layout import Layout, make_groups
 from vigpipe.replication import diary
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.metrics import balance, summarize_replicas
 from vigpipe.replication.outer import Outer
-from vigpipe.replication.table import SharedTable, new_table, resumed_table
+from vigpipe.replication.table import (
+    DONE,
+    FAILED,
+    PENDING,
+    SharedTable,
+    new_table,
+    resumed_table,
+)
 from vigpipe.replication.travel import Travel
 
 pytestmark = pytest.mark.multiprocess
@@ -97,6 +107,52 @@ def test_all_ranks_of_a_pipeline_follow_the_first(three):
     assert [followed for followed, *_ in three] == [expected] * 3
 
 
+def test_a_meeting_is_one_of_all_that_are_left_and_counts_if_all_have_done_their_part():
+    table = new_table(3, has_server=True)
+    for member in (0, 3, 1):
+        table.come(member)
+    assert table.meetings == 0
+    table.lose(2)  # which makes it complete
+    assert (table.meetings, table.circle) == (1, [0, 1, 3])
+    for member in (0, 1):
+        table.report(member, is_done=True)
+    assert table.verdict == PENDING
+    table.lose(1)  # it had done its part before
+    assert table.verdict == PENDING
+    table.report(3, is_done=True)
+    assert table.verdict == DONE
+
+    for member in (0, 3):
+        table.come(member)
+    assert (table.meetings, table.circle, table.verdict) == (2, [0, 3], PENDING)
+    table.lose(0)
+    assert table.verdict == FAILED
+    table.come(3)
+    assert (table.meetings, table.circle) == (3, [3])
+
+
+@pytest.mark.parametrize("from_pool", [True, False])
+def test_a_lost_replica_s_items_go_to_whoever_is_next(from_pool):
+    table = new_table(3)
+    for replica in (0, 1, 2, 1):  # 0 and 2 have one each, 1 has one and the next one
+        item = table.next_item(replica, from_pool=from_pool)
+        table.draw(replica, item)
+        if table.leases[replica] < 0:
+            table.leases[replica] = item
+        else:
+            table.ahead[replica] = item
+    assert (table.leases, table.ahead[1]) == ([0, 1, 2], 3 if from_pool else 4)
+    table.finished[0] = True  # too early, as it turns out
+    table.lose(1)
+    assert table.finished == [False, True, False]
+    left = [1, 3, 4, 5, 6, 7] if from_pool else [1, 3, 4, 6, 7, 9]
+    for expected in left:
+        item = table.next_item(0, from_pool=from_pool)
+        assert item == expected
+        table.draw(0, item)
+    assert not table.returned
+
+
 # ---- averages -------------------------------------------------------------------------------
 
 
@@ -109,7 +165,7 @@ def average(rank, world_size, dtype):
     """The mean of 1,000 numbers at once, in two tensors, in two exchanges; and what was sent."""
     weight = torch.tensor([3.0, 0.0, 5.0][rank], dtype=torch.float64)
     x = values_of(rank, 1000, dtype)
-    exchange = Exchange(dist.group.WORLD)
+    exchange = Exchange(Counterparts(dist.group.WORLD))
     (whole,), total = exchange.mean([x], weight)
     sent = exchange.bytes_sent
     parts, _ = exchange.mean([x[:7].view(7, 1), x[7:]], weight)
@@ -149,7 +205,9 @@ def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three)
 
 def average_in_pairs(rank):
     """Replica 0 is averaged with 1 and then with 2, who meet before; and what 0 and 2 have sent."""
-    exchange = Exchange(dist.group.WORLD)
+    layout = Layout(num_replicas=3, num_teams=3)
+    links = make_groups(layout, GUARD, linked=True).links
+    exchange = Exchange(Counterparts(dist.group.WORLD), links)
     one = torch.ones((), dtype=torch.float64)
     x = values_of(rank, 1000, torch.float32)
     for pair in ((1, 2), (0, 1), (0, 2)):
@@ -189,7 +247,7 @@ def go_on_meanwhile(rank):
     """Give numbers for an average, and take the mean two runs later; replica 2 is late."""
     store = dist.PrefixStore("travel", dist.distributed_c10d._get_default_store())  # pyright: ignore
     table, group = SharedTable(store, new_table(3), rank), dist.new_group()
-    exchange = Exchange(group)  # pyright: ignore[reportArgumentType] - all ranks are in it
+    exchange = Exchange(Counterparts(group))  # pyright: ignore[reportArgumentType] - all are in it
     num_samples = [3, 0, 5][rank]
 
     def join(table):
@@ -236,7 +294,7 @@ def test_a_mean_that_is_under_way_is_that_of_what_was_given_whoever_rests(three)
 
 def test_a_replica_alone_is_its_own_mean():
     x = torch.randn(5)
-    (mean,), total = Exchange(None).mean([x], torch.tensor(0.3, dtype=torch.float64))
+    (mean,), total = Exchange(Counterparts(None)).mean([x], torch.tensor(0.3, dtype=torch.float64))
     assert mean is x
     assert total == 0.3
 
@@ -323,8 +381,8 @@ def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
     second = {**first, "items": 0, "bytes_sent": 5, "peak_bytes": 9}
     table = summarize_replicas([[first, second], [{**first, "busy_seconds": 6.0}, second]])
     assert table["each"] == [
-        first | {"bytes_sent": 15, "peak_bytes": 9},
-        first | {"busy_seconds": 6.0, "bytes_sent": 15, "peak_bytes": 9},
+        {"replica": 0} | first | {"bytes_sent": 15, "peak_bytes": 9},
+        {"replica": 1} | first | {"busy_seconds": 6.0, "bytes_sent": 15, "peak_bytes": 9},
     ]
     assert table["busy"]["imbalance"] == 1.5
 
@@ -337,15 +395,14 @@ def test_a_replica_that_shows_no_sign_of_life_is_named(monkeypatch):
     store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     patient, other = Alive(store, 0, 2, GUARD), Alive(store, 1, 2, GUARD)
     while store.add("alive/1", 0) < 20:
-        patient.check()
+        assert patient.look() == {}
     other.close()
     impatient = Alive(store, 0, 2, 0.1)
 
-    def look_until_it_is_told() -> None:
-        while True:
-            impatient.check()
-
-    with pytest.raises(RuntimeError, match=r"Timed out waiting [0-9]+ms for replica 1, which"):
-        look_until_it_is_told()
-    for alive in (patient, impatient):
+    while not (lost := impatient.look()):
+        pass
+    assert re.match(r"Timed out waiting [0-9]+ms for replica 1, which", lost.pop(1))
+    has_ended = Alive(store, 0, 2, GUARD, lambda replica: replica == 1)
+    assert has_ended.look() == {1: "a process of replica 1 has ended"}
+    for alive in (patient, impatient, has_ended):
         alive.close()

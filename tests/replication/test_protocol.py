@@ -383,3 +383,63 @@ def test_gossip_draws_every_partner_equally_often():
         pairs.update(log.pairs)
     assert len(pairs) == 6
     assert max(pairs.values()) < 2 * min(pairs.values())
+
+
+# ---- deaths -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("num_replicas", [2, 3, 5])
+def test_replicas_that_die_cost_no_item_and_leave_nobody_waiting(num_replicas, gradients):
+    num_dead = num_apart = 0
+    for seed in range(SEEDS // 3):
+        from_pool, close = bool(seed & 1), 0.1 if seed & 2 else 0.0
+        gossip = {"in_sets": bool(seed & 4), "answers_after_item": bool(seed & 8)}
+        run = partial(simulated, num_replicas, 2, gradients, from_pool=from_pool, gossip=gossip)
+        log = run(seed=seed, close=close, die=0.01, looks_ahead=from_pool and bool(seed & 16))
+        items = Counter(event["item"] for event in log.events if "item" in event)
+        assert items.keys() == set(range(STEPS * num_replicas)), seed
+        # Gradients that were given to a partner are lost with a step that was not taken.
+        assert gradients or set(items.values()) == {1}
+        assert log.table is not None
+        # One that dies when all is done is missed by nobody.
+        assert {r for r in range(num_replicas) if log.table.lost[r]} <= set(log.dead)
+        assert not log.table.returned
+        assert log.table.leases == log.table.ahead == [-1] * num_replicas
+        num_dead += len(log.dead)
+        num_apart += sum("apart" in event for event in log.events)
+        # Whoever does the record again ends as those that were left.
+        recorded = collect(log.events, num_replicas)
+        again = run(seed=seed + 1000, recorded=recorded)
+        of_replayed = collect(again.events, num_replicas)
+        for r in set(range(num_replicas)) - set(log.dead):
+            assert again.items[r] == log.items[r], seed
+        assert [(of.items, of.pairs) for of in of_replayed] == [
+            (of.items, of.pairs) for of in recorded
+        ]
+    assert num_dead > SEEDS // 12
+    assert num_apart > 0
+
+
+def test_what_a_lost_replica_did_after_its_last_meeting_is_not_done_again():
+    rows = [
+        {"replica": 0, "step": 1, "item": 0},
+        {"replica": 1, "step": 1, "item": 1},
+        {"replica": 0, "step": 1, "partner": 1},
+        {"replica": 1, "step": 1, "partner": 0},
+        {"replica": 1, "step": 2, "item": 2},
+        {"replica": 1, "step": 2, "partner": 0},  # before anything was sent
+        {"replica": 0, "step": 2, "item": 3},
+        {"replica": 0, "step": 2, "partner": 1},
+        {"replica": 0, "step": 2, "apart": 1},
+        {"replica": 1, "step": 2, "lost": 1},
+    ]
+    left, lost = collect(rows, 2)
+    assert (left.items, left.pairs, left.is_lost) == ([0, 3], [(1, 1)], False)
+    assert (lost.items, lost.pairs, lost.is_lost) == ([1], [(1, 0)], True)
+    with pytest.raises(ValueError, match="would wait for 0 for ever"):
+        collect(rows[:-1], 2)
+    with pytest.raises(ValueError, match="replica 1 has come back, as a copy of replica 0"):
+        collect([*rows, {"replica": 1, "step": 2, "again": 0}], 2)
+    with pytest.raises(ValueError, match="is not the next event"):
+        collect([*rows, rows[-2]], 2)

@@ -41,6 +41,8 @@ class Log:
         busy: seconds of work of each worker.
         most_ahead: how far one was ahead of the slowest that had items left.
         progress: of the last rest.
+        dead: workers that have died, in order.
+        table: at the end.
     """
 
     items: list[int] = field(default_factory=list)
@@ -51,6 +53,8 @@ class Log:
     busy: list[float] = field(default_factory=list)
     most_ahead: int = 0
     progress: dict[str, Any] = field(default_factory=dict)
+    dead: list[int] = field(default_factory=list)
+    table: Table | None = None
 
 
 def simulate(
@@ -62,6 +66,7 @@ def simulate(
     slow: float = 1.0,
     close: float = 0.0,
     bad: float = 0.0,
+    die: float = 0.0,
     steady: bool = False,
     look: float = 0.1,
     ends_at_rest: bool = False,
@@ -78,6 +83,7 @@ def simulate(
         slow: how many times longer the last worker takes.
         close: probability that somebody wants a checkpoint after an item.
         bad: probability that a gradient is not finite.
+        die: probability that a worker dies, at each of its events; one stays alive.
         steady: whether all items of a worker take equally long.
         look: most seconds between two looks of one that waits.
         ends_at_rest: whether the run ends at the first rest.
@@ -107,6 +113,7 @@ def simulate(
     meeting: dict[Any, list[int]] = {}
     is_bad = {item: random.Random(item).random() < bad for item in range(course.num_items)}
     item_of = [0] * size
+    to_notice: list[tuple[float, int]] = []  # when it is noticed that a worker has died
 
     def at(time: float, place: int) -> None:
         nonlocal number
@@ -124,6 +131,18 @@ def simulate(
 
     while events:
         time, _, place = heapq.heappop(events)
+        if place in log.dead:
+            continue
+        while to_notice and to_notice[0][0] <= time:
+            server.lose(heapq.heappop(to_notice)[1])
+        if place < size and rng.random() < die and len(log.dead) < size - 1:
+            log.dead.append(place)
+            heapq.heappush(to_notice, (time + rng.expovariate(0.3), place))
+            for what in [w for w in meeting if w[1] == place]:  # the server waits for it
+                meeting.pop(what)
+                server.lose(place)
+                at(time, size)
+            continue
         decision = next(deciding[place])
         table = server.see()
         log.most_ahead = max(log.most_ahead, _ahead(table))
@@ -135,6 +154,12 @@ def simulate(
             continue
         idle, kind, is_server = 0, decision.kind, place == size
         worker = decision.number if is_server else place
+        if is_server and worker in log.dead and kind in (Kind.PULL, Kind.PUSH):
+            server.lose(worker)
+            at(time, place)
+            continue
+        if is_server and kind in (Kind.PUSH, Kind.PASS, Kind.SKIP):
+            server.accept(worker)
         if kind is Kind.TAKE:
             item_of[worker] = decision.number
             workers[worker].num_given = NOT_FINITE if is_bad[decision.number] else 1
@@ -147,12 +172,12 @@ def simulate(
                 log.items.append(item_of[worker])
             meet((kind, worker), 2, time, place)
         elif kind is Kind.REST:
-            if place == 0:
-                log.num_rests, log.progress = log.num_rests + 1, table.progress()
+            if is_server:
+                log.num_rests, log.progress = log.num_rests + 1, server.rested.progress()
             if ends_at_rest:
                 ended += 1
             else:
-                meet(kind, size + 1, time, place)
+                at(time, place)
         elif kind is Kind.END:
             ended += 1
             log.seconds = max(log.seconds, time)
@@ -164,9 +189,9 @@ def simulate(
             at(time, place)
         if kind is Kind.TAKE and rng.random() < close:
             (workers[worker] if rng.random() < 0.5 else server).close()
-    if ended < size + 1:
+    if ended < size + 1 - len(log.dead):
         raise Deadlock(f"seed {seed}: {size + 1 - ended} of {size + 1} wait for others")
-    log.events = server.events
+    log.events, log.table = server.events, server.see()
     return log
 
 
@@ -205,6 +230,27 @@ def test_a_bound_keeps_workers_within_so_many_items(staleness):
     # The one that may be ahead by S items begins one more, and is S + 1 ahead when it ends.
     assert max(ahead) <= staleness + 1
     assert max(ahead) > staleness or staleness == 4
+
+
+@pytest.mark.parametrize("from_pool", [True, False])
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_workers_that_die_cost_no_item_and_leave_nobody_waiting(size, from_pool):
+    course, num_dead = course_of(size), 0
+    for seed in range(60):
+        staleness = (None, 0, 2)[seed % 3]
+        options = {"staleness": staleness, "from_pool": from_pool, "bad": 0.1}
+        log = simulate(course, seed=seed, close=0.1, die=0.02, **options)
+        assert Counter(log.items) == Counter(range(course.num_items)), seed
+        assert log.evaluated == [5 * size, 10 * size]
+        assert log.table is not None
+        # One that dies when all is done is missed by nobody.
+        assert {w for w in range(size) if log.table.lost[w]} <= set(log.dead)
+        num_dead += len(log.dead)
+        lost = [{"replica": w, "step": 0, "lost": 1} for w in log.dead]
+        recorded = collect([*log.events, *lost], size)
+        again = simulate(course, seed=seed + 1, recorded=recorded, **options)
+        assert again.events == log.events
+    assert num_dead > 30
 
 
 def test_a_record_is_done_again_in_its_order_whatever_takes_how_long():

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange
 
@@ -27,8 +28,8 @@ class Together(Exchange):
     """An exchange with the other threads; only messages that are sent are counted, not sums."""
 
     def __init__(self, board: Board, replica: int) -> None:
-        super().__init__(None)
-        self.size, self._board, self._replica = len(board.values), board, replica
+        super().__init__(Counterparts(None))
+        self._all.size, self._board, self._replica = len(board.values), board, replica
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
         self._board.values[self._replica] = values

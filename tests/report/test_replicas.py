@@ -69,7 +69,7 @@ def test_spans_begin_with_the_first_one_and_a_line_that_was_cut_off_is_left_out(
         Doing(1, "worked", 0.0, 3.5),
         Doing(0, "waited", 3.0, 3.5),
     )
-    assert run.replicas.each == (ACCOUNT, SLOW)
+    assert run.replicas.each == ({"replica": 0, **ACCOUNT}, {"replica": 1, **SLOW})
     assert run.replicas.balance["busy"]["efficiency"] == 0.8
 
 

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from vigpipe.errors import DONE, InputError
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.parallel.agreement import Agreement, Peers, Status, all_gather_values, broadcast_value
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.parallel.layout import Layout, make_groups
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.compression import bytes_of_sum
 from vigpipe.replication.course import Course
@@ -180,11 +182,13 @@ def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
     """Run all cases once, then all of them again, and so on; every rank calls this."""
     runs = []
     replicas: Any = dist.new_group(list(range(options.dp)))  # of no meaning to the last rank
+    in_pairs = Layout(num_replicas=options.dp + 1, num_teams=options.dp + 1)
+    links = make_groups(in_pairs, SILENCE_SECONDS, linked=True).links
     for repeat in range(options.repeats):
         for case in cases:
             group = dist.group.WORLD if case.way in SERVED else replicas
 
-            runs.append(run_case(case, options, repeat, group))
+            runs.append(run_case(case, options, repeat, group, links))
         if dist.get_rank() == 0:
             print(f"{repeat + 1} of {options.repeats} rounds of {len(cases)} cases are done")
             sys.stdout.flush()
@@ -192,7 +196,11 @@ def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
 
 
 def run_case(
-    case: Case, options: StrategiesBench, repeat: int, group: dist.ProcessGroup | None
+    case: Case,
+    options: StrategiesBench,
+    repeat: int,
+    group: dist.ProcessGroup | None,
+    links: Mapping[int, dist.ProcessGroup],
 ) -> Run:
     """Run a case; every rank calls this, and is a replica, the server, or idle.
 
@@ -201,6 +209,7 @@ def run_case(
         options: options of the benchmark.
         repeat: which time it is.
         group: the replicas, and the server if there is one; of no meaning to a rank that is idle.
+        links: this rank and one other each.
     """
     rank, size = dist.get_rank(), options.dp
     num_ranks, num_members = dist.get_world_size(), size + (case.way in SERVED)
@@ -224,12 +233,15 @@ def run_case(
         team_size=1,
         is_server=rank == size,
         is_first=True,
+        rank=rank,
         peers=Peers(),
         num_ranks=num_members,
-        between=group,
+        num_teams=num_members,
+        between=Counterparts(group),
         open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
         timeout_seconds=SILENCE_SECONDS,
         num_moments=0,
+        links=links,
     )
     course = Course(num_steps, steps_per_epoch=num_steps, evaluate_every=1, num_replicas=size)
     strategy = make_strategy(with_replication_defaults(config), course, place, weights)

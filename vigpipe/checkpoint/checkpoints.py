@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vigpipe.checkpoint.best import best_in, better
-from vigpipe.checkpoint.manifest import Manifest
+from vigpipe.checkpoint.manifest import Manifest, list_checkpoints, read_manifest
 from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, share_of
@@ -39,19 +39,23 @@ class Checkpoints:
     ) -> None:
         layout = rank_state.run.layout
         self.rank_state = rank_state
+        # A server has all there is; otherwise every rank has a share.
+        replicas = [layout.writer] if layout.has_server else range(layout.num_replicas)
+        self._replica_of = {
+            rank_file_name(pipeline_rank, replica_index): replica_index
+            for replica_index in replicas
+            for pipeline_rank in range(layout.pipeline_size)
+        }
         self.best = None if resumed is None else best_in(resumed, folder)
         self._saver = Saver(
             folder,
-            [
-                rank_file_name(pipeline_rank, replica_index)
-                for replica_index in range(layout.num_pipelines)
-                for pipeline_rank in range(layout.pipeline_size)
-            ],
+            list(self._replica_of),
             rank_file_name(rank_state.pipeline_rank, rank_state.replica_index),
             is_writer=rank_state.is_writer,
             keep=rank_state.run.config.keep,
             token=broadcast_value(secrets.token_hex(4), layout.world_size),
             log=log,
+            is_lost=self._is_lost,
         )
 
     @property
@@ -64,15 +68,27 @@ class Checkpoints:
         """Step of the newest checkpoint that this rank has completed; only the writer does."""
         return self._saver.newest
 
+    def _is_lost(self, file: str) -> bool:
+        strategy, layout = self.rank_state.strategy, self.rank_state.run.layout
+        team, _ = layout.team_of(self._replica_of[file])
+        return team in strategy.lost()
+
+    def lead(self) -> None:
+        """Complete the checkpoints from now on, on the rank that writes the run's files."""
+        self._saver.is_writer = True
+        for checkpoint in list_checkpoints(self.folder)[:1]:
+            self.best = best_in(read_manifest(checkpoint), checkpoint)
+
     def is_best(self, scores: Scores) -> bool:
         """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
 
-        The ranks that have evaluated call this together, after every evaluation.
+        The ranks that have evaluated call this together, after every evaluation, and all of them
+        come to the same.
 
         Args:
             scores: of the evaluation that follows the last step.
         """
-        by, peers = self.rank_state.run.config.keep_best, self.rank_state.scorers.peers
+        by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
             return False
         knows = scores.test is not None
@@ -90,8 +106,8 @@ class Checkpoints:
     ) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
 
-        All ranks call this together. If the previous checkpoint is still being written to a slow
-        disk, they wait for it.
+        All ranks call this at the same step. If a rank's file of the previous checkpoint is still
+        being written to a slow disk, its peers wait for it.
 
         Args:
             loss: loss of the last step on ranks of the last stage; None on other ranks and after
@@ -100,13 +116,11 @@ class Checkpoints:
             metrics_bytes: size of metrics.jsonl, on the rank that writes it.
             events_bytes: size of events.jsonl, likewise.
         """
-        layout = self.rank_state.run.layout
-        run_with_heartbeats(self._saver.finish, layout.world_size)
         rank_state, strategy = self.rank_state, self.rank_state.strategy
-        team, of_team = layout.team_of(rank_state.replica_index)
+        layout = rank_state.run.layout
+        run_with_heartbeats(self._saver.finish, *strategy.peers)
+        _, of_team = layout.team_of(rank_state.replica_index)
         own = share_of(named_tensors(rank_state), of_team, layout.team_size)
-        if layout.has_server and team < layout.num_teams:
-            own = {}  # the server has all
         prefix = replica_prefix(layout.state_of(rank_state.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
         share |= residuals(rank_state)

@@ -283,7 +283,13 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
                 "checkpoint of this model"
             )
-    prefix = replica_prefix(rank_state.run.layout.state_of(rank_state.replica_index))
+    layout = rank_state.run.layout
+    own_state = layout.state_of(rank_state.replica_index)
+    states = range(1 if layout.has_server or not manifest.replicas else layout.num_teams)
+    kept = [s for s in states if f"{replica_prefix(s)}model/{next(iter(model_names))}" in file_of]
+    if own_state not in kept and kept:
+        own_state = kept[0]  # this replica was lost, and comes back as a copy
+    prefix = replica_prefix(own_state)
     available = {name.removeprefix(prefix) for name in file_of if name.startswith(prefix)}
     needed = [f"{prefix}{name}" for name in needed_tensors(rank_state, available)]
     found = read_tensors(checkpoint, file_of, needed)
@@ -291,7 +297,7 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     restore(rank_state, tensors, str(checkpoint))
     if manifest.replicas:
         try:
-            rank_state.strategy.restore(manifest.replicas["progress"])
+            rank_state.strategy.restore(manifest.replicas["progress"], kept)
         except ValueError as error:
             raise InputError(
                 f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "

@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,13 +42,14 @@ class Saver:
 
     Args:
         folder: the folder of the run.
-        files: names of the files that make up a checkpoint, one for each rank.
+        files: names of the files that make up a checkpoint, one for each rank that has a share.
         own_file: name of this rank's file.
         is_writer: whether this rank adds the manifest and the name; exactly one rank does.
         keep: number of checkpoints to keep; older ones are deleted, but not the best one.
         token: a text that is the same on every rank and differs from that of any other run.
         log: called with a sentence for the user when a checkpoint cannot be written.
         timeout_seconds: time that the ranks have to write their files of a checkpoint.
+        is_lost: whether the rank that would write a file was lost.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Saver:
         token: str,
         log: Callable[[str], None],
         timeout_seconds: float = 600.0,
+        is_lost: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.folder = folder / "checkpoints"
         self.files, self.own_file, self.is_writer = files, own_file, is_writer
         self.keep, self.token = keep, token
         self.log, self.timeout_seconds = log, timeout_seconds
         self.newest: int | None = None  # step of the newest checkpoint that this rank has completed
+        self._is_lost = is_lost
         self._thread: threading.Thread | None = None
         if self.is_writer:
             self._sweep()
@@ -82,8 +85,9 @@ class Saver:
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
+        files = [name for name in self.files if not self._is_lost(name)]
         # Not a daemon, so that Python's exit waits for a checkpoint that has begun.
-        self._thread = threading.Thread(target=self._write, args=(manifest, copies))
+        self._thread = threading.Thread(target=self._write, args=(manifest, copies, files))
         self._thread.start()
 
     def finish(self) -> None:
@@ -92,16 +96,17 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _write(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
+    def _write(self, manifest: Manifest, tensors: dict[str, Tensor], files: Sequence[str]) -> None:
         partial = self.folder / f".{folder_name(manifest.step)}-{self.token}"
         try:
             partial.mkdir(parents=True, exist_ok=True)
             try:
-                self._write_file(partial / self.own_file, tensors)
+                if self.own_file in files:
+                    self._write_file(partial / self.own_file, tensors)
             except OSError as error:
                 _give_up(partial / self.own_file, error)
             if self.is_writer:
-                self._complete(partial, manifest)
+                self._complete(partial, manifest, files)
         except (OSError, _Incomplete) as error:
             if self.is_writer:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -116,13 +121,13 @@ class Saver:
         _sync(path)
         write_note(path, json.dumps(file_facts(path)))
 
-    def _complete(self, partial: Path, manifest: Manifest) -> None:
+    def _complete(self, partial: Path, manifest: Manifest, files: Sequence[str]) -> None:
         """Wait for the files of all ranks, add the manifest, and give the folder its name."""
-        files = {name: self._note(partial / name) for name in self.files}
+        notes = {name: self._note(partial / name) for name in files}
         path = partial / NAME
-        path.write_text(replace(manifest, files=files).text(), encoding="utf-8")
+        path.write_text(replace(manifest, files=notes).text(), encoding="utf-8")
         _sync(path)
-        for name in self.files:
+        for name in files:
             (partial / name).with_suffix(".json").unlink()
         _sync(partial)
         target = self.folder / folder_name(manifest.step)
@@ -146,6 +151,8 @@ class Saver:
             failed = path.with_suffix(".failed")
             if failed.exists():
                 raise _Incomplete(failed.read_text() or "a rank could not write its share")
+            if self._is_lost(path.name):
+                raise _Incomplete("a replica was lost before it had written its share")
             time.sleep(POLL_SECONDS)
         raise _Incomplete(f"{path.name} was not there after {self.timeout_seconds:g} s")
 

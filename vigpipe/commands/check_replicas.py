@@ -20,13 +20,14 @@ from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.differences import Compared, Kinds, compare
 from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
-from vigpipe.parallel.agreement import Agreement, Peers, all_gather_values
+from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.strategy import AverageWeights, Outcome, TakeGradients, TakeItem
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
+from vigpipe.run.others import all_events
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, complete_step, train_step
 
@@ -118,10 +119,10 @@ def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
         elif isinstance(turn, AverageWeights):
             strategy.average_weights()
     layout = rank_state.run.layout
-    events = all_gather_values(strategy.take_events(), layout.world_size)
+    events = all_events(strategy, layout.world_size)
     strategy.close()
     rank_state.job.close()
-    return losses, collect(chain.from_iterable(events), layout.num_teams)
+    return losses, collect(events, layout.num_teams)
 
 
 def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
@@ -133,10 +134,10 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     losses, recorded = train_recorded(rank_state)
     layout = rank_state.run.layout
     own = trace_of(rank_state, losses)
-    if own is None or rank_state.replica_group is None:
+    if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None
-    dist.gather_object(own, traces, group=rank_state.replica_group, group_dst=0)
+    dist.gather_object(own, traces, group=rank_state.counterparts.group, group_dst=0)
     # The replicas of a team are equal.
     return None if traces is None else traces[:: layout.team_size], recorded
 

@@ -6,7 +6,6 @@ question is how evenly the replicas work, and what they wait for.
 
 import time
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.config.files import as_toml
-from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import (
     EACH,
     EVENNESS,
@@ -29,6 +27,7 @@ from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import Scores, evaluate
 from vigpipe.run.events import open_events
 from vigpipe.run.facts import Run
+from vigpipe.run.others import all_events
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
 from vigpipe.run.step import apply_gradients, complete_step, train_step
@@ -79,10 +78,10 @@ def time_replicas(
         before = dict(strategy.account())
     account = _difference(strategy.account(), before)
     accounts = gather_accounts(rank_state, account)
-    rows = list(chain.from_iterable(all_gather_values(strategy.take_events(), layout.world_size)))
+    rows = all_events(strategy, layout.world_size)
     strategy.close()
     if layout.has_server:
-        rank_state.copy_from(layout.writer)
+        rank_state.copy_from(layout.writer, rank_state.counterparts)
     score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
     rank_state.job.close()
     if record is None or score is None:

@@ -20,14 +20,19 @@ class RowsFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._unwritten = path, b""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows; the kernel has them when this returns.
+        """Append rows; the kernel has them when this returns. A closed file is opened again.
 
         Raises:
             OSError: they cannot be written now.
         """
+        if self._file < 0:
+            self._open()
         self._unwritten += b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]

@@ -192,7 +192,9 @@ def all_gather_values(
     return values
 
 
-def run_with_heartbeats(work: Callable[[], T], world_size: int) -> T:
+def run_with_heartbeats(
+    work: Callable[[], T], world_size: int, group: dist.ProcessGroup | None = None
+) -> T:
     """Run work that may take one rank longer than a collective's timeout; every rank calls this.
 
     The ranks exchange a heartbeat every second until all of them are done, so that ranks with less
@@ -201,6 +203,7 @@ def run_with_heartbeats(work: Callable[[], T], world_size: int) -> T:
     Args:
         work: the work of this rank; it runs in a thread and may do nothing.
         world_size: number of ranks.
+        group: their process group; None for all ranks of the run.
 
     Returns:
         The value that this rank's work returned.
@@ -223,7 +226,7 @@ def run_with_heartbeats(work: Callable[[], T], world_size: int) -> T:
         wait([future], HEARTBEAT_SECONDS)
         if future.done():
             future.result()  # raises what the work raised; the other ranks then lose a peer
-        if all(all_gather_values(future.done(), world_size)):
+        if all(all_gather_values(future.done(), world_size, group)):
             return future.result()
 
 

@@ -13,9 +13,12 @@ With a server (--strategy server), its pipeline comes last, as if it were one mo
 the same stages, but takes no items. The replicas are then called its workers.
 """
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vigpipe.errors import InputError
@@ -121,6 +124,11 @@ class Layout:
         first = self.pipeline_rank(rank)
         return tuple(range(first, self.num_stages, self.pipeline_size))
 
+    def ranks_of_teams(self) -> list[range]:
+        """Return the ranks of each team, but not of a server."""
+        size = self.team_size * self.pipeline_size
+        return [range(team * size, (team + 1) * size) for team in range(self.num_teams)]
+
     def check_world(self, world_size: int) -> None:
         """Raise InputError unless the number of ranks is that of the layout."""
         if world_size != self.world_size:
@@ -158,6 +166,7 @@ class Groups(NamedTuple):
         summed: of these, the ones in its team, which add their gradients up.
         between: of these, the ones with its place in each team.
         team: all ranks of its team; also None if they are all of the run.
+        links: this rank and one of `between`, by the place of that one there; only on request.
     """
 
     pipeline: "ProcessGroup | None" = None
@@ -165,9 +174,10 @@ class Groups(NamedTuple):
     summed: "ProcessGroup | None" = None
     between: "ProcessGroup | None" = None
     team: "ProcessGroup | None" = None
+    links: "Mapping[int, ProcessGroup]" = MappingProxyType({})
 
 
-def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
+def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False) -> Groups:
     """Make the process groups of this rank; all ranks call this together.
 
     The groups of torch's `init_device_mesh` would wait half an hour for a silent peer.
@@ -175,6 +185,8 @@ def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
     Args:
         layout: the degrees.
         timeout_seconds: time after which a collective or a message in these groups gives up.
+        linked: make a group of every two replicas, or of the server and each worker. In these a
+            message gives up after half the time, and those of a server after a quarter of it.
     """
     import numpy as np
     import torch.distributed as dist
@@ -196,4 +208,18 @@ def make_groups(layout: Layout, timeout_seconds: float) -> Groups:
 
     pipeline, replicas, summed, between = make(2), make(0, 1), make(1), make(0)
     team = make(1, 2) if shape[0] > 1 else None
-    return Groups(pipeline, replicas, summed, between, team)
+    links: dict[int, Any] = {}
+    here = int(np.argwhere(grid == dist.get_rank())[0][0])
+    firsts = [*range(shape[0])] if linked else []
+    # The peers of a rank that waits for another replica wait for it, with more patience. Workers
+    # wait for a server that waits for one of them.
+    impatience = 2
+    if layout.has_server:
+        impatience = 4 if here == layout.num_teams else 1
+    for one, other in itertools.combinations(firsts, 2):
+        if not layout.has_server or other == layout.num_teams:
+            rows = np.stack([grid[one], grid[other]], axis=-1).reshape(-1, 2).tolist()
+            link = dist.new_subgroups_by_enumeration(rows, timeout=timeout / impatience)[0]
+            if here in (one, other):
+                links[other if here == one else one] = link
+    return Groups(pipeline, replicas, summed, between, team, links)

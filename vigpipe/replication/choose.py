@@ -31,7 +31,7 @@ def make_strategy(
         recorded: what each replica is to do again; None if it is free.
     """
     if options.strategy == "synchronous":
-        return Synchronous(course, place.of_team, place.peers)
+        return Synchronous(course, place.of_team, place.peers, place.between)
     server = Server if place.is_server else Worker
     own_steps = {"periodic": Periodic, "gossip": Gossip, "server": server}[options.strategy]
     return own_steps(options, course, place, weights, recorded)

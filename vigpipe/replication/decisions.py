@@ -33,6 +33,11 @@ class Kind(IntEnum):
     PUSH = 9
     PASS = 10
     SKIP = 11
+    TELL = 12
+    STOP = 13
+    LEAD = 14
+    LEAVE = 15
+    MEET = 16
 
 
 ALL = -1  # instead of a partner: an average is one of all replicas
@@ -75,18 +80,22 @@ class Decisions:
         Args:
             decide: makes the decisions one after the other; it yields None while it waits for
                 another replica.
-            check: called while it waits, and raises if a replica is lost.
+            check: called while it waits, and looks whether a replica is lost.
         """
         self._decide, self._check = decide, check
 
-    def next(self) -> Decision:
+    def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:
         """Return what comes next.
 
+        Args:
+            decide: makes this decision, on the first rank; by default what began.
+
         Raises:
-            RuntimeError: a peer or another replica was lost.
+            RuntimeError: a peer was lost, or another replica without which this one cannot go on.
         """
+        decide = decide or self._decide
         while True:
-            decision = None if self._decide is None else self._look(self._decide)
+            decision = None if decide is None else self._look(decide)
             if self._peers.size > 1:
                 decision = self._told(decision)
             if decision is not None:

@@ -7,16 +7,18 @@ summed in the order of the replicas, in float64, and rounded once.
 Over all replicas, each rank receives one D-th of every replica's numbers (all-to-all), averages it,
 and sends the mean to all (all-gather). For P numbers of 4 bytes a rank sends 2 (D - 1) / D * 4 P
 bytes, as a ring all-reduce does. Two replicas alone send one another all their numbers, 4 P bytes
-each, and both compute the mean.
+each, and both compute the mean. Every two of them have a process group of their own: with gloo, one
+message that does not arrive in time closes all connections of its group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.parallel.gradients import gather_vectors
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 
 BLOCK = 1 << 16  # numbers that a CPU averages at once
@@ -26,17 +28,25 @@ class Exchange:
     """Averages and adds up over replicas; the ranks concerned call each method together.
 
     Args:
-        group: the D ranks that hold the same stages; None for a replica alone.
+        all_of_them: the D ranks that hold the same stages.
+        links: process groups of this rank and one other each, by the place of the other among all.
 
     Attributes:
-        size: D.
         bytes_sent: bytes of averaged tensors that this rank has sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.size = 1 if group is None else group.size()
+    def __init__(
+        self,
+        all_of_them: Counterparts,
+        links: Mapping[int, dist.ProcessGroup] | None = None,
+    ) -> None:
+        self._all, self._links = all_of_them, links or {}
         self.bytes_sent = 0
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self._all.size
 
     def mean(
         self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
@@ -52,7 +62,7 @@ class Exchange:
             The means, bit for bit the same on every rank, and the sum of the weights. If all
             weights are 0, each counts the same.
         """
-        if self._group is None:
+        if self.size == 1:
             return list(tensors), weight
         weights = self.gather(weight.reshape(1), partner).flatten()  # (replicas,)
         sum_of_weights = weights.sum()
@@ -68,7 +78,7 @@ class Exchange:
         Returns:
             The sums, bit for bit the same on every rank.
         """
-        if self._group is None or not tensors:
+        if self.size == 1 or not tensors:
             return list(tensors)
         ones = tensors[0].new_ones(self.size, dtype=torch.float64)
         return self._combine(tensors, ones, ones[0], ALL)
@@ -92,8 +102,7 @@ class Exchange:
         return [c.view_as(t) for c, t in zip(parts, tensors, strict=True)]
 
     def _combine_all(self, flat: Tensor, weights: Tensor, divisor: Tensor) -> Tensor:
-        received = torch.empty_like(flat)
-        dist.all_to_all_single(received, flat, group=self._group)
+        received = self._all.exchange(flat)
         combined = _weighted_sum(received.chunk(self.size), weights, divisor)
         self.bytes_sent += 2 * (self.size - 1) * combined.nbytes
         return self.gather(combined).flatten()
@@ -114,8 +123,8 @@ class Exchange:
             values: this replica's.
             partner: the other replica, or ALL.
         """
-        if partner == ALL or self._group is None or values.numel() == 0:
-            return gather_vectors(values, self._group)
+        if partner == ALL or self.size == 1 or values.numel() == 0:
+            return self._all.gather(values)
         return torch.stack(self._swap(values, partner))
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
@@ -123,10 +132,10 @@ class Exchange:
 
         Args:
             tensors: of one dtype.
-            to: its place in the group.
+            to: its place among all.
         """
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        self._wait_for(dist.P2POp(dist.isend, flat, group=self._group, group_peer=to))
+        self._wait_for(self._message(dist.isend, flat, to))
         self.bytes_sent += flat.nbytes
 
     def receive(self, like: Sequence[Tensor], source: int) -> list[Tensor]:
@@ -134,23 +143,26 @@ class Exchange:
 
         Args:
             like: tensors of their shapes and dtype.
-            source: its place in the group.
+            source: its place among all.
         """
         sizes = [tensor.numel() for tensor in like]
         flat = like[0].new_empty(sum(sizes))
-        self._wait_for(dist.P2POp(dist.irecv, flat, group=self._group, group_peer=source))
+        self._wait_for(self._message(dist.irecv, flat, source))
         return [p.view_as(t) for p, t in zip(flat.split(sizes), like, strict=True)]
 
     def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
         """Exchange values with a partner; return those of both, in the order of the replicas."""
-        assert self._group is not None
         other = torch.empty_like(values)
-        messages = [
-            dist.P2POp(dist.isend, values.contiguous(), group=self._group, group_peer=partner),
-            dist.P2POp(dist.irecv, other, group=self._group, group_peer=partner),
-        ]
-        self._wait_for(*messages)
-        return [values, other] if self._group.rank() < partner else [other, values]
+        self._wait_for(
+            self._message(dist.isend, values.contiguous(), partner),
+            self._message(dist.irecv, other, partner),
+        )
+        is_first = self._links[partner].rank() == 0
+        return [values, other] if is_first else [other, values]
+
+    def _message(self, what: Callable[..., Any], tensor: Tensor, other: int) -> dist.P2POp:
+        link = self._links[other]
+        return dist.P2POp(what, tensor, group=link, group_peer=1 - link.rank())
 
     @staticmethod
     def _wait_for(*messages: dist.P2POp) -> None:

@@ -69,6 +69,7 @@ class GossipMember(Member):
         self._in_sets, self._answers_after_item = in_sets, answers_after_item
         self._random = random.Random(f"{seed} {replica_index}")
         self._drew_at = table.read().taken[replica_index]  # after how many steps it drew last
+        self._met_at = 0  # in or after which step it met a partner last
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to an average with a partner, if there is one and it is time; wait for the other."""
@@ -124,6 +125,8 @@ class GossipMember(Member):
         """Wait for a partner, and let both go as soon as they have met."""
 
         def come(table: Table) -> bool:
+            if self._recorded is None and table.partners[self._index] != partner:
+                return False  # it was lost a moment ago
             if table.waiting[partner] != self._index:
                 table.waiting[self._index] = partner
                 return False
@@ -148,10 +151,19 @@ class GossipMember(Member):
                 yield
         table = self._table.last_seen
         if table.joined[self._index] < number:
-            return OWN_GRADIENTS  # the partner has set it free
+            return OWN_GRADIENTS  # the partner has set it free, or is lost
         step = table.taken[self._index] + self.rules.gradients
+        # The record has these rows before anything is sent: either of the two may be lost now.
+        if table.leases[self._index] >= 0:
+            self.note_item(step, table.leases[self._index])
+        self._met_at = step
         self.events.append({"replica": self._index, "step": step, "partner": partner})
         return Decision(Kind.AVERAGE, partner)
+
+    def part(self, partner: int) -> None:
+        """Note that an average has not taken place, and go on without the partner."""
+        self.events.append({"replica": self._index, "step": self._met_at, "apart": partner})
+        self.lose(partner)
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
         if self._recorded is not None:
@@ -165,6 +177,8 @@ class GossipMember(Member):
 
 class Gossip(OwnSteps):
     """The strategy of ranks whose replicas are averaged in pairs; see `OwnSteps`."""
+
+    outlives = True
 
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.

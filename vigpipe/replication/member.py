@@ -63,6 +63,7 @@ class Member:
     Attributes:
         rules: what the options say.
         samples: samples that it has trained on since it was averaged; the strategy keeps count.
+        rested: the table when all rested last, if this replica was the head then.
         events: what it has done, as rows of events.jsonl (`replication.record`).
     """
 
@@ -77,6 +78,9 @@ class Member:
         self._recorded = recorded
         self.samples = table.read().samples[replica_index]
         self.events: list[dict[str, int]] = []
+        self._noted_step = table.last_seen.taken[replica_index]
+        self._leads = replica_index == 0
+        self.rested = table.last_seen
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to an average if one is due, and wait for those that it is with.
@@ -101,13 +105,10 @@ class Member:
 
     def _next_item(self, table: Table) -> int | None:
         """Return the item that comes next; None if none is left."""
-        num_taken, num_replicas = table.taken[self._index], self.rules.course.num_replicas
         if self._recorded is not None:
-            items = self._recorded.items
+            items, num_taken = self._recorded.items, table.taken[self._index]
             return items[num_taken] if num_taken < len(items) else None
-        if table.ahead[self._index] >= 0:
-            return table.ahead[self._index]
-        item = table.drawn if self.rules.from_pool else self._index + num_taken * num_replicas
+        item = table.next_item(self._index, from_pool=self.rules.from_pool)
         return item if item < self.rules.course.num_items else None
 
     def take(self) -> int | NoItem:
@@ -123,12 +124,12 @@ class Member:
                 return NoItem.NONE_LEFT
             if not self._may_begin(table, item):
                 return NoItem.TOO_EARLY
-            table.drawn += table.ahead[self._index] < 0
-            table.leases[self._index], table.ahead[self._index] = item, -1
+            table.draw(self._index, item)
+            table.leases[self._index] = item
         if self.rules.looks_ahead and table.ahead[self._index] < 0:
             coming = self._next_item(table)
             if coming is not None:
-                table.drawn += 1
+                table.draw(self._index, coming)
                 table.ahead[self._index] = coming
         return table.leases[self._index]
 
@@ -153,7 +154,13 @@ class Member:
             return table.taken[self._index], item
 
         step, item = self._table.change(change)
-        self.events.append({"replica": self._index, "step": step, "item": item})
+        self.note_item(step, item)
+
+    def note_item(self, step: int, item: int) -> None:
+        """Note for the record that a step is taken with an item, unless that was noted before."""
+        if step > self._noted_step:
+            self._noted_step = step
+            self.events.append({"replica": self._index, "step": step, "item": item})
 
     def epoch_to_evaluate(self, item: int) -> int:
         """Tell whether the weights must be scored before an item; if so, that counts as done.
@@ -178,10 +185,15 @@ class Member:
         self._table.change(change)
         return course.epoch(last_step)
 
-    def close(self) -> None:
-        """Ask all replicas to rest before they take another item."""
+    def close(self, *, stop: bool = False) -> None:
+        """Ask all replicas to rest before they take another item, and to save.
+
+        Args:
+            stop: ask them to end then, too.
+        """
 
         def change(table: Table) -> None:
+            table.save_wanted, table.stop_wanted = True, table.stop_wanted or stop
             if not self._is_closed(table):
                 table.closings += 1
 
@@ -190,7 +202,8 @@ class Member:
     def rest(self) -> Waiting[bool]:
         """Rest because the pool is closed, and wait until every replica does.
 
-        Nothing is under way then. The pool is open again for whoever goes on.
+        Nothing is under way then. The head says how it goes on: whether all save, and whether they
+        stop. The pool is open again for whoever goes on.
 
         Returns:
             True; or False at once if the replica must come to an average before.
@@ -204,9 +217,43 @@ class Member:
             return table.closings
 
         number = self._table.change(change)  # of the closing
-        while min(self._table.read().rests) < number:
-            yield
+        while number and (table := self._table.read()).answered < number:
+            all_rest = all(table.rests[replica] >= number for replica in table.left)
+            if all_rest and self.is_head:
+                self._table.change(Table.answer)
+                self.rested = self._table.last_seen
+            else:
+                yield
         return number > 0
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the first of the replicas that are left."""
+        return self._table.last_seen.left[0] == self._index
+
+    def newly_leads(self) -> bool:
+        """Whether it is the head since this was asked last."""
+        led, self._leads = self._leads, self.is_head
+        return self._leads and not led
+
+    def lose(self, replica: int) -> None:
+        """Go on without another replica, which is dead or does not answer."""
+        if not self._table.read().lost[replica]:
+            self._table.change(lambda table: table.lose(replica))
+
+    def part(self, partner: int) -> None:
+        """Go on without a partner that was lost amid an average, which does not count then."""
+        self.lose(partner)
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether it does again what one did that was lost, and has come to that point."""
+        recorded, table = self._recorded, self._table.last_seen
+        return recorded is not None and recorded.is_lost and self._may_leave(table, for_good=True)
+
+    def leave(self) -> None:
+        """Let the others go on as if this replica had died."""
+        self._table.change(lambda table: table.lose(self._index))
 
     def finish(self) -> Waiting[bool]:
         """Have nothing left to do, and wait until that holds for every replica.
@@ -217,7 +264,7 @@ class Member:
         """
 
         def change(table: Table) -> bool:
-            if not self._may_leave(table, for_good=True):
+            if self._is_closed(table) or not self._may_leave(table, for_good=True):
                 return False
             table.finished[self._index] = True
             table.samples[self._index] = self.samples
@@ -226,7 +273,8 @@ class Member:
         if not self._table.change(change):
             return False
         while not all((table := self._table.read()).finished):
-            if self._is_closed(table):
+            # An item that comes back from a lost replica is work for those that had none left.
+            if self._is_closed(table) or not table.finished[self._index]:
                 return False
             yield
         return True

@@ -30,24 +30,29 @@ def summarize_replicas(
     Args:
         accounts: what the ranks of each replica have counted (`run.summary.gather_accounts`), first
             rank first. Sent bytes are added up over them, and the most memory of one is taken; all
-            else is known to the first one.
+            else is known to the first one. A replica that was lost has none.
         has_server: whether the last ranks are those of a server.
 
     Returns:
-        A table for each replica, and how evenly they were busy. With a pool the items are meant to
-        be unequal, so only the time tells. A server has a table of its own.
+        A table for each replica that is left, which were lost, and how evenly the others were busy.
+        With a pool the items are meant to be unequal, so only the time tells. A server has a table
+        of its own.
     """
     replicas = [
-        ranks[0]
+        {"replica": number}
+        | ranks[0]
         | {
             "bytes_sent": sum(rank["bytes_sent"] for rank in ranks),
             "peak_bytes": max(rank["peak_bytes"] for rank in ranks),
         }
-        for ranks in accounts
+        for number, ranks in enumerate(accounts)
+        if ranks
     ]
+    lost = [number for number, ranks in enumerate(accounts) if not ranks]
     server = {"server": replicas.pop()} if has_server else {}
     return {
         "each": replicas,
+        **({"lost": lost} if lost else {}),
         **server,
         "items": balance([replica["items"] for replica in replicas]),
         "busy": balance([replica["busy_seconds"] for replica in replicas]),
@@ -89,12 +94,12 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
         replicas: the tables of `summarize_replicas`.
     """
     rows = []
-    for number, replica in enumerate(replicas):
+    for replica in replicas:
         seconds = accounted_seconds(replica)
         whole = sum(seconds) or 1.0
         rows.append(
             [
-                str(number),
+                f"{replica['replica']:.0f}",
                 f"{replica['items']:.0f}",
                 f"{1e3 * replica['busy_seconds'] / max(1, replica['items']):,.1f}",
                 f"{replica['samples']:,.0f}",

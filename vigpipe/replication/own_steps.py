@@ -9,36 +9,54 @@ trained on. BatchNorm's running statistics are averaged with the weights; with g
 moments of those who are averaged are pooled. The optimizer's state stays with the replica.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
+from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import (
+    NOTHING_WANTED,
     Agreement,
-    Peers,
     Status,
     agree,
     all_gather_values,
     holds_everywhere,
 )
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.averages import Averages, RoundedWeights
+from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
+from vigpipe.replication.decide import decide
 from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Decisions, Kind
 from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
-from vigpipe.replication.member import Member, NoItem, Rules
+from vigpipe.replication.member import Member, Rules
+from vigpipe.replication.parcels import Inbox, Outbox
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import ServerMember
-from vigpipe.replication.strategy import AverageWeights, Evaluate, Outcome, Rest, TakeItem, Turn
-from vigpipe.replication.table import SharedTable, new_table, resumed_table
+from vigpipe.replication.strategy import (
+    AverageWeights,
+    Evaluate,
+    Finish,
+    Lead,
+    Leave,
+    Outcome,
+    Rest,
+    TakeItem,
+    Turn,
+)
+from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,46 +77,6 @@ class Weights:
         return {**self.parameters, **self.statistics}
 
 
-def decide(member: Member, *, evaluates: bool) -> Iterator[Decision | None]:
-    """Make the decisions of one replica, on its first rank.
-
-    Args:
-        member: the replica.
-        evaluates: whether this replica evaluates its weights after an epoch.
-
-    Yields:
-        Decisions, and None while the replica waits for others.
-    """
-    gradients = member.rules.gradients
-    item: int | NoItem = NoItem.CLOSED
-    while True:
-        # Weights are averaged between two steps. Gradients are too if the pool has nothing left:
-        # others then come to an average with their last ones, and this replica has none to give.
-        if not gradients or item is NoItem.NONE_LEFT:
-            came = yield from member.average(in_step=False)
-            if came.kind in (Kind.AVERAGE, Kind.GIVE):
-                yield came
-                continue
-        item = member.take()
-        if item is NoItem.CLOSED:
-            if (yield from member.rest()):
-                yield Decision(Kind.REST, member.rules.course.steps_with(member.see().drawn))
-        elif isinstance(item, NoItem):  # none is left
-            if (yield from member.finish()):
-                yield Decision(Kind.END)
-                return
-        elif evaluates and (epoch := member.epoch_to_evaluate(item)):
-            yield Decision(Kind.EVALUATE, epoch)
-        else:
-            yield Decision(Kind.TAKE, item, member.ahead)
-            if gradients:
-                came = yield from member.average(in_step=True)
-                yield came
-                if came.kind is Kind.NO_STEP:
-                    continue
-            member.finish_item()
-
-
 class OwnSteps:
     """A strategy of replicas that take steps of their own; see `Strategy`.
 
@@ -111,6 +89,7 @@ class OwnSteps:
     """
 
     sums_replicas = False
+    outlives = False  # whether the run goes on without a replica that is lost
 
     def __init__(
         self,
@@ -127,21 +106,27 @@ class OwnSteps:
         every = options.average_every or 0
         self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
-        self._exchange = Exchange(place.between)
+        self._exchange = Exchange(place.between, place.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
         self._averages: Averages = self._compressor or self._exchange
         is_rounded = options.average == "weights" and options.compress != "none"
-        if is_rounded and place.between is not None:
+        if is_rounded and place.between.size > 1:
             self._averages = RoundedWeights(self._exchange, len(weights.parameters))
         self._store = place.open_store()
-        self._first = new_table(course.num_replicas)
+        self._has_server = place.num_teams > course.num_replicas
+        self._first = new_table(course.num_replicas, has_server=self._has_server)
+        self._table: SharedTable | None = None  # that of the first rank
+        self._company = Company(place, self._store, course.num_replicas, outlives=self.outlives)
+        self._outbox = Outbox(self._store, place.rank)
+        self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl
         # On the first rank of the pipeline, once it runs.
         self._member: Member | ServerMember | None = None
         self._decisions = Decisions(self.peers)
         self._alive: Alive | None = None
-        self._stops = False
         self._partner = ALL  # with whom weights are averaged next
+        self._came_back: dict[str, int] | None = None  # row of a replica that was lost before
         self._samples = 0  # that the replica was trained on since it was averaged
+        self._samples_at_end: int | None = None  # once that has come
         self._new_samples: int | None = None  # of the last item; None if it was given back
         self._num_items = self._num_averages = self._num_samples = 0
         self._diary = Diary()
@@ -177,16 +162,28 @@ class OwnSteps:
             stop: whether the run ends.
         """
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already."""
-        self._first = resumed_table(progress, self._course.num_replicas)
-        self._samples = self._first.samples[self._place.team]
+        size = self._course.num_replicas
+        self._first = resumed_table(progress, size, has_server=self._has_server)
+        for replica in range(0 if self._has_server else size):
+            self._first.samples[replica] *= replica in kept
+        team = self._place.team
+        if not self._place.is_server:
+            if not self._has_server and team not in kept:
+                step = self._first.taken[team]
+                self._came_back = {"replica": team, "step": step, "again": kept[0]}
+            self._samples = self._first.samples[team]
 
     def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
         """Yield what this replica does; the same on all ranks of its pipeline."""
         if self._place.is_first:
-            self._decisions.begin(self._decide(), self._watch())
+            self._table = SharedTable(self._store, self._first, self._place.team)
+            self._decisions.begin(self._decide(self._table), self._watch())
         while (decision := self._next_decision()).kind is not Kind.END:
+            if decision.kind is Kind.LEAVE:
+                yield Leave()
+                return
             yield from self._do(decision)
         unfinished = max(*self._first.leases, *self._first.ahead) >= 0
         if self._first.drawn < self._course.num_items or unfinished:
@@ -210,34 +207,101 @@ class OwnSteps:
             yield AverageWeights()
         elif kind is Kind.GIVE:
             self._give(number)
-        else:
-            assert kind is Kind.REST
+        elif kind is Kind.LEAD:
+            yield Lead()
+        elif kind is Kind.TELL:
+            self._tell()
             with self._diary.doing("saved"):
-                yield from self._rest(number)
-
-    def _rest(self, number: int) -> Iterator[Turn]:
-        """Save a checkpoint after a number of steps; all ranks rest."""
-        self._stops = agree(Status(stop=self._stops), Peers(self._place.num_ranks)).stop
-        self._before_rest(self._stops)
-        yield Rest(number, self._stops)
+                yield Finish()
+            agree(NOTHING_WANTED, self.peers)  # or one of them could do so after the rest
+        else:
+            assert kind in (Kind.REST, Kind.STOP)
+            with self._diary.doing("saved"):
+                self._before_rest(kind is Kind.STOP)
+                yield Rest(number, kind is Kind.STOP)
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
-            return self._decisions.next()
+            decision = self._decisions.next()
+        if self.outlives:  # this rank may die before it tells of it later
+            self._tell()
+        return decision
 
-    def _decide(self) -> Iterator[Decision | None]:
-        index = self._place.team
-        recorded = None if self._recorded is None else self._recorded[index]
-        member = self._make_member(SharedTable(self._store, self._first, index), recorded)
-        self._member = member
-        return decide(member, evaluates=index == 0)
+    def _tell(self) -> None:
+        """Send what this rank knows to the one that writes the run's files."""
+        parcel = {"events": self._take_events(), "metrics": self._untold}
+        self._untold = []
+        if any(parcel.values()):
+            self._outbox.send(parcel)
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Keep a row of metrics.jsonl for the rank that writes it."""
+        self._untold.append(row)
+
+    def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
+        """Return what makes the decisions of this replica, on its first rank."""
+        recorded = None if self._recorded is None else self._recorded[self._place.team]
+        self._member = member = self._make_member(table, recorded)
+        member.events += [] if self._came_back is None else [self._came_back]
+        return decide(member)
 
     def _watch(self) -> Callable[[], None]:
         place = self._place
-        num_replicas = 1 if place.between is None else place.between.size()
-        alive = Alive(self._store, place.team, num_replicas, place.timeout_seconds)
-        self._alive = alive
-        return alive.check
+        timeout, has_ended = place.timeout_seconds, place.has_ended
+        self._alive = Alive(self._store, place.team, place.num_teams, timeout, has_ended)
+        return self._look_for_lost
+
+    def _look_for_lost(self) -> None:
+        """Give up replicas that are gone; called on the first rank while it waits.
+
+        Raises:
+            RuntimeError: one is gone that the run cannot do without.
+        """
+        lost = {} if self._alive is None else self._alive.look()
+        for replica, why in lost.items():
+            if not self.outlives or replica == self._course.num_replicas:
+                raise RuntimeError(why)
+            assert self._member is not None
+            self._member.lose(replica)
+            self._place.give_up(replica)
+
+    def together(self, work: Callable[[Counterparts], T]) -> T:
+        """Do work together with all replicas that are left, anew if one is lost meanwhile."""
+        return self._company.together(work, self._decisions, self._table, self._look_for_lost)
+
+    def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
+        """Return the values of all ranks, by rank; only in work that is done together."""
+        return self._company.share(value)
+
+    def heads(self) -> bool:
+        """Whether this replica is the one that writes, in what is done together."""
+        return self._company.head == self._place.team and not self._place.of_team
+
+    def inbox(self) -> Inbox:
+        """Return what all ranks have told the one that writes."""
+        return Inbox(self._store, range(self._place.num_ranks))
+
+    def lost(self) -> dict[int, int]:
+        """Return the replicas that were lost since the start, and after how many steps each."""
+        if not self.outlives:
+            return {}
+        table = read_table(self._store)
+        return {r: table.taken[r] for r, is_lost in enumerate(table.lost) if is_lost}
+
+    def fail(self, *, ends_run: bool) -> None:
+        """Let the others know that this rank fails, and so its replica does.
+
+        Args:
+            ends_run: whether the same would happen to the others.
+        """
+
+        def change(table: Table) -> None:
+            table.is_over |= ends_run or self._place.is_server or not self.outlives
+            if not table.is_over:
+                table.lose(self._place.team)
+
+        with contextlib.suppress(RuntimeError):  # they know, or the store is gone
+            SharedTable(self._store, self._first, self._place.team).change(change)
 
     def _own_share(self, item: int, ahead: int) -> TakeItem:
         """Return what this rank computes of an item of its team, and may read ahead."""
@@ -282,13 +346,19 @@ class OwnSteps:
         num_samples: int,
         partner: int,
     ) -> Outcome:
-        with self._averaging():
-            is_good = holds_everywhere(is_finite, self.peers)
+        is_good = holds_everywhere(is_finite, self.peers)
+
+        def exchange() -> tuple[list[Tensor], Tensor, Tensor]:
             good = [torch.where(is_good, g, torch.zeros_like(g)) for g in gradients]
-            weight = num_samples * is_good.double()
-            means, num_all = self._averages.mean(good, weight, partner)
+            means, num_all = self._averages.mean(good, num_samples * is_good.double(), partner)
             good_moments = torch.where(is_good, moments, torch.zeros_like(moments)).flatten()
-            by_replica = self._exchange.gather(good_moments, partner)
+            return means, num_all, self._exchange.gather(good_moments, partner)
+
+        with self._averaging():
+            exchanged = self._unless_lost(exchange, partner)
+            if exchanged is None:
+                return Outcome(moments, None if num_samples > 0 else torch.zeros_like(is_finite))
+            means, num_all, by_replica = exchanged
             num_microbatches = len(by_replica) * len(moments)
             all_moments = by_replica.view(num_microbatches, *moments.shape[1:])
             for gradient, mean in zip(gradients, means, strict=True):
@@ -305,13 +375,38 @@ class OwnSteps:
     @torch.no_grad()
     def average_weights(self) -> None:
         """Average weights and running statistics, weighted with the samples trained on."""
-        averaged = list(self._weights.averaged.values())
+        averaged, partner = list(self._weights.averaged.values()), self._partner
         with self._averaging():
             weight = averaged[0].new_tensor(self._samples, dtype=torch.float64)
-            means, total = self._averages.mean(averaged, weight, self._partner)
+            found = self._unless_lost(
+                lambda: self._averages.mean(averaged, weight, partner), partner
+            )
+            if found is None:
+                return
+            means, total = found
             for tensor, new in zip(averaged, self._apply(means), strict=True):
                 tensor.copy_(new)
             self._count_samples(self._samples_after(total))
+
+    def _unless_lost(self, exchange: Callable[[], T], partner: int) -> T | None:
+        """Exchange something with a partner; None if that is lost meanwhile, for any rank of it."""
+        if not self.outlives or partner == ALL:
+            return exchange()
+        before = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        result = None
+        try:
+            result = exchange()
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+        if agree(Status(finite=result is not None), self.peers).finite:
+            return result
+        for name, tensor in self.tensors().items():  # what compression has left out
+            tensor.copy_(before[name])
+        if isinstance(self._member, Member):
+            self._member.part(partner)
+            self._place.give_up(partner)
+        return None
 
     @contextmanager
     def _averaging(self) -> Iterator[None]:
@@ -328,23 +423,30 @@ class OwnSteps:
         """Close the pool if a rank of this replica wants a checkpoint, or to stop."""
         self._count_samples(self._samples + (self._new_samples or 0))
         self._num_samples += self._new_samples or 0
-        self._stops |= agreement.stop
-        if agreement.save or agreement.stop:
-            self.ask_to_save()
+        if self._member is not None and (agreement.save or agreement.stop):
+            self._member.close(stop=agreement.stop)
 
     def ask_to_save(self) -> None:
         """Close the pool."""
         if self._member is not None:
             self._member.close()
 
-    def average_at_the_end(self) -> None:
+    def average_at_the_end(self, left: Counterparts) -> None:
         """Make all replicas equal after the last step; their ranks call this together.
 
         This is an average of weights like any other, of all replicas, unless the last step ended
         with one. With gradients, it is the only one of weights, and counts all samples since the
         start. It is never compressed.
+
+        Args:
+            left: the ranks with the same stages of the replicas that are left.
         """
-        self._averages = self._exchange
+        if self._samples_at_end is None:
+            self._samples_at_end = self._samples
+        self._samples = self._samples_at_end  # also if this is tried once more
+        num_bytes = self._exchange.bytes_sent
+        self._averages = self._exchange = Exchange(left)
+        self._exchange.bytes_sent = num_bytes
         some = next(iter(self._weights.parameters.values()))
         samples = some.new_tensor([self._samples], dtype=torch.float64)
         if self._exchange.gather(samples).any():
@@ -353,10 +455,10 @@ class OwnSteps:
 
     def progress(self) -> Mapping[str, Any]:
         """Return how far each replica is; the ranks of a pipeline call this together."""
-        own = None if self._member is None else self._member.see().progress()
+        own = None if self._member is None else self._member.rested.progress()
         return all_gather_values(own, *self.peers)[0]
 
-    def take_events(self) -> list[dict[str, Any]]:
+    def _take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since it was last asked, on its first rank."""
         told = self._diary.take_rows(self._place.team)  # or the others' would pile up
         if self._member is None:

@@ -20,7 +20,7 @@ and running statistics (`replication.exchange`); with --compress fewer (`replica
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ class PeriodicMember(Member):
             if not num_open and num_taken == len(self._recorded.items):
                 num_due = len(self._recorded.averages)  # whatever is left comes now
         elif self.rules.from_pool:
-            num_due = table.begun // (self.rules.average_every * self.rules.course.num_replicas)
+            num_due = table.num_begun // (self.rules.average_every * self.rules.course.num_replicas)
         else:
             num_due = num_taken // self.rules.average_every
         return num_due > table.joined[self._index]
@@ -193,9 +193,9 @@ class Periodic(OwnSteps):
         overlap = 0 if self._travel is None else self._options.overlap or 0
         return PeriodicMember(table, self._place.team, self._rules, recorded, overlap=overlap)
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, with an average that was under way."""
-        super().restore(progress)
+        super().restore(progress, kept)
         first, team = self._first, self._place.team
         if self._travel is not None and first.given[team] >= 0:
             number, num_samples = first.joined[team], first.given_samples[team]

@@ -1,12 +1,13 @@
 """Where a rank is among the ranks of a run, as a strategy sees it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from vigpipe.parallel.agreement import Peers
+from vigpipe.parallel.counterparts import Counterparts
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,14 @@ class Place:
         team_size: number of replicas of a team.
         is_server: whether it belongs to the server's pipeline, which is one more team.
         is_first: whether it is the first rank of its team, which decides for all of them.
+        rank: its position in the world.
         peers: the ranks of its team.
-        num_ranks: number of ranks of all teams.
-        between: the ranks with the same stages and place in each team; None if there is one team.
+        num_ranks: number of ranks of all teams, a server's too.
+        num_teams: number of teams, a server being one.
+        between: the ranks with the same stages and place in each team.
+        links: process groups of this rank and one other of these, by the place of that one.
+        has_ended: whether a process of another team is known to have ended.
+        give_up: called when another team is given up, which may still have processes.
         open_store: returns a section of the store where all ranks have met, the same one on all of
             them; they call it together.
         timeout_seconds: how long it waits for a silent peer.
@@ -34,9 +40,14 @@ class Place:
     team_size: int
     is_server: bool
     is_first: bool
+    rank: int
     peers: Peers
     num_ranks: int
-    between: dist.ProcessGroup | None
+    num_teams: int
+    between: Counterparts
     open_store: Callable[[], Any]
     timeout_seconds: float
     num_moments: int
+    links: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)
+    has_ended: Callable[[int], bool] = lambda team: False
+    give_up: Callable[[int], None] = lambda team: None

@@ -7,6 +7,16 @@ A run whose replicas take steps of their own leaves events.jsonl. Each row is of
                                                third step, or in it if gradients are averaged
     {"replica": 1, "step": 3, "partner": 0}    an average with replica 0 alone, likewise
 
+Before two replicas send one another anything, each has written its row. If one is lost before the
+average is complete, the other says that it goes on alone; and the head says who was lost:
+
+    {"replica": 1, "step": 3, "apart": 0}      the average with replica 0 did not take place
+    {"replica": 0, "step": 4, "lost": 1}       replica 0 was lost after four steps that count
+
+What a lost replica did after its last average with one that was left has no effect on anybody, so
+it is not done again. A replica that comes back with another start ("again") begins with the weights
+of another; such a run cannot be repeated.
+
 With --strategy server, a row says when the server has taken the gradient of an item:
 
     {"replica": 1, "step": 3, "item": 7, "pulled": 5, "served": 8, "version": 7}
@@ -37,12 +47,14 @@ class Recorded:
         averages: the steps of its averages with all replicas, in order.
         pairs: its averages with one other replica, in order.
         pushes: of its gradients to the server, one for each item, in order.
+        is_lost: whether it was lost after that.
     """
 
     items: list[int] = field(default_factory=list)
     averages: list[int] = field(default_factory=list)
     pairs: list["Pair"] = field(default_factory=list)
     pushes: list["Push"] = field(default_factory=list)
+    is_lost: bool = False
 
 
 class Pair(NamedTuple):
@@ -104,6 +116,12 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
             of.averages.append(step)
         elif kind == "partner" and is_average and number != replica and number < num_replicas:
             of.pairs.append(Pair(step, number))
+        elif kind == "apart" and of.pairs and of.pairs[-1] == (step, number):
+            of.pairs.pop()
+        elif kind == "lost":
+            of.is_lost = True
+        elif kind == "again":
+            raise ValueError(f"replica {replica} has come back, as a copy of replica {number}")
         else:
             raise ValueError(f"{row} is not the next event of its replica")
     _check_pairs(recorded)
@@ -112,7 +130,10 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
 
 
 def _check_pairs(recorded: Sequence[Recorded]) -> None:
-    """Raise ValueError unless the replicas can meet as recorded, each in its own order."""
+    """Raise ValueError unless the replicas can meet as recorded, each in its own order.
+
+    Of a lost replica, what it did after its last meeting is left out.
+    """
     left = [deque(pair.partner for pair in of.pairs) for of in recorded]
     to_look_at = list(range(len(recorded)))
     while to_look_at:
@@ -122,7 +143,11 @@ def _check_pairs(recorded: Sequence[Recorded]) -> None:
             left[partner].popleft()
             to_look_at.append(partner)
     for replica, partners in enumerate(left):
-        if partners:
+        of = recorded[replica]
+        if of.is_lost and not of.pushes:
+            del of.pairs[len(of.pairs) - len(partners) :]
+            del of.items[of.pairs[-1].step if of.pairs else 0 :]
+        elif partners:
             raise ValueError(f"replica {replica} would wait for {partners[0]} for ever")
 
 

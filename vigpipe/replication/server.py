@@ -22,14 +22,16 @@ workers make 4 P D each way through one rank, where a ring moves less than 8 P t
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from vigpipe.parallel.agreement import Agreement, Peers, Status, agree, holds_everywhere
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel.agreement import Status, agree, holds_everywhere
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.serving import (
@@ -40,19 +42,21 @@ from vigpipe.replication.serving import (
     damping,
     serve,
 )
-from vigpipe.replication.strategy import Outcome, Rest, SkipGradients, TakeGradients, Turn
-from vigpipe.replication.table import SharedTable, resumed_table
+from vigpipe.replication.strategy import Outcome, SkipGradients, TakeGradients, Turn
+from vigpipe.replication.table import SharedTable
 
+T = TypeVar("T")
 _NUM_FACTS = 3  # item, samples and loss, which come before the moments
 
 
 class _WithServer(OwnSteps):
     """What a worker and the server have in common; see `OwnSteps`."""
 
+    outlives = True
+
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
         self._exchange.gather(self._parameters[0].new_zeros(1))
-        self._saves = False  # whether a checkpoint is wanted
         self._num_facts = _NUM_FACTS + self._place.num_moments
 
     @property
@@ -64,34 +68,16 @@ class _WithServer(OwnSteps):
         """Place of the server among the ranks with the same stages: the last."""
         return self._course.num_replicas
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
-        """Go on where an earlier run has rested."""
-        self._first = resumed_table(progress, self._course.num_replicas)
-
-    def _rest(self, number: int) -> Iterator[Turn]:
-        """Save if anybody wants to: all also rest to evaluate."""
-        wish = Status(stop=self._stops, save=self._saves)
-        wishes = agree(wish, Peers(self._place.num_ranks))
-        self._stops, self._saves = wishes.stop, False
-        if wishes.save or wishes.stop:
-            yield Rest(number, wishes.stop)
-
-    def hear(self, agreement: Agreement) -> None:
-        """Let all rest if a rank of this pipeline wants a checkpoint, or to stop."""
-        self._saves |= agreement.save
-        super().hear(agreement)
-
-    def average_at_the_end(self) -> None:
+    def average_at_the_end(self, left: Counterparts) -> None:
         """Do nothing: there is one set of weights."""
 
 
 class Worker(_WithServer):
     """The strategy of a rank that computes gradients; see `OwnSteps`."""
 
-    def _decide(self) -> Iterator[Decision | None]:
+    def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
         recorded = None if self._recorded is None else self._recorded[self._place.team]
         staleness = self._options.staleness
-        table = SharedTable(self._store, self._first, self._place.team)
         self._member = WorkerMember(
             table,
             self._place.team,
@@ -149,13 +135,12 @@ class Server(_WithServer):
         self._staleness: Counter[int] = Counter()
         self._num_updates = self._num_served = 0
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested."""
-        super().restore(progress)
+        super().restore(progress, kept)
         self._num_updates, self._num_served = self._first.updates, sum(self._first.taken)
 
-    def _decide(self) -> Iterator[Decision | None]:
-        table = SharedTable(self._store, self._first, self._place.team)
+    def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
         self._member = ServerMember(table, self._rules, self._recorded)
         return serve(self._member)
 
@@ -164,35 +149,60 @@ class Server(_WithServer):
         if kind is Kind.PULL:
             self._pulled_at[worker] = self._num_updates, perf_counter()
             with self._diary.doing("averaged"):
-                self._exchange.send(self._parameters, worker)
+                self._with(worker, lambda: self._exchange.send(self._parameters, worker))
             return
         if kind not in (Kind.PUSH, Kind.PASS, Kind.SKIP):
             yield from super()._do(decision)
             return
         step = self._num_served // self._course.num_replicas
+        turn = None
         if kind is Kind.PUSH:
-            gradients = self._receive(worker, step)
+            with self._averaging():
+                turn = self._with(worker, lambda: self._receive(worker, step))
+            if turn is None:
+                return
+        is_accepted = True
+        if isinstance(self._member, ServerMember):  # on the first rank
+            is_accepted = self._member.accept(worker)
+        if not agree(Status(finite=is_accepted), self.peers).finite:
+            return
+        if turn is not None:
             self._num_updates += 1
+            self._staleness[turn.staleness] += 1
             with self._diary.doing("worked"):
-                yield gradients
+                yield turn
         elif kind is Kind.SKIP:
             yield SkipGradients(worker, step)
         self._num_served += 1
+
+    def _with(self, worker: int, exchange: Callable[[], T]) -> T | None:
+        """Exchange something with a worker; None if that is lost meanwhile, for any rank of it."""
+        result, is_done = None, True
+        try:
+            result = exchange()
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+            is_done = False
+        if agree(Status(finite=is_done), self.peers).finite:
+            return result
+        if isinstance(self._member, ServerMember):
+            self._member.lose(worker)
+            self._place.give_up(worker)
+        return None
 
     @torch.no_grad()
     def _receive(self, worker: int, step: int) -> TakeGradients:
         """Receive the gradients of a worker, and put them where the optimizer finds them."""
         some = self._parameters[0]
-        with self._averaging():
-            like = some.new_empty(self._num_facts, dtype=torch.float64)
-            (facts,) = self._exchange.receive([like], worker)
-            gradients = self._exchange.receive(self._parameters, worker)
+        like = some.new_empty(self._num_facts, dtype=torch.float64)
+        (facts,) = self._exchange.receive([like], worker)
+        gradients = self._exchange.receive(self._parameters, worker)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         item, num_samples, loss = facts[:_NUM_FACTS].tolist()
         version, since = self._pulled_at[worker]
         staleness = self._num_updates - version
-        self._staleness[staleness] += 1
         return TakeGradients(
             replica=worker,
             item=int(item),

@@ -13,6 +13,7 @@ item.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
@@ -39,9 +40,10 @@ def ask(worker: "WorkerMember") -> Iterator[Decision | None]:
     while True:
         item = worker.take()
         if item is NoItem.CLOSED:
-            if (yield from worker.rest()):
-                yield from _decisions_of_rest(worker)
+            yield Decision(Kind.TELL)
+            yield from worker.rest_with_the_server()
         elif item is NoItem.NONE_LEFT:
+            yield Decision(Kind.TELL)
             if (yield from worker.finish()):
                 yield Decision(Kind.END)
                 return
@@ -62,7 +64,9 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
         if decision is not None:
             yield decision
         elif server.rests():
-            yield from _decisions_of_rest(server)
+            yield from _evaluation(server, server.see())
+            server.answer()
+            yield from _decisions_of_rest(server.rested, server.rules.course)
         elif all(server.see().finished):
             yield Decision(Kind.END)
             return
@@ -70,12 +74,18 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             yield None
 
 
-def _decisions_of_rest(member: "WorkerMember | ServerMember") -> Iterator[Decision]:
-    course, table = member.rules.course, member.see()
+def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator[Decision]:
+    """Evaluate with all others while they rest, if that is why they do."""
     if table.evaluated != member.evaluated:
         member.evaluated = table.evaluated
+        course = member.rules.course
         yield Decision(Kind.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
-    yield Decision(Kind.REST, course.steps_with(table.drawn))
+
+
+def _decisions_of_rest(table: Table, course: Course) -> Iterator[Decision]:
+    """Save, and perhaps stop, if the answer of the server says so."""
+    if table.saves:
+        yield Decision(Kind.STOP if table.stops else Kind.REST, course.steps_with(table.rested))
 
 
 def _evaluation_due(table: Table, course: Course) -> int:
@@ -136,6 +146,27 @@ class WorkerMember(Member):
 
         self._table.change(change)
 
+    def rest_with_the_server(self) -> Iterator[Decision | None]:
+        """Rest because the pool is closed, and do what the server lets all do then."""
+
+        def change(table: Table) -> int:
+            table.rests[self._index] = table.closings
+            return table.closings
+
+        number = self._table.change(change)
+        while not all_rest(table := self._table.read(), number):
+            yield None
+        if table.answered < number:  # or there was nothing to evaluate, and others have gone on
+            yield from _evaluation(self, table)
+        while (table := self._table.read()).answered < number:
+            yield None
+        yield from _decisions_of_rest(table, self.rules.course)
+
+    @property
+    def is_head(self) -> bool:
+        """The server is."""
+        return False
+
     def wait_for_the_server(self) -> Waiting[None]:
         """Wait until the server has taken the gradient, or passed it over."""
         while self._table.read().tickets[self._index] >= 0:
@@ -150,9 +181,9 @@ class WorkerMember(Member):
                 return
             yield
 
-    def close(self) -> None:
-        """Ask all to rest before they take another item."""
-        _want_rest(self._table)
+    def close(self, *, stop: bool = False) -> None:
+        """Ask all to rest before they take another item, and to save; see `Member`."""
+        _want_rest(self._table, stop=stop)
 
     def _may_begin(self, table: Table, item: int) -> bool:
         course, num_taken = self.rules.course, table.taken[self._index]
@@ -180,6 +211,7 @@ class ServerMember:
     Attributes:
         rules: what the options say.
         evaluated: the last item before the last evaluation; -1 for none.
+        rested: the table when all rested last.
         events: what the replicas have done, as rows of events.jsonl (`replication.record`).
     """
 
@@ -189,34 +221,66 @@ class ServerMember:
         self._table, self.rules, self._recorded = table, rules, recorded
         self._num_rests = 0
         self.evaluated = table.read().evaluated
+        self.rested = table.last_seen
         self.events: list[dict[str, int]] = []
 
     def serve(self) -> Decision | None:
-        """Serve the worker whose turn it is: let it pull, or push; None if no worker may.
+        """Return which worker may pull, or push, next; None if none may.
 
-        Raises:
-            InputError: a record has led to other numbers than it says.
+        A pull is counted at once. A push counts once it is accepted.
         """
         table = self._table.read()
-        if self._next_worker(table) is None and not (table.wanted and self._may_close(table)):
+        worker = self._next_worker(table)
+        if worker is None:
+            if table.wanted and self._may_close(table):
+                self._table.change(self._close)
             return None
-        decision, event = self._table.change(self._serve)
-        if event is not None:
-            self.events.append(event)
-            self._check(event)
-        return decision
+        if table.pulled[worker] >= 0:
+            num_samples = table.samples[worker]
+            kind = Kind.PUSH if num_samples > 0 else Kind.PASS
+            return Decision(Kind.SKIP if num_samples == NOT_FINITE else kind, worker)
+        self._table.change(partial(self._let_pull, worker=worker))
+        return Decision(Kind.PULL, worker)
 
     def rests(self) -> bool:
         """Whether all workers rest since this was last true."""
         table = self._table.last_seen
-        if table.closings == self._num_rests or min(table.rests) < table.closings:
+        if table.closings == self._num_rests or not all_rest(table, table.closings):
             return False
         self._num_rests = table.closings
         return True
 
-    def close(self) -> None:
-        """Ask all to rest before they take another item."""
-        _want_rest(self._table)
+    def answer(self) -> None:
+        """Say how it goes on after a rest: whether all save, and whether they stop."""
+        self._table.change(Table.answer)
+        self.rested = self._table.last_seen
+
+    def accept(self, worker: int) -> bool:
+        """Count the gradient of a worker, which has come to all ranks of the server.
+
+        Returns:
+            Whether it counts: its item is not another worker's by now, since this one was lost.
+
+        Raises:
+            InputError: a record has led to other numbers than it says.
+        """
+        event = self._table.change(lambda table: self._take_gradient(table, worker))
+        if event is None:
+            return False
+        self.events.append(event)
+        self._check(event)
+        return True
+
+    def lose(self, worker: int) -> None:
+        """Go on without a worker, which is dead or does not answer."""
+        if not self._table.read().lost[worker]:
+            self._table.change(lambda table: table.lose(worker))
+        if not self._table.last_seen.left:
+            raise RuntimeError("all workers are lost")
+
+    def close(self, *, stop: bool = False) -> None:
+        """Ask all to rest before they take another item, and to save; see `Member`."""
+        _want_rest(self._table, stop=stop)
 
     def see(self) -> Table:
         """Return the table as it is now; it must not be changed."""
@@ -245,21 +309,21 @@ class ServerMember:
         pushes, num_taken = self._recorded[worker].pushes, table.taken[worker]
         return pushes[num_taken] if num_taken < len(pushes) else None
 
-    def _serve(self, table: Table) -> tuple[Decision | None, dict[str, int] | None]:
-        worker, decision, event = self._next_worker(table), None, None
-        if worker is not None:
-            table.tickets[worker] = -1
-            if table.pulled[worker] < 0:
-                table.pulled[worker] = table.updates
-                decision = Decision(Kind.PULL, worker)
-            else:
-                decision, event = self._take_gradient(table, worker)
+    def _let_pull(self, table: Table, worker: int) -> None:
+        if table.lost[worker]:
+            return
+        table.tickets[worker], table.pulled[worker] = -1, table.updates
+        self._close(table)
+
+    def _close(self, table: Table) -> None:
+        """Let all rest if that is wanted and may be."""
         if table.wanted and self._may_close(table):
             table.wanted = False
             table.closings += not self._is_closed(table)
-        return decision, event
 
-    def _take_gradient(self, table: Table, worker: int) -> tuple[Decision, dict[str, int]]:
+    def _take_gradient(self, table: Table, worker: int) -> dict[str, int] | None:
+        if table.lost[worker]:
+            return None
         item, pulled, num_samples = (
             table.leases[worker],
             table.pulled[worker],
@@ -267,16 +331,16 @@ class ServerMember:
         )
         table.updates += num_samples > 0
         table.taken[worker] += 1
+        table.tickets[worker] = -1
         table.last[worker], table.leases[worker], table.pulled[worker] = item, -1, -1
         served, course = sum(table.taken), self.rules.course
         due = _evaluation_due(table, course)
         if served == due * course.num_replicas and due < course.num_steps:
             table.evaluated = served - 1
             table.closings += not self._is_closed(table)
+        self._close(table)
         event = {"replica": worker, "step": table.taken[worker], "item": item}
-        event |= {"pulled": pulled, "served": served, "version": table.updates}
-        kind = Kind.PUSH if num_samples > 0 else Kind.PASS
-        return Decision(Kind.SKIP if num_samples == NOT_FINITE else kind, worker), event
+        return event | {"pulled": pulled, "served": served, "version": table.updates}
 
     def _may_close(self, table: Table) -> bool:
         return not all(table.finished) and (self._recorded is None or max(table.leases) < 0)
@@ -297,9 +361,16 @@ class ServerMember:
             )
 
 
-def _want_rest(table: SharedTable) -> None:
-    def change(table: Table) -> None:
-        table.wanted = True
+def all_rest(table: Table, number: int) -> bool:
+    """Whether all workers that are left have followed a closing."""
+    return all(table.rests[worker] >= number for worker in table.left)
 
-    if not table.read().wanted:
+
+def _want_rest(table: SharedTable, *, stop: bool) -> None:
+    def change(table: Table) -> None:
+        table.wanted = table.save_wanted = True
+        table.stop_wanted = table.stop_wanted or stop
+
+    seen = table.read()
+    if not seen.wanted or not seen.save_wanted or (stop and not seen.stop_wanted):
         table.change(change)

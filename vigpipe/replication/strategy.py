@@ -1,11 +1,15 @@
 """What the training loop asks of a strategy, and what a strategy tells it to do next."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from vigpipe.parallel.agreement import Agreement, Peers
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.parcels import Inbox
+
+T = TypeVar("T")
 
 
 class TakeItem(NamedTuple):
@@ -76,6 +80,18 @@ class SkipGradients(NamedTuple):
     step: int
 
 
+class Finish(NamedTuple):
+    """Finish the checkpoint that is still being written: all are about to rest, or to end."""
+
+
+class Lead(NamedTuple):
+    """Write the run's files from now on, since all replicas before this one are lost."""
+
+
+class Leave(NamedTuple):
+    """End without the others, as a replica that was lost in the record that is done again."""
+
+
 class Rest(NamedTuple):
     """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
@@ -88,7 +104,17 @@ class Rest(NamedTuple):
     stop: bool
 
 
-Turn = TakeItem | Evaluate | AverageWeights | TakeGradients | SkipGradients | Rest
+Turn = (
+    TakeItem
+    | Evaluate
+    | AverageWeights
+    | TakeGradients
+    | SkipGradients
+    | Finish
+    | Rest
+    | Lead
+    | Leave
+)
 
 
 class Outcome(NamedTuple):
@@ -113,16 +139,19 @@ class Strategy(Protocol):
         peers: the ranks that take every step together: all of them or none change their weights.
         sums_replicas: whether a step is taken with the gradients of all replicas, summed while the
             last backward runs or right after it. The replicas then stay equal.
+        outlives: whether the run goes on without a replica that is lost.
     """
 
     peers: Peers
     sums_replicas: bool
+    outlives: bool
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, before the first turn.
 
         Args:
             progress: what that run's strategy returned.
+            kept: the replicas whose states it has kept; the others begin with that of the first.
 
         Raises:
             ValueError: it is malformed, or of another number of replicas.
@@ -170,16 +199,56 @@ class Strategy(Protocol):
         """Be asked for a checkpoint by all ranks that have just evaluated together."""
         ...
 
-    def average_at_the_end(self) -> None:
-        """Make all replicas equal after the last step; all of them call this together."""
+    def together(self, work: Callable[[Counterparts], T]) -> T:
+        """Do work together with all replicas that are left, anew if one is lost meanwhile.
+
+        Args:
+            work: this rank's part; it is given the ranks with the same stages.
+        """
+        ...
+
+    def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
+        """Return the values of all ranks, by rank; each calls this in what is done together.
+
+        Args:
+            value: this rank's, of the types of JSON.
+        """
+        ...
+
+    def heads(self) -> bool:
+        """Whether this replica is the one that writes, in what is done together."""
+        ...
+
+    def inbox(self) -> Inbox | None:
+        """Return what all ranks have told the one that writes; None if it knows all there is."""
+        ...
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Keep a row of metrics.jsonl for the rank that writes it."""
+        ...
+
+    def lost(self) -> dict[int, int]:
+        """Return the replicas that were lost since the start, and after how many steps each."""
+        ...
+
+    def fail(self, *, ends_run: bool) -> None:
+        """Let the others know that this rank fails, and so its replica does.
+
+        Args:
+            ends_run: whether the same would happen to the others.
+        """
+        ...
+
+    def average_at_the_end(self, left: Counterparts) -> None:
+        """Make all replicas equal after the last step; all of them call this together.
+
+        Args:
+            left: the ranks with the same stages of the replicas that are left.
+        """
         ...
 
     def progress(self) -> Mapping[str, Any]:
         """Return what a later run needs to go on from a rest, besides tensors."""
-        ...
-
-    def take_events(self) -> list[dict[str, Any]]:
-        """Return what this rank knows to have been done since it was last asked (`record`)."""
         ...
 
     def tensors(self) -> Mapping[str, Tensor]:

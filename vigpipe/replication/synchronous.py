@@ -8,14 +8,17 @@ step, P being the rank's parameters in float32; with --sync double twice as many
 fewer (`replication.compression`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from vigpipe.parallel.agreement import Agreement, Peers
+from vigpipe.parallel.agreement import Agreement, Peers, all_gather_values
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.course import Course
 from vigpipe.replication.strategy import Evaluate, Outcome, Rest, TakeItem, Turn
+
+T = TypeVar("T")
 
 
 class Synchronous:
@@ -25,16 +28,24 @@ class Synchronous:
         course: the steps of the run.
         replica_index: the replica that this rank belongs to.
         peers: all ranks.
+        counterparts: the ranks with the same stages; by default this one is alone.
     """
 
     sums_replicas = True
+    outlives = False
 
-    def __init__(self, course: Course, replica_index: int, peers: Peers) -> None:
-        self.peers = peers
+    def __init__(
+        self,
+        course: Course,
+        replica_index: int,
+        peers: Peers,
+        counterparts: Counterparts | None = None,
+    ) -> None:
+        self.peers, self._counterparts = peers, counterparts or Counterparts(None)
         self._course, self._replica_index = course, replica_index
         self._saves = self._stops = False  # what the ranks want after the last step
 
-    def restore(self, progress: Mapping[str, Any]) -> None:
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Do nothing: the step is all that there is to know."""
 
     def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
@@ -79,16 +90,37 @@ class Synchronous:
     def average_weights(self) -> None:
         """Do nothing: the replicas are equal."""
 
-    def average_at_the_end(self) -> None:
+    def average_at_the_end(self, left: Counterparts) -> None:
         """Do nothing: the replicas are equal."""
+
+    def together(self, work: Callable[[Counterparts], T]) -> T:
+        """Do work; nobody is missing."""
+        return work(self._counterparts)
+
+    def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
+        """Return the values of all ranks, by rank."""
+        return dict(enumerate(all_gather_values(value, *self.peers)))
+
+    def heads(self) -> bool:
+        """Whether this is replica 0."""
+        return self._replica_index == 0
+
+    def inbox(self) -> None:
+        """Return nothing: the rank that writes knows all there is."""
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Do nothing: the rank that writes has every row."""
+
+    def lost(self) -> dict[int, int]:
+        """Return nobody: without one of them the run ends."""
+        return {}
+
+    def fail(self, *, ends_run: bool) -> None:
+        """Do nothing: the others notice that a peer is lost."""
 
     def progress(self) -> Mapping[str, Any]:
         """Return nothing: the step is all that there is to know."""
         return {}
-
-    def take_events(self) -> list[dict[str, Any]]:
-        """Return nothing: every step is the same."""
-        return []
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return nothing."""

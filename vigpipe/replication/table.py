@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 KEY = "replicas"  # name of the table in the store
+PENDING, DONE, FAILED = range(3)  # of what replicas do together
 
 
 class Store(Protocol):
@@ -32,7 +33,10 @@ class Table:
     """The state of all replicas; every list has an entry for each of them.
 
     Attributes:
-        drawn: number of items that the pool has handed out.
+        drawn: number of items that the replicas have drawn; of a pool, all items before this one.
+        begun: of the fixed items of the replica, how many somebody has drawn.
+        returned: items that replicas had drawn and were lost with; others take them first.
+        lost: whether the replica has died, or was given up; it comes back with another start.
         taken: items that the replica has taken a step with.
         leases: item that the replica has drawn but taken no step with; -1 for none.
         ahead: item that the replica has drawn to come after that one; -1 for none.
@@ -44,6 +48,18 @@ class Table:
             applied yet (`replication.travel`); -1 for none.
         given_samples: samples that stood behind these weights.
         closings: how often the pool was closed, so that all could rest.
+        answered: the last of these at which the head has said whether all save, and stop.
+        rested: number of items that were drawn then.
+        saves: whether all save then.
+        stops: whether all stop then.
+        save_wanted: whether somebody wants all to save when they rest next.
+        stop_wanted: whether somebody wants all to stop then.
+        meetings: how often all that are left have met, to do something together.
+        present: whether the replica has come to the next meeting; a server is the last one.
+        circle: who has met the last time.
+        reports: what each of them says of what they did together, `PENDING` at first.
+        verdict: what all of them are to think of it.
+        is_over: whether one has failed in a way that ends the run.
         evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never. With
             a server, the last of all items when its weights were evaluated.
         rests: how many of the closings the replica has followed.
@@ -61,6 +77,9 @@ class Table:
     """
 
     drawn: int
+    begun: list[int]
+    returned: list[int]
+    lost: list[bool]
     taken: list[int]
     leases: list[int]
     ahead: list[int]
@@ -75,17 +94,112 @@ class Table:
     tickets: list[int]
     wanted: bool
     closings: int
+    answered: int
+    rested: int
+    saves: bool
+    stops: bool
+    save_wanted: bool
+    stop_wanted: bool
     rests: list[int]
     finished: list[bool]
+    meetings: int
+    present: list[bool]
+    circle: list[int]
+    reports: list[int]
+    verdict: int
+    is_over: bool
     partners: list[int]
     waiting: list[int]
     version: int = 0
     by: int = -1
 
     @property
-    def begun(self) -> int:
+    def num_begun(self) -> int:
         """Number of items that were drawn, without those that come later."""
         return self.drawn - sum(item >= 0 for item in self.ahead)
+
+    @property
+    def left(self) -> list[int]:
+        """The replicas that are not lost."""
+        return [replica for replica, is_lost in enumerate(self.lost) if not is_lost]
+
+    def next_item(self, replica: int, *, from_pool: bool, drawn_before: bool = True) -> int:
+        """Return the item that a replica takes next, if there are so many.
+
+        It is the first of those that lost replicas have left, its own, and, where items are fixed,
+        the next one of each lost replica.
+
+        Args:
+            replica: the replica.
+            from_pool: whether its own is the next one of the pool, and not a fixed one.
+            drawn_before: whether the one that it has drawn to come next counts as its own.
+        """
+        num_replicas = len(self.taken)
+        if drawn_before and self.ahead[replica] >= 0:
+            own = [self.ahead[replica]]
+        elif from_pool:
+            own = [self.drawn]
+        else:
+            whose = [replica, *(r for r, is_lost in enumerate(self.lost) if is_lost)]
+            own = [r + num_replicas * self.begun[r] for r in whose]
+        return min(*own, *self.returned) if len(own) + len(self.returned) > 1 else own[0]
+
+    def draw(self, replica: int, item: int) -> None:
+        """Note that a replica has drawn an item that `next_item` has returned."""
+        if item in self.returned:
+            self.returned.remove(item)
+        elif item == self.ahead[replica]:
+            self.ahead[replica] = -1
+        else:
+            self.drawn += 1
+            self.begun[item % len(self.taken)] += 1
+
+    def lose(self, replica: int) -> None:
+        """Go on without a replica: its items go back, and whoever waits for it is free."""
+        if self.lost[replica]:
+            return
+        if not self.finished[replica]:  # then there is work for those that have finished
+            self.finished = [False] * len(self.finished)
+        self.lost[replica] = True
+        self.finished = [f or is_lost for f, is_lost in zip(self.finished, self.lost, strict=True)]
+        self.returned += [i for i in (self.leases[replica], self.ahead[replica]) if i >= 0]
+        self.leases[replica] = self.ahead[replica] = -1
+        self.tickets[replica] = self.pulled[replica] = -1
+        partner = self.partners[replica]
+        for one in {replica, partner} - {-1}:
+            self.partners[one] = self.waiting[one] = -1
+        if self.verdict == PENDING and replica in self.circle and not self.reports[replica]:
+            self.verdict = FAILED
+        self._may_begin_meeting()
+
+    def answer(self) -> None:
+        """Say how it goes on after a rest, as its head."""
+        self.saves, self.stops = self.save_wanted or self.stop_wanted, self.stop_wanted
+        self.answered, self.rested = self.closings, self.drawn
+        self.save_wanted = self.stop_wanted = self.wanted = False
+
+    def come(self, replica: int) -> None:
+        """Come to the next meeting, which begins once all that are left have come."""
+        self.present[replica] = True
+        self._may_begin_meeting()
+
+    def report(self, replica: int, is_done: bool) -> None:
+        """Say of what is done together whether it was done."""
+        self.reports[replica] = DONE if is_done else FAILED
+        reports = [self.reports[r] for r in self.circle]
+        if FAILED in reports:
+            self.verdict = FAILED
+        elif PENDING not in reports and self.verdict == PENDING:
+            self.verdict = DONE
+
+    def _may_begin_meeting(self) -> None:
+        servers = range(len(self.taken), len(self.present))
+        everybody = [*self.left, *servers]
+        if all(self.present[r] for r in everybody):
+            self.meetings += 1
+            self.circle, self.verdict = everybody, PENDING
+            self.present = [False] * len(self.present)
+            self.reports = [PENDING] * len(self.present)
 
     def as_text(self) -> str:
         """Return the table as the text that the store keeps."""
@@ -94,16 +208,23 @@ class Table:
     def progress(self) -> dict[str, Any]:
         """Return what a later run needs to go on from a rest: an entry of a checkpoint."""
         passing = (
-            *("pulled", "tickets", "wanted", "closings", "rests", "finished"),
-            *("partners", "waiting", "version", "by"),
+            *("pulled", "tickets", "wanted", "closings", "answered", "rested"),
+            *("saves", "stops"),
+            *("save_wanted", "stop_wanted", "rests"),
+            *("finished", "partners", "waiting", "meetings", "present", "circle", "reports"),
+            *("verdict", "is_over", "version", "by"),
         )
         return {name: value for name, value in vars(self).items() if name not in passing}
 
 
-def new_table(num_replicas: int) -> Table:
+def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
     """Return the table of a run that begins."""
+    num_pipelines = num_replicas + has_server
     return Table(
         drawn=0,
+        begun=[0] * num_replicas,
+        returned=[],
+        lost=[False] * num_replicas,
         taken=[0] * num_replicas,
         leases=[-1] * num_replicas,
         ahead=[-1] * num_replicas,
@@ -118,34 +239,51 @@ def new_table(num_replicas: int) -> Table:
         tickets=[-1] * num_replicas,
         wanted=False,
         closings=0,
+        answered=0,
+        rested=0,
+        saves=False,
+        stops=False,
+        save_wanted=False,
+        stop_wanted=False,
         rests=[0] * num_replicas,
         finished=[False] * num_replicas,
+        meetings=0,
+        present=[False] * num_pipelines,
+        circle=[],
+        reports=[PENDING] * num_pipelines,
+        verdict=PENDING,
+        is_over=False,
         partners=[-1] * num_replicas,
         waiting=[-1] * num_replicas,
     )
 
 
-def resumed_table(progress: Mapping[str, Any], num_replicas: int) -> Table:
-    """Return the table of a run that goes on.
+def resumed_table(
+    progress: Mapping[str, Any], num_replicas: int, *, has_server: bool = False
+) -> Table:
+    """Return the table of a run that goes on, with those again that were lost.
 
     Args:
         progress: what `Table.progress` returned.
         num_replicas: D.
+        has_server: whether there is a server.
 
     Raises:
         ValueError: the entry is malformed, or of another number of replicas.
     """
-    table = new_table(num_replicas)
+    table = new_table(num_replicas, has_server=has_server)
     own = table.progress()
     if progress.keys() != own.keys():
         raise ValueError(f"has the entries {', '.join(sorted(progress))}")
     for name, value in progress.items():
         values = value if isinstance(own[name], list) else [value]
         length = num_replicas if isinstance(own[name], list) else 1
-        is_valid = isinstance(values, list) and len(values) == length
-        if not is_valid or not all(type(v) is int and -1 <= v <= 10**18 for v in values):
+        is_valid = isinstance(values, list) and (len(values) == length or name == "returned")
+        kind = bool if name == "lost" else int
+        if not is_valid or not all(type(v) is kind and -1 <= v <= 10**18 for v in values):
             raise ValueError(f"{name} is not a number for each of {num_replicas} replicas")
         setattr(table, name, value)
+    table.lost = [False] * num_replicas
     return table
 
 
@@ -159,6 +297,9 @@ class SharedTable:
 
     Attributes:
         last_seen: the table as it was when this replica read or changed it last.
+
+    Every method raises RuntimeError once the others have given this replica up, or one has failed
+    in a way that ends the run.
     """
 
     def __init__(self, store: Store, first: Table, replica_index: int) -> None:
@@ -171,6 +312,7 @@ class SharedTable:
         text = self._store.get(KEY).decode()
         if text != self._text:
             self._text, self.last_seen = text, _parse(text)
+            self._check(self.last_seen)
         return self.last_seen
 
     def change(self, change: Callable[[Table], T]) -> T:
@@ -185,6 +327,7 @@ class SharedTable:
         """
         while True:
             table = _parse(self._text)
+            self._check(table)
             result = change(table)
             table.version, table.by = table.version + 1, self._replica_index
             desired = table.as_text()
@@ -192,6 +335,15 @@ class SharedTable:
             if self._text == desired:
                 self.last_seen = table
                 return result
+
+    def _check(self, table: Table) -> None:
+        if table.is_over:
+            raise RuntimeError("another replica has failed, which ends the run")
+        if table.lost[self._replica_index : self._replica_index + 1] == [True]:
+            raise RuntimeError(
+                f"replica {self._replica_index} was given up by the others, to which it has shown "
+                "no sign of life for too long, or could not send"
+            )
 
 
 def read_table(store: Store) -> Table:

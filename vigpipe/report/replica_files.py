@@ -82,7 +82,8 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
         table = summary.object("replicas")
         for number, values in enumerate(table.items("each")):
             own = Fields(values, f"{table.where}, replica {number}")
-            each.append({name: own.number(name) for name in _EACH})
+            index = own.number("replica") if "replica" in own else number
+            each.append({"replica": index} | {name: own.number(name) for name in _EACH})
         for what in ("items", "busy"):
             measures = table.object(what)
             balance[what] = {name: measures.number(name) for name in _BALANCE}

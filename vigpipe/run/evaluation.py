@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from vigpipe.data.split import Split
 from vigpipe.launch.device import ToHost, send
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree
-from vigpipe.parallel.gradients import gather_vectors
 from vigpipe.run.rank import RankState
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
@@ -96,12 +95,8 @@ def evaluate_all(rank_state: RankState) -> Scores:
     """Score the weights, and their moving average if there is one; all ranks call this together.
 
     Args:
-        rank_state: this rank's state; it is unchanged afterwards, but a worker has the weights of
-            the server.
+        rank_state: this rank's state; it is unchanged afterwards.
     """
-    layout = rank_state.run.layout
-    if layout.has_server:
-        rank_state.copy_from(layout.writer)
     test, validation = _evaluate_splits(rank_state)
     average = validation_average = None
     if rank_state.ema is not None:
@@ -133,7 +128,7 @@ def evaluate(rank_state: RankState, split: Split, most_images: int | None = None
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     sums = torch.zeros(4, dtype=torch.float64, device=rank_state.device)  # loss, top1, top5, images
-    share, group, peers = rank_state.scorers
+    share, counterparts = rank_state.scorers
     batches = rank_state.job.test_batches(split, most_images, share)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
@@ -154,12 +149,13 @@ def evaluate(rank_state: RankState, split: Split, most_images: int | None = None
         sums[1] += is_right[:, 0].sum()
         sums[2] += is_right.any(1).sum()
         sums[3] += len(labels)
-    if pipeline.has_last:
-        sums = gather_vectors(sums, group).sum(0)
+    with counterparts.at_once():
+        if pipeline.has_last:
+            sums = counterparts.gather(sums).sum(0)
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
         config = run.config
-        agree(NOTHING_WANTED, peers, outcome.has_come, config.timeout)
+        agree(NOTHING_WANTED, rank_state.strategy.peers, outcome.has_come, config.timeout)
     if not pipeline.has_last:
         return None
     loss, top1, top5, images = outcome.read()

@@ -29,14 +29,14 @@ class EventsFile:
 
     Args:
         folder: the folder of the run, which exists.
-        start: the facts of this start, from `start_facts`.
-        earlier: the rows of an earlier run that this one goes on with.
+        start: the facts of this start, from `start_facts`; None to go on with one.
+        earlier: the rows of an earlier run that this one goes on with, or of this start so far.
 
     Raises:
         InputError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, start: Mapping[str, Any], earlier: bytes = b"") -> None:
+    def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
         self._folder = folder
         try:
             with replacing(folder / EVENTS) as partial:
@@ -44,7 +44,7 @@ class EventsFile:
             self._rows = RowsFile(folder / EVENTS)
         except OSError as error:
             raise InputError(_unwritable(folder, error)) from error
-        self.add([{"start": dict(start)}])
+        self.add([] if start is None else [{"start": dict(start)}])
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> int:
         """Append rows, and those that a full disk has refused before.
@@ -90,6 +90,19 @@ def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
         earlier = [place / EVENTS for place in places if (place / EVENTS).is_file()]
         rows = read_bytes(earlier[0], MOST_ROWS)[:num_bytes] if earlier else b""
     return EventsFile(folder, start_facts(run), rows)
+
+
+def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
+    """Go on with the record of a run whose writer was lost.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        num_bytes: of what is there that counts; None if the lost one has not begun it.
+    """
+    if num_bytes is None:
+        return EventsFile(folder, start_facts(run))
+    return EventsFile(folder, None, read_bytes(folder / EVENTS, MOST_ROWS)[:num_bytes])
 
 
 def start_facts(run: Run) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Hold one rank's state in a run: its stages of the model, its optimizer, and their helpers."""
 
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,14 +23,17 @@ from vigpipe.data.loss import Loss
 from vigpipe.data.mix import Mix
 from vigpipe.errors import InputError
 from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
-from vigpipe.launch.environment import LONG_WAIT_SECONDS
+from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
+from vigpipe.launch.failures import declare_lost
+from vigpipe.launch.watchdog import ended
 from vigpipe.model.compiled import compile_blocks
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.agreement import Peers, broadcast_value
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.gradients import Replicas
-from vigpipe.parallel.layout import Groups, make_groups
+from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.schedule import Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
@@ -57,13 +62,11 @@ class Scorers(NamedTuple):
 
     Attributes:
         share: how each batch of images is cut among them, and which share is this replica's.
-        group: the ranks with the same stages in these replicas; None for this one alone.
-        peers: all their ranks.
+        counterparts: the ranks with the same stages in these replicas.
     """
 
     share: Share
-    group: dist.ProcessGroup | None
-    peers: Peers
+    counterparts: Counterparts
 
 
 @dataclass
@@ -80,8 +83,9 @@ class RankState:
         pipeline: runs micro-batches through the stages.
         strategy: says what this rank does next, and how the replicas agree.
         replicas: adds up the gradients of the replicas that take a step together.
-        replica_group: the ranks that hold the same stages; None if there is one replica.
+        counterparts: the ranks that hold the same stages, of all replicas.
         scorers: the replicas that share an evaluation.
+        leads: whether this replica writes the run's files.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
         lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
@@ -106,8 +110,9 @@ class RankState:
     pipeline: Pipeline
     strategy: Strategy
     replicas: Replicas
-    replica_group: dist.ProcessGroup | None
+    counterparts: Counterparts
     scorers: Scorers
+    leads: bool
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
     lr_schedule: Any
@@ -124,8 +129,8 @@ class RankState:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes the run's files: the last stage of replica 0 or the server."""
-        return self.replica_index == self.run.layout.writer and self.pipeline.has_last
+        """Whether this rank writes the run's files: the last stage of the replica that leads."""
+        return self.leads and self.pipeline.has_last
 
     @property
     def lr(self) -> float:
@@ -170,10 +175,16 @@ class RankState:
         with self.recorder.step(phase, number), listening(self.recorder.region):
             yield
 
-    def copy_from(self, replica_index: int) -> None:
-        """Take the weights of another replica, with its statistics and averages; all do so."""
-        for tensor in (*self.state().values(), *self.average().values()):
-            dist.broadcast(tensor, group=self.replica_group, group_src=replica_index)
+    def copy_from(self, place: int, counterparts: Counterparts) -> None:
+        """Take the weights of another replica, with its statistics and averages; all do so.
+
+        Args:
+            place: of the other one among the counterparts.
+            counterparts: the ranks with the same stages that do so.
+        """
+        with counterparts.at_once():
+            for tensor in (*self.state().values(), *self.average().values()):
+                counterparts.copy_from(place, tensor)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -222,7 +233,8 @@ def make_rank_state(
         _check_graph(run, sync, device, is_timed=recorder is not None)
     groups = Groups()
     if layout.world_size > 1 and strategy is None:
-        groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS)
+        in_pairs = config.strategy in ("gossip", "server")
+        groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS, linked=in_pairs)
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
@@ -252,9 +264,14 @@ def make_rank_state(
             team_size=layout.team_size,
             is_server=replica_index == layout.num_replicas,
             is_first=rank % (layout.team_size * layout.pipeline_size) == 0,
+            rank=rank,
             peers=Peers(layout.team_size * layout.pipeline_size, groups.team),
             num_ranks=layout.world_size,
-            between=groups.between,
+            num_teams=layout.num_teams + layout.has_server,
+            between=Counterparts(groups.between),
+            links=groups.links,
+            has_ended=partial(_has_ended, layout=layout),
+            give_up=_give_up,
             open_store=partial(_open_store, layout.world_size),
             timeout_seconds=config.timeout or LONG_WAIT_SECONDS,
             num_moments=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
@@ -264,16 +281,14 @@ def make_rank_state(
         weights = Weights(parameters, running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     share = run.share(replica_index)
-    if layout.has_server:
-        among = _share_among(run, layout.num_pipelines, replica_index)
-        scorers = Scorers(among, groups.replicas, Peers(layout.world_size))
-    else:
-        _, of_team = layout.team_of(replica_index)
-        among = _share_among(run, layout.team_size, of_team) if layout.num_teams > 1 else share
-        scorers = Scorers(among, groups.summed, strategy.peers)
+    _, of_team = layout.team_of(replica_index)
+    is_split = layout.num_teams > 1 or layout.has_server
+    among = share_among(run, layout.team_size, of_team) if is_split else share
+    summed = Counterparts(groups.summed)
+    scorers = Scorers(among, summed)
     compressor = None
     if config.strategy == "synchronous":
-        compressor = make_compressor(config, Exchange(groups.summed), parameters)
+        compressor = make_compressor(config, Exchange(summed), parameters)
     replicas = Replicas(stage_modules, groups.summed, sync, reducing, compressor)
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
@@ -307,8 +322,9 @@ def make_rank_state(
         pipeline=pipeline,
         strategy=strategy,
         replicas=replicas,
-        replica_group=groups.replicas,
+        counterparts=Counterparts(groups.replicas),
         scorers=scorers,
+        leads=replica_index == layout.writer,
         statistics=statistics,
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
@@ -333,12 +349,12 @@ def make_rank_state(
     )
 
 
-def _share_among(run: Run, num_pipelines: int, index: int) -> Share:
+def share_among(run: Run, num_pipelines: int, index: int) -> Share:
     """Let some pipelines share an evaluation, in micro-batches of the size that they train on.
 
     Args:
         run: the run.
-        num_pipelines: how many they are: those of a team, or all of them and the server.
+        num_pipelines: how many they are: those of a team, or all that are left.
         index: which of them this one is.
     """
     num_microbatches = run.layout.num_microbatches
@@ -352,6 +368,21 @@ def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export
         return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     token = broadcast_value(secrets.token_hex(4), world_size)  # torchrun may start ranks again
     return dist.PrefixStore(token, dist.distributed_c10d._get_default_store())  # pyright: ignore
+
+
+def _has_ended(team: int, layout: Layout) -> bool:
+    """Whether a process of a team is known to have ended: one that start_local has started."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    size = layout.team_size * layout.pipeline_size
+    ranks = range(team * size, (team + 1) * size)
+    return folder is not None and ended(Path(folder), ranks)
+
+
+def _give_up(team: int) -> None:
+    """Let start_local, if it has started the ranks, end what is left of a team."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is not None:
+        declare_lost(Path(folder), team)
 
 
 def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> None:

@@ -79,6 +79,7 @@ class RunRecord:
         log: called with a sentence for the user when a row cannot be written.
         track: who else is given every row; None for nobody.
         num_bytes: of the earlier run's rows that count; None for all up to its last step.
+        takes_over: whether this rank goes on with the files of one that was lost in this run.
 
     Raises:
         InputError: the files cannot be written, or the tracker cannot be opened.
@@ -92,6 +93,8 @@ class RunRecord:
         log: Callable[[str], None] = print,
         track: Track | None = None,
         num_bytes: int | None = None,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self.folder, self._log = folder, log
         self._path = folder / METRICS
@@ -101,7 +104,8 @@ class RunRecord:
         try:
             write_atomically(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
-                kept = list(_rows_up_to(self._path.read_bytes()[:num_bytes], steps_done))
+                last_step = None if takes_over else steps_done
+                kept = list(_rows_up_to(self._path.read_bytes()[:num_bytes], last_step))
                 write_atomically(self._path, b"".join(line for line, _ in kept).decode("utf-8"))
             self._metrics = RowsFile(self._path)
         except OSError as error:
@@ -229,8 +233,8 @@ def _came_late(row: Mapping[str, Any]) -> bool:
     return bool(row.get("replica")) and "staleness" not in row
 
 
-def _rows_up_to(content: bytes, last_step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the complete lines of metrics.jsonl up to a step, and what they say.
+def _rows_up_to(content: bytes, last_step: int | None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the complete lines of metrics.jsonl up to a step, or all, and what they say.
 
     The row of the evaluation after the step is one of them.
     """
@@ -239,7 +243,9 @@ def _rows_up_to(content: bytes, last_step: int) -> Iterator[tuple[bytes, dict[st
             row = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
             row = None
-        if not isinstance(row, dict) or row.get("step", 0) > last_step or not last_step:
+        if not isinstance(row, dict):
+            return
+        if last_step is not None and (row.get("step", 0) > last_step or not last_step):
             return
         yield line, row
 

@@ -4,26 +4,39 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.parallel.agreement import Peers, all_gather_values
-from vigpipe.parallel.gradients import gather_vectors
+from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.strategy import TakeItem
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import evaluate
-from vigpipe.run.rank import RankState, Scorers
+from vigpipe.run.rank import RankState, Scorers, share_among
 
 MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
 
 
-def settle(rank_state: RankState) -> str | None:
-    """Make all replicas equal after the last step; all ranks call this together.
-
-    From then on they share evaluations. BatchNorm's running statistics are estimated anew, since
-    those of several replicas, averaged, are not those of the weights that are kept: they become the
-    exact mean and variance over the first batches of the training order, up to 20.
+def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
+    """Let all that are left share an evaluation, with the weights of the server if there is one.
 
     Args:
         rank_state: this rank's state.
+        left: the ranks with the same stages of all that are left.
+    """
+    run = rank_state.run
+    rank_state.scorers = Scorers(share_among(run, left.size, left.place), left)
+    if run.layout.has_server:
+        rank_state.copy_from(left.size - 1, left)
+
+
+def settle(rank_state: RankState, left: Counterparts) -> str | None:
+    """Make all replicas equal after the last step; all ranks that are left call this together.
+
+    They can share evaluations then. BatchNorm's running statistics are estimated anew, since those
+    of several replicas, averaged, are not those of the weights that are kept: they become the exact
+    mean and variance over the first batches of the training order, up to 20.
+
+    Args:
+        rank_state: this rank's state.
+        left: the ranks with the same stages of the replicas that are left.
 
     Returns:
         What was kept, in a sentence; None if there was one set of weights all along.
@@ -32,28 +45,28 @@ def settle(rank_state: RankState) -> str | None:
     if layout.num_teams == 1 or layout.has_server:
         return None
     keep = _keep_best if run.config.final == "best" else _keep_mean
-    kept = keep(rank_state)
-    index, group = rank_state.replica_index, rank_state.replica_group
-    rank_state.scorers = Scorers(run.share(index), group, Peers(layout.world_size))
-    num_batches = _estimate_statistics(rank_state)
+    kept = keep(rank_state, left)
+    num_batches = _estimate_statistics(rank_state, left)
     if num_batches:
         kept += f"; BatchNorm's statistics are those of {num_batches} batches"
     return kept
 
 
-def _keep_mean(rank_state: RankState) -> str:
+def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
     """Average the replicas, and their moving averages."""
-    layout = rank_state.run.layout
-    what = f"{layout.num_teams} {'replicas' if layout.team_size == 1 else 'hosts'}"
+    team_size = rank_state.run.layout.team_size
+    what = f"{left.size // team_size} {'replicas' if team_size == 1 else 'hosts'}"
     own = [p.detach().clone() for p in rank_state.parameters().values()]
-    rank_state.strategy.average_at_the_end()
+    with left.at_once():
+        rank_state.strategy.average_at_the_end(left)
     averages = [t for t in rank_state.average().values() if t.is_floating_point()]
     if averages:
         one = torch.ones((), dtype=torch.float64, device=rank_state.device)
-        means, _ = Exchange(rank_state.replica_group).mean(averages, one)
+        with left.at_once():
+            means, _ = Exchange(left).mean(averages, one)
         for average, mean in zip(averages, means, strict=True):
             average.copy_(mean)
-    farthest = max(_distances(rank_state, own))
+    farthest = max(_distances(rank_state, own, left))
     if not farthest:
         return f"{what}, which are equal since they were averaged"
     return (
@@ -62,7 +75,7 @@ def _keep_mean(rank_state: RankState) -> str:
     )
 
 
-def _keep_best(rank_state: RankState) -> str:
+def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     """Copy the weights of the replica with the best validation score to all others."""
     run = rank_state.run
     assert run.source.validation is not None
@@ -70,9 +83,13 @@ def _keep_best(rank_state: RankState) -> str:
     own, (_, of_team) = None, run.layout.team_of(rank_state.replica_index)
     if score is not None and of_team == 0:
         own = rank_state.replica_index, score.top1, score.loss  # those of all its team
-    scores = [s for s in all_gather_values(own, run.layout.world_size) if s is not None]
-    best, second, *_ = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
-    rank_state.copy_from(best[0])
+    scores = [s for s in rank_state.strategy.share(own).values() if s is not None]
+    best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
+    size = run.layout.team_size
+    rank_state.copy_from(sorted(s[0] for s in scores).index(best[0]) * size, left)
+    if not others:
+        return f"kept replica {best[0]}, the only one that is left"
+    second = others[0]
     return (
         f"kept replica {best[0]} of {len(scores)}, with validation top-1 {best[1]:.2%} and loss "
         f"{best[2]:.4f}; the next best is replica {second[0]} with {second[1]:.2%} and "
@@ -80,7 +97,7 @@ def _keep_best(rank_state: RankState) -> str:
     )
 
 
-def _distances(rank_state: RankState, own: list[Tensor]) -> list[float]:
+def _distances(rank_state: RankState, own: list[Tensor], left: Counterparts) -> list[float]:
     """Return how far the weights of each replica were from those kept, over the latter's norm."""
     squares = torch.zeros(2, dtype=torch.float64, device=rank_state.device)
     for before, kept in zip(own, rank_state.parameters().values(), strict=True):
@@ -88,11 +105,12 @@ def _distances(rank_state: RankState, own: list[Tensor]) -> list[float]:
         squares[1] += kept.detach().double().square().sum()
     if rank_state.pipeline_group is not None:
         dist.all_reduce(squares, group=rank_state.pipeline_group)
-    by_replica = gather_vectors(squares, rank_state.replica_group)
+    with left.at_once():
+        by_replica = left.gather(squares)
     return (by_replica[:, 0] / by_replica[:, 1]).sqrt().tolist()
 
 
-def _estimate_statistics(rank_state: RankState) -> int:
+def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
     """Estimate BatchNorm's statistics on batches that all replicas share; return their number."""
     run, statistics = rank_state.run, rank_state.statistics
     if run.config.norm != "batch":
@@ -104,7 +122,8 @@ def _estimate_statistics(rank_state: RankState) -> int:
         batch = read_batch(rank_state, TakeItem(item, ahead=items[i + 1 :]))
         rank_state.pipeline.forward_only(batch)
         taken = statistics.take()
-        by_replica = gather_vectors(taken.flatten(), rank_state.replica_group)
+        with left.at_once():
+            by_replica = left.gather(taken.flatten())
         moments.append(by_replica.view(-1, *taken.shape[1:]))
     statistics.update(torch.cat(moments), momentum=1.0)
     return num_batches

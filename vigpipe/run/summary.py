@@ -1,7 +1,7 @@
 """Collect what summary.json says about a run."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,21 +91,28 @@ def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
 
 
 def gather_accounts(
-    rank_state: RankState, own: Mapping[str, float] | None = None
+    rank_state: RankState,
+    own: Mapping[str, float] | None = None,
+    share: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Gather what all ranks have counted; all of them call this.
 
     Args:
         rank_state: this rank's state.
         own: what this rank has counted; by default since it began.
+        share: returns the values of all ranks that are left; by default all are.
 
     Returns:
-        The accounts of the ranks of each replica, or of each team of them, first rank first; those
-        of a server come last.
+        The accounts of the ranks of each replica, or of each team of them, first rank first; none
+        of a replica that was lost. Those of a server come last.
     """
     layout = rank_state.run.layout
     own = rank_state.strategy.account() if own is None else own
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
-    by_rank = all_gather_values(own, layout.world_size)
+    if share is None:
+        by_rank = dict(enumerate(all_gather_values(own, layout.world_size)))
+    else:
+        by_rank = share(own)
     size = layout.pipeline_size * layout.team_size
-    return [by_rank[start : start + size] for start in range(0, len(by_rank), size)]
+    teams = [range(first, first + size) for first in range(0, layout.world_size, size)]
+    return [[by_rank[rank] for rank in ranks if rank in by_rank] for ranks in teams]

@@ -1,0 +1,92 @@
+"""The ranks of the replicas that are left, brought together anew to do something together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel.agreement import Peers, Status, agree
+from vigpipe.parallel.counterparts import Counterparts
+
+
+class Circle(Counterparts):
+    """Counterparts of which some may have been lost: those that are left, brought together anew.
+
+    torch makes process groups only with all ranks of the run. This one is gloo's, made by its own
+    members, and tensors of a GPU take the way through the host. If one of them is lost, all others
+    get a RuntimeError as soon as one gives the circle up: it cannot be used again.
+
+    Args:
+        store: a section of the store that no other circle uses.
+        place: of this rank among the members.
+        size: number of members.
+        timeout_seconds: time after which whatever they do together gives up.
+        peers: the ranks of this replica.
+    """
+
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401
+        place: int,
+        size: int,
+        timeout_seconds: float,
+        peers: Peers,
+    ) -> None:
+        self._peers = peers
+        self.size, self.place = size, place
+        self._gloo: Any = None
+        if size > 1:
+            # Peers of a rank that waits for another replica wait for it, with more patience.
+            timeout = timedelta(seconds=timeout_seconds / 2)
+            self._gloo = dist.ProcessGroupGloo(store, place, size, timeout)  # pyright: ignore
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Gather a vector (n,) from each: (size, n), in their order."""
+        if self._gloo is None or values.numel() == 0:
+            return values.unsqueeze(0)
+        own = values.cpu().contiguous()
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._gloo.allgather([rows], [own]).wait()
+        return torch.stack(rows).to(values.device)
+
+    def exchange(self, chunks: Tensor) -> Tensor:
+        """Send each its chunk, and return what it has received from each."""
+        if self._gloo is None:
+            return chunks
+        own = chunks.cpu()
+        received, sizes = torch.empty_like(own), [len(own) // self.size] * self.size
+        self._gloo.alltoall_base(received, own, sizes, sizes).wait()
+        return received.to(chunks.device)
+
+    def copy_from(self, place: int, tensor: Tensor) -> None:
+        """Take the tensor of one of them."""
+        if self._gloo is None:
+            return
+        options = dist.BroadcastOptions()  # pyright: ignore[reportPrivateImportUsage]
+        options.rootRank, options.rootTensor = place, 0
+        on_host = tensor.detach().cpu().contiguous()
+        self._gloo.broadcast([on_host], options).wait()
+        tensor.copy_(on_host)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let all ranks of the replica fail together if one of them fails in this context."""
+        error = None
+        try:
+            yield
+        except RuntimeError as failure:
+            if not is_lost_peer(failure):
+                raise
+            error = failure
+            self.give_up()
+        if not agree(Status(finite=error is None), self._peers).finite:
+            raise RuntimeError("a replica was lost") from error
+
+    def give_up(self) -> None:
+        """Close the connections, so that those who wait for this rank do so no longer."""
+        self._gloo = None

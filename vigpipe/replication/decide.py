@@ -1,0 +1,68 @@
+"""What a replica does next, as its first rank decides it: items, averages, rests, the end."""
+
+from collections.abc import Iterator
+
+from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.member import Member, NoItem
+
+
+def decide(member: Member) -> Iterator[Decision | None]:
+    """Make the decisions of one replica, on its first rank.
+
+    The head, the first of those that are left, evaluates its weights after an epoch.
+
+    Args:
+        member: the replica.
+
+    Yields:
+        Decisions, and None while the replica waits for others.
+    """
+    gradients = member.rules.gradients
+    item: int | NoItem = NoItem.CLOSED
+    while True:
+        yield from _lead(member)
+        # Weights are averaged between two steps. Gradients are too if the pool has nothing left:
+        # others then come to an average with their last ones, and this replica has none to give.
+        if not gradients or item is NoItem.NONE_LEFT:
+            came = yield from member.average(in_step=False)
+            if came.kind in (Kind.AVERAGE, Kind.GIVE):
+                yield came
+                continue
+        item = member.take()
+        if item is NoItem.CLOSED:
+            yield Decision(Kind.TELL)
+            if (yield from member.rest()):
+                yield from _lead(member)
+                yield _decision_of_rest(member)
+        elif isinstance(item, NoItem):  # none is left
+            yield Decision(Kind.TELL)
+            if member.leaves_early:
+                member.leave()
+                yield Decision(Kind.LEAVE)
+                return
+            if (yield from member.finish()):
+                yield from _lead(member)
+                yield Decision(Kind.END)
+                return
+        elif member.is_head and (epoch := member.epoch_to_evaluate(item)):
+            yield Decision(Kind.EVALUATE, epoch)
+        else:
+            yield Decision(Kind.TAKE, item, member.ahead)
+            if gradients:
+                came = yield from member.average(in_step=True)
+                yield came
+                if came.kind is Kind.NO_STEP:
+                    continue
+            member.finish_item()
+
+
+def _lead(member: Member) -> Iterator[Decision]:
+    """Lead from now on if all replicas before this one are lost."""
+    if member.newly_leads():
+        yield Decision(Kind.LEAD)
+
+
+def _decision_of_rest(member: Member) -> Decision:
+    table = member.see()
+    kind = Kind.STOP if table.stops else Kind.REST
+    return Decision(kind, member.rules.course.steps_with(table.rested))
