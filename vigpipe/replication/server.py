@@ -94,6 +94,9 @@ class Worker(_WithServer):
         self._item = decision.number  # if it takes one
         yield from super()._do(decision)
 
+    def ask_to_save(self) -> None:
+        """Do nothing: the server does, before it lets all go on."""
+
     @torch.no_grad()
     def _pull(self) -> None:
         with self._diary.doing("averaged"):
