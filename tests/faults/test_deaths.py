@@ -71,8 +71,8 @@ def is_done_again(folder: Path, ranks: str, options: list[str]) -> None:
     [
         ("step:3:0:kill", "3x1", GOSSIP),  # the one that writes
         ("average:3:1:kill", "3x1", GRADIENTS),
-        ("forward:3:2:kill", "2x2", GOSSIP),
-        ("average:2:1:kill", "2x1+1", SERVER),
+        pytest.param("forward:3:2:kill", "2x2", GOSSIP, marks=pytest.mark.heavy),
+        pytest.param("average:2:1:kill", "2x1+1", SERVER, marks=pytest.mark.heavy),
         ("backward:3:3:kill", "2x2+2", SERVER),
         ("end:1:0:kill", "3x1", GOSSIP),
     ],
@@ -97,7 +97,10 @@ def test_a_replica_that_is_killed_costs_no_item_and_the_run_can_be_repeated(
 
 @pytest.mark.parametrize(
     ("fault", "ranks", "options"),
-    [("average:3:0:freeze", "2x1", GOSSIP), ("step:3:1:freeze", "2x1+1", SERVER)],
+    [
+        pytest.param("average:3:0:freeze", "2x1", GOSSIP, marks=pytest.mark.heavy),
+        ("step:3:1:freeze", "2x1+1", SERVER),
+    ],
 )
 def test_a_replica_that_is_frozen_is_given_up_and_ended(fault, ranks, options, tmp_path):
     folder = tmp_path / "run"
