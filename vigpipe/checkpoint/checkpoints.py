@@ -1,8 +1,9 @@
 """Save the checkpoints of a run from one rank's training loop."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vigpipe.checkpoint.best import best_in, better
@@ -55,7 +56,7 @@ class Checkpoints:
             keep=rank_state.run.config.keep,
             token=broadcast_value(secrets.token_hex(4), layout.world_size),
             log=log,
-            is_lost=self._is_lost,
+            is_lost=partial(_is_lost, self._replica_of, rank_state),
         )
 
     @property
@@ -67,11 +68,6 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Step of the newest checkpoint that this rank has completed; only the writer does."""
         return self._saver.newest
-
-    def _is_lost(self, file: str) -> bool:
-        strategy, layout = self.rank_state.strategy, self.rank_state.run.layout
-        team, _ = layout.team_of(self._replica_of[file])
-        return team in strategy.lost()
 
     def lead(self) -> None:
         """Complete the checkpoints from now on, on the rank that writes the run's files."""
@@ -163,3 +159,9 @@ class Checkpoints:
             versions=provenance(),
             best={} if self.best is None else self.best.as_table(),
         )
+
+
+def _is_lost(replica_of: Mapping[str, int], rank_state: RankState, file: str) -> bool:
+    """Whether the replica was lost that would write a file of a checkpoint."""
+    team, _ = rank_state.run.layout.team_of(replica_of[file])
+    return team in rank_state.strategy.lost()

@@ -10,7 +10,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 from vigpipe.errors import SAVED
-from vigpipe.launch.watchdog import Watchdog
+from vigpipe.launch.watchdog import Watchdog, has_ended
 
 SERVER_GONE = 255  # multiprocessing's exit code of processes whose fork server has ended
 GRACE_SECONDS = 30.0  # the time ranks have to end when they are asked to
@@ -83,8 +83,9 @@ class RankProcesses:
         self._send(signal.SIGKILL, self.running)
 
     def kill_frozen(self, ranks: Iterable[int]) -> None:
-        """Kill ranks that neither work nor end."""
-        left = self.running.keys() & set(ranks)
+        """Kill ranks that neither work nor end; one that has ended a moment ago is left alone."""
+        running = self.running
+        left = {r for r in running.keys() & set(ranks) if not has_ended(running[r])}
         self.frozen |= left
         self._send(signal.SIGKILL, left)
 

@@ -50,14 +50,12 @@ def ended(folder: Path, ranks: Sequence[int]) -> bool:
         folder: the folder in which start_local's ranks leave their process ids.
         ranks: whom to look at; of those that have left no process id yet, nothing is known.
     """
-    return any(_has_ended(folder, rank) for rank in ranks)
+    paths = [pid_file(folder, rank) for rank in ranks]
+    return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
 
 
-def _has_ended(folder: Path, rank: int) -> bool:
-    try:
-        pid = int(pid_file(folder, rank).read_text())
-    except FileNotFoundError:
-        return False
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, or is about to."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -92,6 +92,8 @@ class Company:
                 is_done = False
                 if circle is not None:
                     circle.give_up()
+            finally:
+                self._check = lambda: None
             is_done = agree(Status(finite=is_done), place.peers).finite
             if decisions.next(table and _report(table, place.team, is_done)).number == DONE:
                 return result  # pyright: ignore[reportReturnType]

@@ -84,6 +84,10 @@ class Decisions:
         """
         self._decide, self._check = decide, check
 
+    def end(self) -> None:
+        """Decide no more."""
+        self.begin(iter(()), lambda: None)
+
     def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:
         """Return what comes next.
 

@@ -485,6 +485,7 @@ class OwnSteps:
         }
 
     def close(self) -> None:
-        """End the thread that shows the others that this replica is there."""
+        """End what decides, and the thread that shows the others that this replica is there."""
+        self._decisions.end()
         if self._alive is not None:
             self._alive.close()

@@ -123,7 +123,7 @@ class Table:
         """The replicas that are not lost."""
         return [replica for replica, is_lost in enumerate(self.lost) if not is_lost]
 
-    def next_item(self, replica: int, *, from_pool: bool, drawn_before: bool = True) -> int:
+    def next_item(self, replica: int, *, from_pool: bool) -> int:
         """Return the item that a replica takes next, if there are so many.
 
         It is the first of those that lost replicas have left, its own, and, where items are fixed,
@@ -131,18 +131,18 @@ class Table:
 
         Args:
             replica: the replica.
-            from_pool: whether its own is the next one of the pool, and not a fixed one.
-            drawn_before: whether the one that it has drawn to come next counts as its own.
+            from_pool: whether its own is the next one of the pool, and not a fixed one; unless it
+                has drawn one to come next.
         """
         num_replicas = len(self.taken)
-        if drawn_before and self.ahead[replica] >= 0:
+        if self.ahead[replica] >= 0:
             own = [self.ahead[replica]]
         elif from_pool:
             own = [self.drawn]
         else:
             whose = [replica, *(r for r, is_lost in enumerate(self.lost) if is_lost)]
             own = [r + num_replicas * self.begun[r] for r in whose]
-        return min(*own, *self.returned) if len(own) + len(self.returned) > 1 else own[0]
+        return min([*own, *self.returned])
 
     def draw(self, replica: int, item: int) -> None:
         """Note that a replica has drawn an item that `next_item` has returned."""
