@@ -127,7 +127,7 @@ def test_a_server_that_is_killed_ends_the_run_which_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(int(os.environ.get("VIGPIPE_RANDOM_FAULTS", "6"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("VIGPIPE_RANDOM_FAULTS", "2"))))
 def test_faults_at_random(seed, tmp_path):
     """Some replica is killed or frozen, wherever it is; of 40 runs, each strategy has 20."""
     rng = random.Random(seed)
