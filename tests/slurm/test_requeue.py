@@ -31,20 +31,22 @@ def start(tmp_path):
     (tmp_path / "rank.py").write_text(FAILING_RANK)
     folder = tmp_path / "run"
 
-    def run(code, message="", job=12, restart=1):
+    def run(code, message="", job=12, restart=1, options=(), does="", ends_with=None, end=1 << 40):
         rank = f"{sys.executable} {tmp_path}/rank.py {folder} '{message}'" if message else ""
         commands = {
-            "srun": f"{rank}\nexit {code}",
-            "squeue": "echo RUNNING",
+            "srun": f"{rank}\n{does}\nexit {code}",
+            "squeue": "case $* in *%e) date +%FT%T ;; *) echo RUNNING ;; esac",
             "scontrol": 'echo "scontrol $@"\nkill -TERM $$ $PPID',  # as a requeue does
         }
         for name, body in commands.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
             (tmp_path / name).chmod(0o755)
         env = {"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(restart)}
-        env |= {"SLURM_JOB_END_TIME": "0", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        done = run_command(["bash", str(ROOT / "slurm/train.sbatch"), "--out", str(folder)], env)
-        assert done.returncode == code
+        env |= {"SLURM_JOB_END_TIME": str(end), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        line = ["bash", str(ROOT / "slurm/train.sbatch"), *options, "--out", str(folder)]
+        done = run_command(line, env)
+        assert done.returncode == (code if ends_with is None else ends_with)
+        assert "Killed" not in done.stderr  # says bash of srun
         assert (folder / "failed-rank1.json").exists() or not message
         return done.stdout
 
@@ -73,3 +75,55 @@ def test_a_fault_of_an_earlier_start_keeps_no_job_from_being_requeued(start, ear
     """
     assert start(1, "the disk of rank 1 is gone", **earlier) == ""
     assert start(137) == REQUEUED
+
+
+# ---- where the run outlives a replica -------------------------------------------------------
+
+GOSSIP = ["--strategy", "gossip"]
+CHECKPOINT = "mkdir -p {0}/checkpoints/step-00000004"
+SUMMARY = "mkdir -p {0}; echo > {0}/new; mv {0}/new {0}/summary.json"
+DONE = "exit code 137 of a rank that was lost: the others have finished the run\n"
+ALL_END = "--kill-on-bad-exit=1 --cpus-per-task=1 "
+OTHERS_GO_ON = "--kill-on-bad-exit=0 --no-kill --wait=0 --cpus-per-task=1 "
+
+
+@pytest.mark.parametrize(
+    ("options", "begin"),
+    [
+        (GOSSIP, OTHERS_GO_ON),
+        (["--strategy=server"], OTHERS_GO_ON),
+        (["--strategy=periodic"], ALL_END),
+        ([], ALL_END),
+    ],
+)
+def test_only_where_the_run_outlives_a_replica_does_the_step(start, options, begin):
+    told = start(2, options=options, does='echo "$@"')
+    assert told.startswith(begin)
+    assert f"-m vigpipe.train {' '.join(options)}".rstrip() + " --out " in told
+
+
+def test_a_run_that_the_others_have_finished_is_done(start, tmp_path):
+    summary = SUMMARY.format(tmp_path / "run")
+    assert start(137, LOST_PEER, options=GOSSIP, does=summary, ends_with=0) == DONE
+    # An earlier one, of which this start knows, and the same with another strategy.
+    assert start(137, options=GOSSIP) == REQUEUED
+    assert start(137, does=summary) == REQUEUED
+
+
+def test_a_frozen_rank_does_not_keep_the_job_from_its_end(start, tmp_path):
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")  # time passes quickly
+    (tmp_path / "sleep").chmod(0o755)
+    waits = "\nexec tail -f /dev/null"
+    ends = "not all ranks have ended: the job ends them\n"
+    is_done = SUMMARY.format(tmp_path / "run") + waits
+    assert start(137, options=GOSSIP, does=is_done, ends_with=0) == ends + DONE
+    assert start(137, options=GOSSIP, does=waits, end=0) == ends + REQUEUED
+
+
+def test_those_who_have_saved_are_started_again_however_often(start, tmp_path):
+    options, saves = [*GOSSIP, "--items", "pool"], CHECKPOINT.format(tmp_path / "run")
+    assert start(137, restart=5, options=options) == ""
+    assert start(137, restart=5, options=options, does=saves) == REQUEUED
+    assert start(137, restart=6, options=options, does=saves) == ""  # no new one
+    saves = saves.replace("4", "8")
+    assert start(137, "the disk is full", options=options, does=saves) == ""

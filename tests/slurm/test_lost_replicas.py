@@ -1,0 +1,96 @@
+"""Runs of slurm/train.sbatch that go on without a replica that is lost, on a Slurm of two nodes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.test_faults_srun import batch, local
+from tests.world import wait_until
+from vigpipe.checkpoint.manifest import list_checkpoints
+
+pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
+
+STEPS = 12
+OPTIONS = ["--data", "digits", "--batch-size", "24", "--steps", str(STEPS), "--threads", "1"]
+OPTIONS += ["--dp", "2", "--timeout", "10"]  # no rank of a busy machine takes as long
+GOSSIP = [*OPTIONS, "--strategy", "gossip", "--average-every", "3"]
+
+# Stands for `python -m vigpipe.train ARGUMENTS`. In the first start of the job, some ranks stay in
+# one of their steps until the test ends them.
+HELD = """
+import os, runpy, sys, threading
+from pathlib import Path
+from torch.optim.optimizer import register_optimizer_step_post_hook
+rank, steps = os.environ["SLURM_PROCID"], []
+def hold(*_):
+    steps.append(None)
+    if len(steps) == {step}:
+        Path("held-" + rank).write_text(str(os.getpid()) + "\\n")
+        threading.Event().wait()
+if int(rank) in {ranks} and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    register_optimizer_step_post_hook(hold)
+sys.argv = sys.argv[2:]
+runpy.run_module("vigpipe.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def held(folder: Path, rank: int) -> int:
+    """Wait until a rank is held in its step: its process id."""
+    file = folder / f"held-{rank}"
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), f"rank {rank} is held")
+    return int(file.read_text())
+
+
+def is_done_without(lost: int, folder: Path) -> None:
+    """Every item was done, and the run's files say who was lost."""
+    events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
+    items = {event["item"] for event in events if "item" in event and "did" not in event}
+    assert items == set(range(2 * STEPS))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["replicas"]["lost"] == [lost]
+    assert summary["test"]["images"] == 360
+
+
+def test_a_killed_rank_does_not_end_the_job(slurm, tmp_path):
+    arguments = [*GOSSIP, "--items", "pool"]
+    with batch(slurm, tmp_path, [], arguments, HELD.format(step=2, ranks=[1])) as job:
+        os.kill(held(tmp_path, 1), signal.SIGKILL)
+        folder = tmp_path / "runs" / job.number
+        facts = job.completes(folder)
+    assert (facts["Restarts"], facts["ExitCode"]) == ("0", "0:0")
+    assert job.tells("exit code 137 of a rank that was lost: the others have finished the run")
+    is_done_without(1, folder)
+
+
+def test_a_lost_node_does_not_end_a_job_that_was_sent_with_no_kill(slurm, tmp_path):
+    options = ["--no-kill", "--ntasks-per-node=2"]
+    arguments = [*GOSSIP, "--stages", "2", "--microbatches", "2"]
+    try:
+        with batch(slurm, tmp_path, options, arguments, HELD.format(step=2, ranks=[2, 3])) as job:
+            held(tmp_path, 2), held(tmp_path, 3)
+            local(slurm, "fail", "node2")
+            folder = tmp_path / "runs" / job.number
+            facts = job.completes(folder)
+        assert (facts["Restarts"], facts["ExitCode"]) == ("0", "0:0")
+        is_done_without(1, folder)
+    finally:
+        local(slurm, "start")
+
+
+def test_without_rank_0_the_job_goes_on_from_its_checkpoint(slurm, tmp_path):
+    """The store where the ranks meet is gone with it."""
+    arguments = [*GOSSIP, "--checkpoint-every", "2"]
+    with batch(slurm, tmp_path, [], arguments, HELD.format(step=5, ranks=[0])) as job:
+        process = held(tmp_path, 0)
+        folder = tmp_path / "runs" / job.number
+        saved = list_checkpoints(folder)[0].name
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: job.tells("is requeued"), "it is requeued")
+        facts = job.completes(folder)
+    assert (facts["Restarts"], facts["ExitCode"]) == ("1", "0:0")
+    assert job.tells(f"exit code 137: job {job.number} is requeued")
+    assert job.tells(f"going on after step {int(saved.partition('-')[2])}, from ")
+    assert "lost" not in json.loads((folder / "summary.json").read_text())["replicas"]
