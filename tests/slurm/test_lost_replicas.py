@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_faults_srun import batch, local
-from tests.world import wait_until
+from tests.slurm.test_faults_srun import ENV, batch, local
+from tests.world import run_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
@@ -33,6 +34,22 @@ def hold(*_):
 if int(rank) in {ranks} and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
     register_optimizer_step_post_hook(hold)
 sys.argv = sys.argv[2:]
+runpy.run_module("vigpipe.train", run_name="__main__", alter_sys=True)
+"""
+
+# Stands for the same without the job's script: rank 1 is slow to look whether all have done the
+# last that they do together.
+LATE = """
+import os, runpy, time
+from vigpipe.replication import company
+report = company._report
+def report_late(*arguments):
+    steps = report(*arguments)
+    yield next(steps, None)
+    time.sleep(3)
+    yield from steps
+if os.environ["SLURM_PROCID"] == "1":
+    company._report = report_late
 runpy.run_module("vigpipe.train", run_name="__main__", alter_sys=True)
 """
 
@@ -78,6 +95,15 @@ def test_a_lost_node_does_not_end_a_job_that_was_sent_with_no_kill(slurm, tmp_pa
         is_done_without(1, folder)
     finally:
         local(slurm, "start")
+
+
+def test_rank_0_stays_until_the_others_know_that_all_is_done(slurm, tmp_path):
+    """The store was gone with it, and a rank that was slower ended with 70 after all."""
+    folder = tmp_path / "run"
+    line = ["srun", "-N2", "-n2", "--kill-on-bad-exit=1", sys.executable, "-c", LATE]
+    done = run_command([*line, *GOSSIP, "--out", str(folder)], {**slurm, **ENV})
+    assert done.returncode == 0, done.stderr
+    assert (folder / "summary.json").exists()
 
 
 def test_without_rank_0_the_job_goes_on_from_its_checkpoint(slurm, tmp_path):

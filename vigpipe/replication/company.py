@@ -125,6 +125,19 @@ class Company:
                 time.sleep(_LOOK_SECONDS)
         return {rank: json.loads(self._store.get(f"{prefix}{rank}")) for rank in self._ranks}
 
+    def leave(self) -> None:
+        """Leave after the last of what is done together.
+
+        The store may be in rank 0's process, so that rank waits for those who still look at it.
+        """
+        self._store.set(f"left/{self._place.rank}", "")
+        deadline = time.monotonic() + self._place.timeout_seconds
+        keys = [f"left/{rank}" for rank in self._ranks]
+        while self._place.rank == 0 and keys and not self._store.check(keys):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)
+
 
 def is_lost(table: Table, member: int) -> bool:
     """Whether a replica is lost; a server never is, without the run."""

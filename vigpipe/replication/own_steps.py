@@ -485,7 +485,9 @@ class OwnSteps:
         }
 
     def close(self) -> None:
-        """End what decides, and the thread that shows the others that this replica is there."""
+        """Leave; end what decides, and the thread that shows that this replica is there."""
         self._decisions.end()
         if self._alive is not None:
             self._alive.close()
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self._company.leave()
