@@ -394,7 +394,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     with save_and_stop.patient():
                         if turn.stop:
                             save_and_stop.leaves = True
-                            return strategy.together(stop)
+                            code = strategy.together(stop)
+                            strategy.close()
+                            return code
                         save_now()
         at_the_end = Kept(rank_state)
         strategy.together(finish)
