@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.replication import OUTLIVING
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
 from vigpipe.messages import tell
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
-# Strategies under which a run goes on without a replica that is lost.
-OUTLIVING = ("gossip", "server")
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 
@@ -168,8 +167,8 @@ def _run(
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
             config = replace(config, out=folder)
         threads = threads_per_rank(config.threads, world_size, os.environ)
-        outlives = trains and config.strategy in OUTLIVING
-        dispensable = run.layout.ranks_of_teams() if outlives else []
+        num_dispensable = run.layout.num_teams if trains and config.strategy in OUTLIVING else 0
+        dispensable = [run.layout.ranks_of_team(team) for team in range(num_dispensable)]
         return _start_ranks(world_size, config, arguments, threads, dispensable)
 
     gpu = set_up_rank(config, run.layout, launch)

@@ -87,7 +87,8 @@ def test_a_lost_node_does_not_end_a_job_that_was_sent_with_no_kill(slurm, tmp_pa
     arguments = [*GOSSIP, "--stages", "2", "--microbatches", "2"]
     try:
         with batch(slurm, tmp_path, options, arguments, HELD.format(step=2, ranks=[2, 3])) as job:
-            held(tmp_path, 2), held(tmp_path, 3)
+            held(tmp_path, 2)
+            held(tmp_path, 3)
             local(slurm, "fail", "node2")
             folder = tmp_path / "runs" / job.number
             facts = job.completes(folder)

@@ -6,6 +6,9 @@ from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
 
+# Strategies under which a run goes on without a replica that is lost. Replicas exchange something
+# with one other at a time then.
+OUTLIVING = ("gossip", "server")
 # What a strategy other than synchronous takes if the user does not say otherwise.
 _DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
 _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}

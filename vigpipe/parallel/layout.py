@@ -124,10 +124,10 @@ class Layout:
         first = self.pipeline_rank(rank)
         return tuple(range(first, self.num_stages, self.pipeline_size))
 
-    def ranks_of_teams(self) -> list[range]:
-        """Return the ranks of each team, but not of a server."""
+    def ranks_of_team(self, team: int) -> range:
+        """Return the ranks of a team, or of the server, which comes after the teams."""
         size = self.team_size * self.pipeline_size
-        return [range(team * size, (team + 1) * size) for team in range(self.num_teams)]
+        return range(team * size, (team + 1) * size)
 
     def check_world(self, world_size: int) -> None:
         """Raise InputError unless the number of ranks is that of the layout."""

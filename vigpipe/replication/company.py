@@ -119,7 +119,7 @@ class Company:
         with self._circle.at_once():
             while not self._store.check(keys):
                 self._check()
-                lost = [m for m in self._members if is_lost(read_table(self._store), m)]
+                lost = [m for m in self._members if read_table(self._store).has_lost(m)]
                 if lost:
                     raise RuntimeError(f"replica {lost[0]} was lost")
                 time.sleep(_LOOK_SECONDS)
@@ -137,11 +137,6 @@ class Company:
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
-
-
-def is_lost(table: Table, member: int) -> bool:
-    """Whether a replica is lost; a server never is, without the run."""
-    return table.lost[member : member + 1] == [True]
 
 
 def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:

@@ -178,8 +178,6 @@ class GossipMember(Member):
 class Gossip(OwnSteps):
     """The strategy of ranks whose replicas are averaged in pairs; see `OwnSteps`."""
 
-    outlives = True
-
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
         some = next(iter(self._weights.parameters.values()))

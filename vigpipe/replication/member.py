@@ -218,8 +218,7 @@ class Member:
 
         number = self._table.change(change)  # of the closing
         while number and (table := self._table.read()).answered < number:
-            all_rest = all(table.rests[replica] >= number for replica in table.left)
-            if all_rest and self.is_head:
+            if table.all_rest(number) and self.is_head:
                 self._table.change(Table.answer)
                 self.rested = self._table.last_seen
             else:
@@ -238,8 +237,7 @@ class Member:
 
     def lose(self, replica: int) -> None:
         """Go on without another replica, which is dead or does not answer."""
-        if not self._table.read().lost[replica]:
-            self._table.change(lambda table: table.lose(replica))
+        self._table.lose(replica)
 
     def part(self, partner: int) -> None:
         """Go on without a partner that was lost amid an average, which does not count then."""

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
-from vigpipe.launch.failures import is_lost_peer
+from vigpipe.config.replication import OUTLIVING
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
     Agreement,
-    Status,
     agree,
     all_gather_values,
     holds_everywhere,
 )
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.alive import Alive
+from vigpipe.replication.attempt import attempt
 from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
@@ -89,7 +89,6 @@ class OwnSteps:
     """
 
     sums_replicas = False
-    outlives = False  # whether the run goes on without a replica that is lost
 
     def __init__(
         self,
@@ -106,6 +105,7 @@ class OwnSteps:
         every = options.average_every or 0
         self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
+        self.outlives = options.strategy in OUTLIVING
         self._exchange = Exchange(place.between, place.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
         self._averages: Averages = self._compressor or self._exchange
@@ -393,13 +393,8 @@ class OwnSteps:
         if not self.outlives or partner == ALL:
             return exchange()
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        result = None
-        try:
-            result = exchange()
-        except RuntimeError as error:
-            if not is_lost_peer(error):
-                raise
-        if agree(Status(finite=result is not None), self.peers).finite:
+        result, is_done = attempt(exchange, self.peers)
+        if is_done:
             return result
         for name, tensor in self.tensors().items():  # what compression has left out
             tensor.copy_(before[name])

@@ -29,9 +29,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Status, agree, holds_everywhere
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.attempt import attempt
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.serving import (
@@ -51,8 +51,6 @@ _NUM_FACTS = 3  # item, samples and loss, which come before the moments
 
 class _WithServer(OwnSteps):
     """What a worker and the server have in common; see `OwnSteps`."""
-
-    outlives = True
 
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
@@ -180,14 +178,8 @@ class Server(_WithServer):
 
     def _with(self, worker: int, exchange: Callable[[], T]) -> T | None:
         """Exchange something with a worker; None if that is lost meanwhile, for any rank of it."""
-        result, is_done = None, True
-        try:
-            result = exchange()
-        except RuntimeError as error:
-            if not is_lost_peer(error):
-                raise
-            is_done = False
-        if agree(Status(finite=is_done), self.peers).finite:
+        result, is_done = attempt(exchange, self.peers)
+        if is_done:
             return result
         if isinstance(self._member, ServerMember):
             self._member.lose(worker)

@@ -154,7 +154,7 @@ class WorkerMember(Member):
             return table.closings
 
         number = self._table.change(change)
-        while not all_rest(table := self._table.read(), number):
+        while not (table := self._table.read()).all_rest(number):
             yield None
         if table.answered < number:  # or there was nothing to evaluate, and others have gone on
             yield from _evaluation(self, table)
@@ -245,7 +245,7 @@ class ServerMember:
     def rests(self) -> bool:
         """Whether all workers rest since this was last true."""
         table = self._table.last_seen
-        if table.closings == self._num_rests or not all_rest(table, table.closings):
+        if table.closings == self._num_rests or not table.all_rest(table.closings):
             return False
         self._num_rests = table.closings
         return True
@@ -273,8 +273,7 @@ class ServerMember:
 
     def lose(self, worker: int) -> None:
         """Go on without a worker, which is dead or does not answer."""
-        if not self._table.read().lost[worker]:
-            self._table.change(lambda table: table.lose(worker))
+        self._table.lose(worker)
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
 
@@ -359,11 +358,6 @@ class ServerMember:
                 f"record says {push.version}; replay it on the machine that it was recorded on, "
                 "with the same software"
             )
-
-
-def all_rest(table: Table, number: int) -> bool:
-    """Whether all workers that are left have followed a closing."""
-    return all(table.rests[worker] >= number for worker in table.left)
 
 
 def _want_rest(table: SharedTable, *, stop: bool) -> None:

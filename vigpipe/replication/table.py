@@ -123,6 +123,14 @@ class Table:
         """The replicas that are not lost."""
         return [replica for replica, is_lost in enumerate(self.lost) if not is_lost]
 
+    def all_rest(self, number: int) -> bool:
+        """Whether all that are left have followed a closing."""
+        return all(self.rests[replica] >= number for replica in self.left)
+
+    def has_lost(self, member: int) -> bool:
+        """Whether a replica is lost; a server, which comes after the replicas, never is."""
+        return member < len(self.lost) and self.lost[member]
+
     def next_item(self, replica: int, *, from_pool: bool) -> int:
         """Return the item that a replica takes next, if there are so many.
 
@@ -336,10 +344,15 @@ class SharedTable:
                 self.last_seen = table
                 return result
 
+    def lose(self, replica: int) -> None:
+        """Let all go on without a replica, unless they do so already."""
+        if not self.read().lost[replica]:
+            self.change(lambda table: table.lose(replica))
+
     def _check(self, table: Table) -> None:
         if table.is_over:
             raise RuntimeError("another replica has failed, which ends the run")
-        if table.lost[self._replica_index : self._replica_index + 1] == [True]:
+        if table.has_lost(self._replica_index):
             raise RuntimeError(
                 f"replica {self._replica_index} was given up by the others, to which it has shown "
                 "no sign of life for too long, or could not send"

@@ -17,6 +17,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Sync
+from vigpipe.config.replication import OUTLIVING
 from vigpipe.data.batches import Share
 from vigpipe.data.job import ImageJob
 from vigpipe.data.loss import Loss
@@ -233,8 +234,8 @@ def make_rank_state(
         _check_graph(run, sync, device, is_timed=recorder is not None)
     groups = Groups()
     if layout.world_size > 1 and strategy is None:
-        in_pairs = config.strategy in ("gossip", "server")
-        groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS, linked=in_pairs)
+        linked = config.strategy in OUTLIVING
+        groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS, linked=linked)
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
@@ -373,9 +374,7 @@ def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export
 def _has_ended(team: int, layout: Layout) -> bool:
     """Whether a process of a team is known to have ended: one that start_local has started."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    size = layout.team_size * layout.pipeline_size
-    ranks = range(team * size, (team + 1) * size)
-    return folder is not None and ended(Path(folder), ranks)
+    return folder is not None and ended(Path(folder), layout.ranks_of_team(team))
 
 
 def _give_up(team: int) -> None:

@@ -113,6 +113,5 @@ def gather_accounts(
         by_rank = dict(enumerate(all_gather_values(own, layout.world_size)))
     else:
         by_rank = share(own)
-    size = layout.pipeline_size * layout.team_size
-    teams = [range(first, first + size) for first in range(0, layout.world_size, size)]
+    teams = map(layout.ranks_of_team, range(layout.num_teams + layout.has_server))
     return [[by_rank[rank] for rank in ranks if rank in by_rank] for ranks in teams]
