@@ -1,8 +1,10 @@
 """A run goes on without replicas that are lost, and ends with its last one or another failure."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.world import run_command, start_command, wait_until
 from vigpipe.launch.failures import declare_lost, note_met, record_file
 from vigpipe.launch.processes import RankProcesses
 from vigpipe.launch.supervisor import Supervisor
+from vigpipe.launch.watchdog import has_ended
 
 pytestmark = pytest.mark.multiprocess
 
@@ -194,6 +197,16 @@ def test_outcome(exit_codes, records, code, told, tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert told in (lines.pop() if told else "")
     assert lines == []
+
+
+def test_a_rank_that_has_ended_a_moment_ago_is_not_frozen():
+    """Another replica may give one up that has just left with all its work done."""
+    ranks: Any = RankProcesses()
+    with subprocess.Popen(["true"]) as process:
+        wait_until(lambda: has_ended(process.pid), "it has ended")
+        ranks._processes = {1: process}
+        assert not ranks.kill_frozen([1])
+        assert ranks.frozen == set()
 
 
 def test_a_replica_that_has_ended_well_is_not_lost(tmp_path, capsys):

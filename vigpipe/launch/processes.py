@@ -82,12 +82,17 @@ class RankProcesses:
         """Kill all ranks that run."""
         self._send(signal.SIGKILL, self.running)
 
-    def kill_frozen(self, ranks: Iterable[int]) -> None:
-        """Kill ranks that neither work nor end; one that has ended a moment ago is left alone."""
+    def kill_frozen(self, ranks: Iterable[int]) -> bool:
+        """Kill ranks that neither work nor end; one that has ended a moment ago is left alone.
+
+        Returns:
+            Whether one was killed.
+        """
         running = self.running
         left = {r for r in running.keys() & set(ranks) if not has_ended(running[r])}
         self.frozen |= left
         self._send(signal.SIGKILL, left)
+        return bool(left)
 
     def end(self) -> None:
         """Ask all ranks that run to end, and kill those that still do after GRACE_SECONDS.

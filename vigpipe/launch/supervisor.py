@@ -79,9 +79,9 @@ class Supervisor:
                     return False
                 self._leave_until[self._replica_of[rank]] = now + LEAVE_SECONDS
         for replica in declared_lost(self._folder) if self._replicas else ():
-            if not self._ranks.running.keys().isdisjoint(self._replicas[replica]):
+            # Of one whose ranks have ended by themselves, the exit codes tell whether it is lost.
+            if self._ranks.kill_frozen(self._replicas[replica]):
                 self._leave_until[replica] = now
-                self._ranks.kill_frozen(self._replicas[replica])
         return not self._all_lost()
 
     def _is_survivable(self, code: int) -> bool:
