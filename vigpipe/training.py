@@ -38,9 +38,10 @@ from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError, WorkerError
 from vigpipe.launch.environment import FOLDER_VARIABLE
 from vigpipe.launch.failures import is_lost_peer, note_met
-from vigpipe.messages import one_line
+from vigpipe.messages import one_line, tell
 from vigpipe.parallel.agreement import Status, agree, run_with_heartbeats
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import (
     AverageWeights,
     Evaluate,
@@ -195,7 +196,9 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         progress.resume()
         return scores
 
+    files = ExitStack()  # to close
     scores: Scores | None = None
+    at_the_end: Kept | None = None
     loss: float | None = None
     num_skipped = 0  # steps in a row
     is_evaluated = True  # whether the evaluation that is due after the last step has been done
@@ -309,6 +312,32 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         with save_and_stop.patient():
             checkpoints.rescue(loss, is_evaluated)
 
+    def save_without_store(error: StoreLostError) -> int:
+        """Save what this replica has, since it cannot reach the others any more.
+
+        Returns:
+            SAVED.
+
+        Raises:
+            StoreLostError: it has nothing that the others have not, or could not write it.
+        """
+        if not strategy.outlives:
+            raise error
+        complete_step(rank_state)
+        tell_complete_steps()
+        if at_the_end is not None:
+            at_the_end.restore()
+        with save_and_stop.patient():
+            is_saved = checkpoints.rescue(loss, is_evaluated, strategy.left_over())
+        rank_state.job.close()
+        strategy.close()
+        if not agree(Status(finite=is_saved), strategy.peers).finite:
+            raise error
+        if rank_state.pipeline.has_last:
+            who = "the server" if run.layout.has_server else f"replica {team}"
+            tell(f"{error}; {who} has saved what it has; go on with --resume auto")
+        return SAVED
+
     def finish(left: Counterparts) -> None:
         """Evaluate the weights that are kept, and write the results, with all that are left."""
         nonlocal scores
@@ -316,6 +345,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             take_over()
         tell_lost()
         if not strategy.sums_replicas:
+            assert at_the_end is not None
             at_the_end.restore()
             if kept := settle(rank_state, left):
                 log(kept)
@@ -354,55 +384,63 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             console.print(tables, markup=False)
         log(f"weights and metrics in {folder}")
 
+    def take_turns() -> int:
+        """Do what the strategy says, and then what is left to do; returns the exit code."""
+        nonlocal scores, is_evaluated, at_the_end
+        with _on_failure(rank_state, save_for_lost_peer), files:
+            if record is not None:
+                files.callback(record.close)
+            with save_and_stop, progress:
+                for turn in strategy.turns(rank_state.step, is_evaluated):
+                    if isinstance(turn, TakeItem):
+                        take_step(turn)
+                        is_evaluated = not turn.is_evaluation_due
+                        tell_lost()
+                        continue
+                    if isinstance(turn, TakeGradients):
+                        take_gradients(turn)
+                        tell_lost()
+                        continue
+                    if isinstance(turn, SkipGradients):
+                        announce("skipped", _explain_late(turn), turn.step + 1)
+                        continue
+                    complete_step(rank_state)
+                    tell_complete_steps()
+                    if isinstance(turn, Evaluate):
+                        scores, is_evaluated = evaluate_now(turn.epoch), True
+                        if checkpoints.is_best(scores):
+                            strategy.ask_to_save()
+                    elif isinstance(turn, AverageWeights):
+                        strategy.average_weights()
+                    elif isinstance(turn, Finish):
+                        run_with_heartbeats(checkpoints.finish, *strategy.peers)
+                    elif isinstance(turn, Lead):
+                        take_over()
+                    elif isinstance(turn, Leave):
+                        strategy.close()
+                        rank_state.job.close()
+                        return DONE
+                    else:
+                        rank_state.step = turn.step
+                        with save_and_stop.patient():
+                            if turn.stop:
+                                save_and_stop.leaves = True
+                                code = strategy.together(stop)
+                                strategy.close()
+                                return code
+                            save_now()
+            at_the_end = Kept(rank_state)
+            strategy.together(finish)
+            rank_state.job.close()
+            strategy.close()
+            return DONE
+
     if FOLDER_VARIABLE in os.environ:  # from here on, the others may be able to do without it
         note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
-    with _on_failure(rank_state, save_for_lost_peer), ExitStack() as files:
-        if record is not None:
-            files.callback(record.close)
-        with save_and_stop, progress:
-            for turn in strategy.turns(rank_state.step, is_evaluated):
-                if isinstance(turn, TakeItem):
-                    take_step(turn)
-                    is_evaluated = not turn.is_evaluation_due
-                    tell_lost()
-                    continue
-                if isinstance(turn, TakeGradients):
-                    take_gradients(turn)
-                    tell_lost()
-                    continue
-                if isinstance(turn, SkipGradients):
-                    announce("skipped", _explain_late(turn), turn.step + 1)
-                    continue
-                complete_step(rank_state)
-                tell_complete_steps()
-                if isinstance(turn, Evaluate):
-                    scores, is_evaluated = evaluate_now(turn.epoch), True
-                    if checkpoints.is_best(scores):
-                        strategy.ask_to_save()
-                elif isinstance(turn, AverageWeights):
-                    strategy.average_weights()
-                elif isinstance(turn, Finish):
-                    run_with_heartbeats(checkpoints.finish, *strategy.peers)
-                elif isinstance(turn, Lead):
-                    take_over()
-                elif isinstance(turn, Leave):
-                    strategy.close()
-                    rank_state.job.close()
-                    return DONE
-                else:
-                    rank_state.step = turn.step
-                    with save_and_stop.patient():
-                        if turn.stop:
-                            save_and_stop.leaves = True
-                            code = strategy.together(stop)
-                            strategy.close()
-                            return code
-                        save_now()
-        at_the_end = Kept(rank_state)
-        strategy.together(finish)
-        rank_state.job.close()
-        strategy.close()
-        return DONE
+    try:
+        return take_turns()
+    except StoreLostError as error:
+        return save_without_store(error)
 
 
 class TrainedBatch(NamedTuple):

@@ -24,7 +24,7 @@ def commands(monkeypatch):
         folder.mkdir(parents=True)
         test = {"top1": 0.75 - 0.25 * seed + 0.01 * is_synchronous, "loss": 1.0 + seed}
         facts = {"commit": "c", "hardware": "h", "threads_per_rank": 1, "versions": {"v": "1"}}
-        summary = {"test": test, **facts}
+        summary = {"test": test, "wall_seconds": 30.0 if is_synchronous else 10.0, **facts}
         (folder / "summary.json").write_text(json.dumps(summary))
         return 0
 
@@ -76,6 +76,9 @@ def test_a_run_that_fails_ends_the_benchmark(monkeypatch, tmp_path):
         ({"seeds": 0}, "--seeds 0: must be at least 1"),
         ({"ways": "server,nobody"}, "--ways server,nobody: 'nobody' is part of no name: synchr"),
         ({"strategy": "gossip"}, "--strategy gossip: every strategy is run here"),
+        ({"sleep": 61.0}, "--sleep 61 --slow 1: must be from 0 to 60, and from 1 to 1000"),
+        ({"slow": 4.0}, "--slow 4: is a multiple of --sleep, which is not given"),
+        ({"sleep": 0.1, "stages": 2}, "--sleep 0.1: is for --stages 1, not 2"),
     ],
 )
 def test_wrong_options_are_refused(options, message, tmp_path):
@@ -88,3 +91,16 @@ def test_words_choose_ways_to_run_beside_the_synchronous_one(commands, tmp_path)
     strategies = [c[c.index("--strategy") + 1] for c in commands if "--strategy" in c]
     assert len(commands) == 1 + len(strategies)
     assert strategies == ["periodic", "periodic", "periodic", "server"]
+
+
+def test_with_a_slow_replica_the_runs_are_started_otherwise_and_their_time_is_told(
+    commands, tmp_path
+):
+    options = LearningBench(ways="server", seeds=1, sleep=0.2, slow=4.0, out=tmp_path / "a")
+    bench_learning(options)
+    starts = [command[2 : command.index("train")] for command in commands]
+    slowed = ["vigpipe.bench.slowed"]
+    assert starts == [[*slowed, "4", "0.2", "4.0", "4"], [*slowed, "5", "0.2", "4.0", "4"]]
+    page = (tmp_path / "a" / "README.md").read_text()
+    assert "Each replica sleeps 0.2 s before an item, and the last one 0.8 s." in page
+    assert "| 10.0      | 3.00 " in page

@@ -3,7 +3,8 @@
 FAULT is PLACE:STEP:RANK:WHAT, for example `backward:3:1:kill`. Ranks are started as `vigpipe train`
 starts them; each puts the fault in place and then runs the command, of which nothing is changed.
 A fault happens once, and tells the file $FAULT_DONE when; with $FAULT_AFTER it waits for that path.
-RANKS may be DxS: D replicas of S ranks that the run can do without, or DxS+S with a server.
+RANKS may be DxS: D replicas of S ranks that the run can do without, or DxS+S with a server. It is
+srun for one rank that something else has started.
 """
 
 import os
@@ -156,6 +157,8 @@ def rank(arguments: list[str]) -> int:
 if __name__ == "__main__":
     local.preload("vigpipe.run.evaluation", "rich.progress")
     fault, num_ranks, *command = sys.argv[1:]
+    if num_ranks == "srun":
+        sys.exit(rank([fault, *command]))
     kept, _, server = num_ranks.partition("+")
     num_replicas, _, size = kept.partition("x")
     per_replica = int(size or 1)

@@ -5,6 +5,7 @@ looks again a little later while it waits. The store now and then lets somebody 
 that changes of the table have to be tried again.
 """
 
+import contextlib
 import heapq
 import json
 import random
@@ -17,6 +18,7 @@ from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
 from vigpipe.replication.decisions import ALL, Decision, Kind
 from vigpipe.replication.member import Member
+from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
 
 
@@ -43,6 +45,28 @@ class BusyStore:
         return self.values[key].encode()
 
 
+class StoreToBeLost:
+    """A store that one replica can use for some calls; the last one may have come through."""
+
+    def __init__(self, store: BusyStore, num_calls: float) -> None:
+        self.store, self.num_left = store, num_calls
+
+    def get(self, key: str, /) -> bytes:
+        self._count()
+        return self.store.get(key)
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        if self.num_left == 1 and self.store.rng.random() < 0.5:
+            self.store.compare_set(key, expected, desired)
+        self._count()
+        return self.store.compare_set(key, expected, desired)
+
+    def _count(self) -> None:
+        self.num_left -= 1
+        if self.num_left <= 0:
+            raise StoreLostError
+
+
 @dataclass
 class Log:
     """What has happened in a simulation.
@@ -53,6 +77,7 @@ class Log:
         averages: replicas that came to each average of all, by its number.
         pairs: averages of two replicas, in order.
         dead: replicas that have died, in order.
+        left: what each replica knows that has lost the store, from `Table.seen`.
         given: steps after which a replica has given its weights for an average, by replica.
         applied: steps after which it has applied it.
         evaluated: epochs after which the weights were scored, by replica.
@@ -68,6 +93,7 @@ class Log:
     averages: Counter[int] = field(default_factory=Counter)
     pairs: list[tuple[int, int]] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
+    left: dict[int, dict[str, Any]] = field(default_factory=dict)
     given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     evaluated: dict[int, list[int]] = field(default_factory=dict)
@@ -90,6 +116,7 @@ def simulate(
     overlap: bool = False,
     kill_at: int | None = None,
     die: float = 0.0,
+    lose_store_after: int | None = None,
     progress: dict[str, Any] | None = None,
     watch: Callable[[Table], None] = lambda table: None,
 ) -> Log:
@@ -106,6 +133,7 @@ def simulate(
         overlap: whether replicas go on while an average is under way.
         kill_at: number of rests after which the run ends.
         die: probability that a replica dies, at each of its events; one stays alive.
+        lose_store_after: calls of each replica, or some more, after which it loses the store.
         progress: of an earlier run, which this one goes on with.
         watch: called with the table after every event.
 
@@ -115,7 +143,13 @@ def simulate(
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
-    members = [make_member(SharedTable(store, first, r), r) for r in range(size)]
+
+    def store_of() -> BusyStore | StoreToBeLost:
+        if lose_store_after is None:
+            return store
+        return StoreToBeLost(store, lose_store_after + rng.randint(0, 20))
+
+    members = [make_member(SharedTable(store_of(), first, r), r) for r in range(size)]
     replicas = [decide(member) for member in members]
     log = Log({r: [] for r in range(size)}, busy=[0.0] * size)
     log.evaluated = {r: [] for r in range(size)}
@@ -143,6 +177,17 @@ def simulate(
             for other in there:
                 at(time + exchange * rng.random(), other)
 
+    def leave(replica: int, time: float) -> None:
+        """Let whoever waits for what a replica sends go on without it."""
+        for (what, _), there in meeting.items():
+            if isinstance(what, tuple) and replica in what and len(there) == 1:
+                (other,) = there
+                if other != replica:
+                    there.append(replica)
+                    with contextlib.suppress(StoreLostError):
+                        members[other].part(replica)
+                    at(time, other)
+
     while events:
         time, _, r = heapq.heappop(events)
         while to_notice and to_notice[0][0] <= time and r not in log.dead:
@@ -153,15 +198,19 @@ def simulate(
             log.dead.append(r)
             open_item.pop(r, None)
             heapq.heappush(to_notice, (time + rng.expovariate(0.3), r))
-            for (what, _), there in meeting.items():
-                if isinstance(what, tuple) and r in what and len(there) == 1 and r not in there:
-                    (other,) = there  # waits for what the dead one sends
-                    there.append(r)
-                    members[other].part(r)
-                    at(time, other)
+            leave(r, time)
             continue
-        decision = next(replicas[r], Decision(Kind.END))
-        watch(members[r].see())
+        try:
+            decision = next(replicas[r], Decision(Kind.END))
+            watch(members[r].see())
+        except StoreLostError:
+            known = members[r].known(members[r].samples)
+            log.left[r] = known.seen()
+            if r in open_item and known.leases[r] != open_item[r]:  # it has come to its step
+                log.items[r].append(open_item.pop(r))
+            ended += 1
+            leave(r, time)
+            continue
         if decision is None:
             idle_looks += 1
             if idle_looks > 300 * size:
@@ -190,8 +239,9 @@ def simulate(
         elif kind is Kind.AVERAGE and decision.number == ALL:
             log.averages[came["average", r] + 1] += 1
             meet("average", size - 1, time, r)
-        elif kind is Kind.AVERAGE and decision.number in log.dead:
-            members[r].part(decision.number)
+        elif kind is Kind.AVERAGE and decision.number in (*log.dead, *log.left):
+            with contextlib.suppress(StoreLostError):
+                members[r].part(decision.number)
             at(time + exchange, r)
         elif kind is Kind.AVERAGE:
             pair = (min(r, decision.number), max(r, decision.number))

@@ -14,7 +14,7 @@ from vigpipe.replication.gossip import NOBODY, GossipMember
 from vigpipe.replication.member import Rules
 from vigpipe.replication.periodic import PeriodicMember
 from vigpipe.replication.record import Recorded, collect
-from vigpipe.replication.table import SharedTable, Table
+from vigpipe.replication.table import SharedTable, Table, progress_of_those_left
 
 SEEDS = 200
 STEPS = 7
@@ -443,3 +443,30 @@ def test_what_a_lost_replica_did_after_its_last_meeting_is_not_done_again():
         collect([*rows, {"replica": 1, "step": 2, "again": 0}], 2)
     with pytest.raises(ValueError, match="is not the next event"):
         collect([*rows, rows[-2]], 2)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("num_replicas", [2, 3, 5])
+def test_those_that_lose_the_store_know_enough_to_go_on(num_replicas, gradients):
+    """Replica 0 is lost with it; what it had done counts as far as the others had heard of it."""
+    num_open = num_twice = 0
+    for seed in range(SEEDS):
+        from_pool = bool(seed & 1)
+        gossip = {"in_sets": bool(seed & 2), "answers_after_item": bool(seed & 4)}
+        run = partial(simulated, num_replicas, 2, gradients, from_pool=from_pool, gossip=gossip)
+        run.keywords["looks_ahead"] = from_pool and bool(seed & 8)
+        first = run(seed=seed, lose_store_after=5 + seed)
+        left = {r: seen for r, seen in first.left.items() if r > 0}
+        if len(left) < num_replicas - 1:
+            continue  # all was done before
+        progress = progress_of_those_left(left, num_replicas)
+        num_open += sum(item >= 0 for item in progress["leases"]) + len(progress["returned"])
+        second = run(seed=seed + 1000, progress=progress)
+        first.items[0] = first.items[0][: progress["taken"][0]]
+        done = every_item(first) + every_item(second)
+        assert done.keys() == set(range(STEPS * num_replicas)), seed
+        num_twice += done.total() - len(done)  # if one had given up another that was not dead
+        for r in left:
+            assert progress["taken"][r] == len(first.items[r])
+    assert num_open > SEEDS / 6
+    assert num_twice < num_open / 20

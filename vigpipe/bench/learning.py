@@ -4,6 +4,9 @@ Every run is `vigpipe train` with the same options, but for the strategy and the
 compared is what a run keeps at its end, on the test images: the mean of the replicas. With
 validation images, it is the best replica where gradients were averaged, as GossipGCN was published:
 those replicas drift apart.
+
+With --sleep, an item takes each replica some seconds more, and with --slow the last one a multiple
+of that. Then the time of the runs is told, too.
 """
 
 import csv
@@ -11,7 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 import tomli_w
@@ -58,12 +61,14 @@ class Learned(NamedTuple):
         seed: of the run.
         top1: share of test images that are classified rightly by what the run keeps.
         loss: on the test images.
+        seconds: of the run, until its results were written.
     """
 
     way: str
     seed: int
     top1: float
     loss: float
+    seconds: float
 
 
 def bench_learning(options: LearningBench) -> None:
@@ -74,12 +79,21 @@ def bench_learning(options: LearningBench) -> None:
     """
     if options.seeds < 1:
         raise InputError(f"--seeds {options.seeds}: must be at least 1")
+    if not 0 <= options.sleep <= 60 or not 1 <= options.slow <= 1000:
+        raise InputError(
+            f"--sleep {options.sleep:g} --slow {options.slow:g}: must be from 0 to 60, and from 1 "
+            "to 1000"
+        )
+    if options.slow > 1 and not options.sleep:
+        raise InputError(f"--slow {options.slow:g}: is a multiple of --sleep, which is not given")
+    if options.sleep and options.stages != 1:
+        raise InputError(f"--sleep {options.sleep:g}: is for --stages 1, not {options.stages}")
     if options.strategy != "synchronous":
         raise InputError(f"--strategy {options.strategy}: every strategy is run here; leave it out")
     ways = chosen_ways(options.ways)
     folder = make_output_folder(options.out, FILES)
     plain = {**as_toml(options), "seed": 0}
-    for name in ("seed", "average_every", "items", "ways"):
+    for name in ("seed", "average_every", "items", "ways", "sleep", "slow"):
         plain.pop(name, None)
     (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
     try:
@@ -123,7 +137,12 @@ def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> lis
             chosen["overlap"] = -(-every // 4) if every > 1 else 0
         if options.validation and chosen["average"] == "gradients":
             chosen["final"] = "best"
-    words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
+    start = ["vigpipe"]
+    if options.sleep:
+        num_ranks = options.dp + ("server" in way)
+        start = ["vigpipe.bench.slowed"]
+        start += [str(n) for n in (num_ranks, options.sleep, options.slow, options.dp)]
+    words = [sys.executable, "-m", *start, "train", "--config", str(folder / "config.toml")]
     for name, value in chosen.items():
         words += [flag(name), str(value)]
     return words
@@ -148,8 +167,9 @@ def _run(options: LearningBench, folder: Path, way: str, seed: int) -> Learned:
             f"the run of {way} with seed {seed} ended with exit code {code}; see its message above"
         )
     path = _folder_of(folder, way, seed) / "summary.json"
-    test = json.loads(path.read_text(encoding="utf-8"))["test"]
-    found = Learned(way, seed, test["top1"], test["loss"])
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    test = summary["test"]
+    found = Learned(way, seed, test["top1"], test["loss"], summary["wall_seconds"])
     print(f"{way}, seed {seed}: top-1 {found.top1:.2%}, loss {found.loss:.4f}", flush=True)
     return found
 
@@ -167,6 +187,9 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
         by_way.setdefault(found.way, []).append(found)
     rows = [_row(way, found, by_way["synchronous"]) for way, found in by_way.items()]
     headers = ["", "top-1", "min – max", "less than synchronous, seed by seed", "test loss"]
+    headers += ["seconds", "times as fast as synchronous"]
+    if not options.sleep:  # then seconds only tell how busy the machine was
+        rows, headers = [row[:-2] for row in rows], headers[:-2]
 
     def table(fmt: str) -> str:
         return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
@@ -180,6 +203,11 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
         f"the mean of the replicas{best}, or what the server has. Seeds: {options.seeds}; ± is the "
         "standard deviation over them."
     )
+    if options.sleep:
+        question += (
+            f" Each replica sleeps {options.sleep:g} s before an item, and the last one "
+            f"{options.sleep * options.slow:g} s. Seconds and ratios are medians."
+        )
     print(f"\n{question}\n\n{table('simple')}\n")
     one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))
     (folder / "README.md").write_text(
@@ -201,6 +229,7 @@ def _row(way: str, found: Sequence[Learned], base: Sequence[Learned]) -> tuple[s
     top1 = [f.top1 for f in found]
     losses = [f.loss for f in found]
     less = [b.top1 - f.top1 for b, f in zip(base, found, strict=True)]
+    ratios = [b.seconds / f.seconds for b, f in zip(base, found, strict=True)]
     spread = f" ± {stdev(top1):.2%}" if len(top1) > 1 else ""
     return (
         way,
@@ -208,4 +237,6 @@ def _row(way: str, found: Sequence[Learned], base: Sequence[Learned]) -> tuple[s
         f"{min(top1):.2%} – {max(top1):.2%}",
         " ".join(f"{100 * value:.2f}" for value in less),
         f"{fmean(losses):.4f}",
+        f"{median(f.seconds for f in found):.1f}",
+        f"{median(ratios):.2f}",
     )

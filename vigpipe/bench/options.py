@@ -94,12 +94,16 @@ class LearningBench(TrainConfig):
         seeds: number of seeds, from 0; each way to agree is run with all of them.
         ways: WORD,WORD,... run only the ways whose names have one of these words, and synchronous;
             by default all.
+        sleep: seconds that each replica sleeps before an item, as if the item took that long.
+        slow: times as long that the last replica sleeps.
     """
 
     dp: int = 4
     threads: int | None = 1
     seeds: int = 3
     ways: str = ""
+    sleep: float = 0.0
+    slow: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

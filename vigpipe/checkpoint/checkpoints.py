@@ -13,6 +13,7 @@ from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, share_of
 from vigpipe.config.files import as_toml
 from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
+from vigpipe.replication.strategy import LeftOver
 from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
@@ -130,15 +131,32 @@ class Checkpoints:
         """Wait until the last checkpoint is on disk, or could not be written."""
         self._saver.finish()
 
-    def rescue(self, loss: float | None, evaluated: bool) -> None:
+    def rescue(
+        self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
+    ) -> bool:
         """Save the whole state of this rank's stages after another rank was lost.
 
         Args:
             loss: loss of the last step, as for `save`.
             evaluated: whether the evaluation due after the last step, if any, has been done.
+            left_over: what this replica knows of all, if it takes steps of its own.
+
+        Returns:
+            Whether there was something to save, and it was written.
         """
-        saver, manifest = self._saver, self._manifest(loss, evaluated)
-        rescue(saver.folder, saver.token, saver.own_file, manifest, named_tensors(self.rank_state))
+        saver, rank_state = self._saver, self.rank_state
+        if saver.own_file not in self._replica_of:
+            return False
+        saver.finish()
+        manifest, state = self._manifest(loss, evaluated), named_tensors(rank_state)
+        if left_over is None:
+            return rescue(saver.folder, saver.token, saver.own_file, manifest, state)
+        number = rank_state.run.layout.state_of(rank_state.replica_index)
+        state = {f"{replica_prefix(number)}{name}": tensor for name, tensor in state.items()}
+        replicas = {"progress": left_over.seen, "metrics_bytes": 0, "events_bytes": 0}
+        manifest = replace(manifest, step=left_over.step, replicas=replicas)
+        rows = left_over.parcels
+        return rescue(saver.folder, saver.token, saver.own_file, manifest, state, rows)
 
     def _manifest(self, loss: float | None, evaluated: bool) -> Manifest:
         run, layout = self.rank_state.run, self.rank_state.run.layout

@@ -1,20 +1,29 @@
-"""Save the state of a run in which a rank has died: the other replicas hold all that it held.
+"""Save the state of a run in which a rank has died: the others hold all that it held, or enough.
 
-No rank steps its optimizer before all ranks have agreed to, so the ranks that lose a peer are at
-the end of the same step, or some of them at the end of the next one. Each of them writes the whole
-state of its stages, with its own manifest:
+Where all replicas take every step together, no rank steps its optimizer before all ranks have
+agreed to, so the ranks that lose a peer are at the end of the same step, or some of them at the end
+of the next one. Each of them writes the whole state of its stages, with its own manifest:
 
     .rescue-00000073-9f3c/stage0-replica1.safetensors, stage0-replica1.json
+
+Where replicas take steps of their own, and go on without a lost one, that is done when they have
+lost the store where they have met. They are at different steps then. Each writes what it has, with
+the table of all replicas as it has seen it last, and the rows that it has told of since the last
+checkpoint; with a server, only the server does:
+
+    .rescue-9f3c/stage0-replica1.safetensors, stage0-replica1.json, stage0-replica1.rows
 
 The ranks can no longer agree on whether that is enough. The next start finds out: if every stage is
 there, the folder becomes a checkpoint like any other.
 """
 
 import contextlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -28,13 +37,22 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import replacing
+from vigpipe.replication.table import progress_of_those_left
+from vigpipe.run.folder import CHECKPOINTS, EVENTS, METRICS
 
 PREFIX = ".rescue-"
+_ROWS = ".rows"
 
 
 def rescue(
-    folder: Path, token: str, own_file: str, manifest: Manifest, state: Mapping[str, Tensor]
-) -> None:
+    folder: Path,
+    token: str,
+    own_file: str,
+    manifest: Manifest,
+    state: Mapping[str, Tensor],
+    parcels: Sequence[Mapping[str, Any]] | None = None,
+) -> bool:
     """Write the state of this rank's stages; errors are ignored, because the run ends anyway.
 
     Args:
@@ -43,13 +61,23 @@ def rescue(
         own_file: name of this rank's file.
         manifest: the facts of the checkpoint; its files are filled in here.
         state: everything that the stages need, not only a replica's share of it.
+        parcels: rows of the run's files that this rank has told of; None if all replicas took every
+            step together.
+
+    Returns:
+        Whether all was written.
     """
-    place = folder / f"{PREFIX}{manifest.step:08d}-{token}"
+    step = "" if parcels is not None else f"{manifest.step:08d}-"
+    place = folder / f"{PREFIX}{step}{token}"
     with contextlib.suppress(OSError, InputError):
         place.mkdir(parents=True, exist_ok=True)
         path = place / own_file
         write_tensors(path, {name: t.detach().cpu().contiguous() for name, t in state.items()})
+        if parcels is not None:
+            path.with_suffix(_ROWS).write_text(json.dumps(parcels), encoding="utf-8")
         write_note(path, replace(manifest, files={own_file: file_facts(path)}).text())
+        return True
+    return False
 
 
 def salvage(run: Path) -> None:
@@ -60,30 +88,82 @@ def salvage(run: Path) -> None:
     Args:
         run: the folder of the run.
     """
-    folder = run / "checkpoints"
-    for place in sorted(folder.glob(f"{PREFIX}*")):
-        with contextlib.suppress(OSError, InputError):
-            _complete(place, folder)
+    for place in sorted((run / CHECKPOINTS).glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError, ValueError):  # also InputError
+            _complete(place, run)
 
 
-def _complete(place: Path, folder: Path) -> None:
-    chosen: dict[int, Manifest] = {}  # by pipeline_rank
+def _complete(place: Path, run: Path) -> None:
+    """Give the folder its manifest and the name of a checkpoint, unless a stage is missing."""
+    replicas: dict[int, dict[int, Manifest]] = {}  # by replica and pipeline rank
     for note in sorted(place.glob("stage*-replica*.json")):
-        manifest = read_manifest_file(note)
-        pipeline_rank = int(re.findall("[0-9]+", note.name)[0])
-        if chosen.setdefault(pipeline_rank, manifest).step != manifest.step:
+        pipeline_rank, replica = map(int, re.findall("[0-9]+", note.name))
+        replicas.setdefault(replica, {})[pipeline_rank] = read_manifest_file(note)
+    if not replicas:
+        return
+    some = next(iter(next(iter(replicas.values())).values()))
+    if some.replicas:
+        chosen = _whole(replicas)
+        manifest = _of_those_left(chosen, place, run) if chosen else None
+    else:
+        by_stage = {p: m for stages in reversed(replicas.values()) for p, m in stages.items()}
+        if len({m.step for stages in replicas.values() for m in stages.values()}) > 1:
             raise InputError(f"{place}: its files are of different steps")
-    if not chosen:
+        chosen = {0: by_stage}
+        # Only the last stage knows the loss.
+        manifest = by_stage[max(by_stage)] if _is_whole(by_stage) else None
+    if manifest is None or (target := place.with_name(folder_name(manifest.step))).exists():
         return
-    any_manifest = next(iter(chosen.values()))
-    pipeline_size = any_manifest.layout.get("num_stages")
-    target = folder / folder_name(any_manifest.step)
-    if len(chosen) != pipeline_size or max(chosen) >= len(chosen) or target.exists():
-        return
-    files = {name: facts for manifest in chosen.values() for name, facts in manifest.files.items()}
-    complete = replace(chosen[max(chosen)], files=files)  # only the last stage knows the loss
-    (place / NAME).write_text(complete.text(), encoding="utf-8")
+    manifests = [m for stages in chosen.values() for m in stages.values()]
+    files = {name: facts for m in manifests for name, facts in m.files.items()}
+    (place / NAME).write_text(replace(manifest, files=files).text(), encoding="utf-8")
     for path in place.iterdir():
         if path.name not in files and path.name != NAME:
             path.unlink()
     place.rename(target)
+
+
+def _is_whole(stages: Mapping[int, Manifest]) -> bool:
+    """Whether the ranks are all those of a pipeline."""
+    size = next(iter(stages.values())).layout.get("num_stages")
+    return len(stages) == size and max(stages) < len(stages)
+
+
+def _whole(replicas: Mapping[int, Mapping[int, Manifest]]) -> dict[int, Mapping[int, Manifest]]:
+    """Choose one replica of each team of which all stages are there."""
+    chosen: dict[int, Mapping[int, Manifest]] = {}
+    for replica, stages in sorted(replicas.items()):
+        if _is_whole(stages):
+            manifest = stages[0]
+            taken = manifest.replicas["progress"].get("taken") or [0]
+            team_size = max(manifest.config.get("dp", 1) // len(taken), 1)
+            chosen.setdefault(replica // team_size, stages)
+    return chosen
+
+
+def _of_those_left(
+    chosen: Mapping[int, Mapping[int, Manifest]], place: Path, run: Path
+) -> Manifest:
+    """Put together what the replicas have known, and write the rows that they have told of."""
+    seen = {team: stages[0].replicas["progress"] for team, stages in chosen.items()}
+    newest = chosen[max(seen, key=lambda team: seen[team]["version"])]
+    progress = progress_of_those_left(seen, len(seen[max(seen)]["taken"]))
+    files = sorted(place.glob(f"*{_ROWS}"))
+    parcels = [parcel for file in files for parcel in json.loads(file.read_text("utf-8"))]
+    sizes = {
+        "metrics_bytes": _append(run / METRICS, (r for p in parcels for r in p["metrics"])),
+        "events_bytes": _append(run / EVENTS, (r for p in parcels for r in p["events"])),
+    }
+    return replace(newest[max(newest)], replicas={"progress": progress, **sizes})
+
+
+def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Append rows to a file that lacks them, behind its last whole one; returns its size."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    new = [json.dumps(row).encode() + b"\n" for row in rows]
+    known = set(whole)
+    content = b"".join([*whole, *(line for line in new if line not in known)])
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+    return len(content)

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Status, agree
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.circle import Circle
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.place import Place
+from vigpipe.replication.store import WatchedStore
 from vigpipe.replication.table import DONE, PENDING, SharedTable, Table, read_table
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ class Company:
     def __init__(
         self,
         place: Place,
-        store: Any,  # noqa: ANN401
+        store: WatchedStore,
         num_replicas: int,
         *,
         outlives: bool,
@@ -73,14 +72,14 @@ class Company:
         place = self._place
         while True:
             number = decisions.next(table and _come(table, place.team)).number
-            members = self._members = read_table(self._store).circle
             size = place.num_ranks // place.num_teams
-            self._ranks = [m * size + r for m in members for r in range(size)]
             self._prefix, self._num_shared = f"circle/{number}/", 0
             section = f"{self._prefix}{place.rank % (size // place.team_size)}"
-            connections = dist.PrefixStore(section, self._store)  # pyright: ignore
+            connections = self._store.section(section)
             circle, result, is_done = None, None, True
             try:
+                members = self._members = read_table(self._store).circle
+                self._ranks = [m * size + r for m in members for r in range(size)]
                 index = members.index(place.team) * place.team_size + place.of_team
                 num_ranks = len(members) * place.team_size
                 circle = Circle(connections, index, num_ranks, place.timeout_seconds, place.peers)
@@ -114,16 +113,16 @@ class Company:
         """
         prefix = f"{self._prefix}{self._num_shared}/shared/"
         self._num_shared += 1
-        self._store.set(f"{prefix}{self._place.rank}", json.dumps(value))
         keys = [f"{prefix}{rank}" for rank in self._ranks]
         with self._circle.at_once():
+            self._store.set(f"{prefix}{self._place.rank}", json.dumps(value))
             while not self._store.check(keys):
                 self._check()
                 lost = [m for m in self._members if read_table(self._store).has_lost(m)]
                 if lost:
                     raise RuntimeError(f"replica {lost[0]} was lost")
                 time.sleep(_LOOK_SECONDS)
-        return {rank: json.loads(self._store.get(f"{prefix}{rank}")) for rank in self._ranks}
+            return {rank: json.loads(self._store.get(f"{prefix}{rank}")) for rank in self._ranks}
 
     def leave(self) -> None:
         """Leave after the last of what is done together.

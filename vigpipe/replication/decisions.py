@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vigpipe.parallel.agreement import EXCHANGE_SECONDS, Peers
+from vigpipe.replication.store import StoreLostError
 
 _SLEEP_SECONDS = 1e-3  # between two looks at the table
 
@@ -38,6 +39,7 @@ class Kind(IntEnum):
     LEAD = 14
     LEAVE = 15
     MEET = 16
+    STORE_LOST = 17
 
 
 ALL = -1  # instead of a partner: an average is one of all replicas
@@ -95,6 +97,8 @@ class Decisions:
             decide: makes this decision, on the first rank; by default what began.
 
         Raises:
+            StoreLostError: the store that has the table is gone; all ranks of the pipeline hear of
+                it here, and so at the same point of what they do.
             RuntimeError: a peer was lost, or another replica without which this one cannot go on.
         """
         decide = decide or self._decide
@@ -103,16 +107,21 @@ class Decisions:
             if self._peers.size > 1:
                 decision = self._told(decision)
             if decision is not None:
+                if decision.kind is Kind.STORE_LOST:
+                    raise StoreLostError
                 return decision
 
     def _look(self, decide: Iterator[Decision | None]) -> Decision | None:
         """Look for a decision, for a moment if there are peers to be kept informed."""
         began = time.perf_counter()
-        while (decision := next(decide)) is None:
-            self._check()
-            time.sleep(_SLEEP_SECONDS)
-            if self._peers.size > 1 and time.perf_counter() - began > EXCHANGE_SECONDS:
-                break
+        try:
+            while (decision := next(decide)) is None:
+                self._check()
+                time.sleep(_SLEEP_SECONDS)
+                if self._peers.size > 1 and time.perf_counter() - began > EXCHANGE_SECONDS:
+                    break
+        except StoreLostError:
+            return Decision(Kind.STORE_LOST)
         return decision
 
     def _told(self, decision: Decision | None) -> Decision | None:

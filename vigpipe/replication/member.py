@@ -15,6 +15,7 @@ from typing import TypeVar
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision
 from vigpipe.replication.record import Recorded
+from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.table import SharedTable, Table
 
 T = TypeVar("T")
@@ -153,8 +154,11 @@ class Member:
             table.samples[self._index] = self.samples
             return table.taken[self._index], item
 
-        step, item = self._table.change(change)
-        self.note_item(step, item)
+        try:
+            self.note_item(*self._table.change(change))
+        except StoreLostError:
+            self.note_item(*change(self._table.last_seen))  # its weights say so, and `known` must
+            raise
 
     def note_item(self, step: int, item: int) -> None:
         """Note for the record that a step is taken with an item, unless that was noted before."""
@@ -184,6 +188,16 @@ class Member:
 
         self._table.change(change)
         return course.epoch(last_step)
+
+    def known(self, samples: int) -> Table:
+        """Return the table as it was last seen, with what this replica has done since.
+
+        Args:
+            samples: that stand behind its weights.
+        """
+        table = self._table.last_seen
+        table.samples[self._index] = samples
+        return table
 
     def close(self, *, stop: bool = False) -> None:
         """Ask all replicas to rest before they take another item, and to save.

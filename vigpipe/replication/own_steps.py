@@ -43,12 +43,14 @@ from vigpipe.replication.parcels import Inbox, Outbox
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import ServerMember
+from vigpipe.replication.store import StoreLostError, WatchedStore
 from vigpipe.replication.strategy import (
     AverageWeights,
     Evaluate,
     Finish,
     Lead,
     Leave,
+    LeftOver,
     Outcome,
     Rest,
     TakeItem,
@@ -112,13 +114,15 @@ class OwnSteps:
         is_rounded = options.average == "weights" and options.compress != "none"
         if is_rounded and place.between.size > 1:
             self._averages = RoundedWeights(self._exchange, len(weights.parameters))
-        self._store = place.open_store()
+        # The peers of the first rank wait for it, with more patience.
+        self._store = WatchedStore(place.open_store(), place.timeout_seconds / 2)
         self._has_server = place.num_teams > course.num_replicas
         self._first = new_table(course.num_replicas, has_server=self._has_server)
         self._table: SharedTable | None = None  # that of the first rank
         self._company = Company(place, self._store, course.num_replicas, outlives=self.outlives)
         self._outbox = Outbox(self._store, place.rank)
         self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl
+        self._lost: dict[int, int] = {}  # replicas, and the steps that each of them had taken
         # On the first rank of the pipeline, once it runs.
         self._member: Member | ServerMember | None = None
         self._decisions = Decisions(self.peers)
@@ -219,6 +223,7 @@ class OwnSteps:
             with self._diary.doing("saved"):
                 self._before_rest(kind is Kind.STOP)
                 yield Rest(number, kind is Kind.STOP)
+            self._outbox.forget()  # the checkpoint counts on what was sent
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
@@ -232,7 +237,8 @@ class OwnSteps:
         parcel = {"events": self._take_events(), "metrics": self._untold}
         self._untold = []
         if any(parcel.values()):
-            self._outbox.send(parcel)
+            with contextlib.suppress(StoreLostError):  # the outbox keeps it
+                self._outbox.send(parcel)
 
     def note(self, row: dict[str, Any]) -> None:
         """Keep a row of metrics.jsonl for the rank that writes it."""
@@ -283,10 +289,12 @@ class OwnSteps:
 
     def lost(self) -> dict[int, int]:
         """Return the replicas that were lost since the start, and after how many steps each."""
-        if not self.outlives:
-            return {}
-        table = read_table(self._store)
-        return {r: table.taken[r] for r, is_lost in enumerate(table.lost) if is_lost}
+        if self.outlives:
+            with contextlib.suppress(StoreLostError):  # which the next decision says to all
+                table = read_table(self._store)
+                lost = enumerate(table.lost)
+                self._lost = {replica: table.taken[replica] for replica, is_lost in lost if is_lost}
+        return self._lost
 
     def fail(self, *, ends_run: bool) -> None:
         """Let the others know that this rank fails, and so its replica does.
@@ -399,7 +407,8 @@ class OwnSteps:
         for name, tensor in self.tensors().items():  # what compression has left out
             tensor.copy_(before[name])
         if isinstance(self._member, Member):
-            self._member.part(partner)
+            with contextlib.suppress(StoreLostError):
+                self._member.part(partner)
             self._place.give_up(partner)
         return None
 
@@ -419,12 +428,14 @@ class OwnSteps:
         self._count_samples(self._samples + (self._new_samples or 0))
         self._num_samples += self._new_samples or 0
         if self._member is not None and (agreement.save or agreement.stop):
-            self._member.close(stop=agreement.stop)
+            with contextlib.suppress(StoreLostError):
+                self._member.close(stop=agreement.stop)
 
     def ask_to_save(self) -> None:
         """Close the pool."""
         if self._member is not None:
-            self._member.close()
+            with contextlib.suppress(StoreLostError):
+                self._member.close()
 
     def average_at_the_end(self, left: Counterparts) -> None:
         """Make all replicas equal after the last step; their ranks call this together.
@@ -452,6 +463,17 @@ class OwnSteps:
         """Return how far each replica is; the ranks of a pipeline call this together."""
         own = None if self._member is None else self._member.rested.progress()
         return all_gather_values(own, *self.peers)[0]
+
+    def left_over(self) -> LeftOver:
+        """Return what is known of all replicas once the store is lost; see `Strategy`."""
+        own = None
+        if self._member is not None:
+            before = self._samples_at_end  # the last average does not count
+            table = self._member.known(self._samples if before is None else before)
+            own = self._course.steps_with(table.drawn), table.seen()
+        self._tell()
+        step, seen = all_gather_values(own, *self.peers)[0]
+        return LeftOver(step, seen, self._outbox.kept)
 
     def _take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since it was last asked, on its first rank."""
@@ -486,3 +508,4 @@ class OwnSteps:
             self._alive.close()
         with contextlib.suppress(RuntimeError):  # the store is gone
             self._company.leave()
+        self._store.close()

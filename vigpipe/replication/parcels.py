@@ -37,15 +37,24 @@ class Outbox:
     Args:
         store: where the ranks have met.
         rank: this rank.
+
+    Attributes:
+        kept: what it has sent since it was told to forget that.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank, self._num_sent = store, rank, 0
+        self.kept: list[dict[str, Any]] = []
 
     def send(self, parcel: dict[str, Any]) -> None:
-        """Send a parcel; it has arrived when this returns."""
+        """Send a parcel; it has arrived when this returns, and is kept if the store is lost."""
+        self.kept.append(parcel)
         self._store.set(_key(self._rank, self._num_sent), json.dumps(parcel))
         self._num_sent += 1
+
+    def forget(self) -> None:
+        """Forget what was sent, since it is in the run's files by now."""
+        self.kept = []
 
 
 class Inbox:

@@ -20,6 +20,7 @@ For P numbers in float32, a worker sends 4 P bytes for an item, and the server a
 workers make 4 P D each way through one rank, where a ring moves less than 8 P through each.
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from vigpipe.replication.serving import (
     damping,
     serve,
 )
+from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Outcome, SkipGradients, TakeGradients, Turn
 from vigpipe.replication.table import SharedTable
 
@@ -164,7 +166,10 @@ class Server(_WithServer):
                 return
         is_accepted = True
         if isinstance(self._member, ServerMember):  # on the first rank
-            is_accepted = self._member.accept(worker)
+            try:
+                is_accepted = self._member.accept(worker)
+            except StoreLostError:  # which the next decision says to all
+                is_accepted = False
         if not agree(Status(finite=is_accepted), self.peers).finite:
             return
         if turn is not None:
@@ -182,7 +187,8 @@ class Server(_WithServer):
         if is_done:
             return result
         if isinstance(self._member, ServerMember):
-            self._member.lose(worker)
+            with contextlib.suppress(StoreLostError):
+                self._member.lose(worker)
             self._place.give_up(worker)
         return None
 

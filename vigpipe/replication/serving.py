@@ -277,6 +277,10 @@ class ServerMember:
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
 
+    def known(self, samples: int) -> Table:
+        """Return the table as it was last seen: only the server counts gradients."""
+        return self._table.last_seen
+
     def close(self, *, stop: bool = False) -> None:
         """Ask all to rest before they take another item, and to save; see `Member`."""
         _want_rest(self._table, stop=stop)

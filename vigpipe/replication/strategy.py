@@ -117,6 +117,20 @@ Turn = (
 )
 
 
+class LeftOver(NamedTuple):
+    """What a replica knows when the store is lost where all have met.
+
+    Attributes:
+        step: steps that the items belong to which were drawn by then.
+        seen: the table, from `Table.seen`.
+        parcels: the rows that this rank has told of since the last checkpoint.
+    """
+
+    step: int
+    seen: Mapping[str, Any]
+    parcels: Sequence[Mapping[str, Any]]
+
+
 class Outcome(NamedTuple):
     """What is known of a step once its gradients are those that it is taken with.
 
@@ -249,6 +263,10 @@ class Strategy(Protocol):
 
     def progress(self) -> Mapping[str, Any]:
         """Return what a later run needs to go on from a rest, besides tensors."""
+        ...
+
+    def left_over(self) -> LeftOver:
+        """Return what this replica knows once the store is lost; its ranks call this together."""
         ...
 
     def tensors(self) -> Mapping[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from vigpipe.parallel.agreement import Agreement, Peers, all_gather_values
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.course import Course
-from vigpipe.replication.strategy import Evaluate, Outcome, Rest, TakeItem, Turn
+from vigpipe.replication.strategy import Evaluate, LeftOver, Outcome, Rest, TakeItem, Turn
 
 T = TypeVar("T")
 
@@ -121,6 +121,10 @@ class Synchronous:
     def progress(self) -> Mapping[str, Any]:
         """Return nothing: the step is all that there is to know."""
         return {}
+
+    def left_over(self) -> LeftOver:
+        """Return nothing: the store is not needed."""
+        return LeftOver(0, {}, ())
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return nothing."""

@@ -224,6 +224,10 @@ class Table:
         )
         return {name: value for name, value in vars(self).items() if name not in passing}
 
+    def seen(self) -> dict[str, Any]:
+        """Return what one replica has seen, for `progress_of_those_left`."""
+        return {**self.progress(), "version": self.version}
+
 
 def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
     """Return the table of a run that begins."""
@@ -293,6 +297,43 @@ def resumed_table(
         setattr(table, name, value)
     table.lost = [False] * num_replicas
     return table
+
+
+def progress_of_those_left(
+    seen: Mapping[int, Mapping[str, Any]], num_replicas: int
+) -> dict[str, Any]:
+    """Put together what a run goes on with that has lost its table, and perhaps replicas.
+
+    The newest of what was seen says who had drawn which items. What a replica has done since is
+    what it says itself. The items of those that are not left go back.
+
+    Args:
+        seen: by each replica that is left, or by a server alone, from `Table.seen`.
+        num_replicas: D.
+
+    Raises:
+        ValueError: what was seen is malformed.
+    """
+    has_server = num_replicas in seen
+    tables = {
+        member: resumed_table(
+            {name: value for name, value in facts.items() if name != "version"}, num_replicas
+        )
+        for member, facts in seen.items()
+    }
+    table = tables[max(seen, key=lambda member: seen[member]["version"])]
+    for replica in range(0 if has_server else num_replicas):
+        if replica not in tables:
+            table.lose(replica)
+            continue
+        own = tables[replica]
+        if table.leases[replica] == own.last[replica]:
+            table.leases[replica] = -1
+        if own.last[replica] in table.returned:  # by one that had given it up
+            table.returned.remove(own.last[replica])
+        for name in ("taken", "last", "samples", "joined"):
+            getattr(table, name)[replica] = getattr(own, name)[replica]
+    return table.progress()
 
 
 class SharedTable:

@@ -1,9 +1,11 @@
 """Put what all ranks have told into the files of a run whose replicas take steps of their own."""
 
+import contextlib
 from typing import Any
 
 from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.parcels import Inbox
+from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Strategy
 from vigpipe.run.events import EventsFile
 from vigpipe.run.record import RunRecord
@@ -45,15 +47,17 @@ class Others:
         """Write what has come since; returns the size of events.jsonl."""
         lost = self._strategy.lost()
         events, metrics = [], []
-        for parcel in self._inbox.take():
-            events += parcel["events"]
-            metrics += parcel["metrics"]
+        with contextlib.suppress(StoreLostError):  # which the next decision says to all
+            for parcel in self._inbox.take():
+                events += parcel["events"]
+                metrics += parcel["metrics"]
         new = [replica for replica in lost if replica not in self._noted_lost]
         events += [{"replica": r, "step": lost[r], "lost": 1} for r in new]
         self._record.add_of_others(metrics)
         num_bytes = self._events.add(events)
         self._noted_lost = [*self._noted_lost, *new]
-        self._inbox.note(events_bytes=num_bytes, lost=self._noted_lost)
+        with contextlib.suppress(StoreLostError):
+            self._inbox.note(events_bytes=num_bytes, lost=self._noted_lost)
         return num_bytes
 
     def newly_lost(self) -> list[int]:

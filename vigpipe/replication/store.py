@@ -1,0 +1,112 @@
+"""The store where the ranks have met, which is lost with the process that has it.
+
+A store of torch waits for an answer without a limit. So a thread watches the calls of a rank: where
+one takes too long, as when the store's process is frozen, it closes the connection, and the call
+fails as it does when that process has ended.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LOOK_SECONDS = 0.5  # between two looks at the calls
+
+
+class StoreLostError(RuntimeError):
+    """The store where the ranks have met is gone, or does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the store where the ranks have met was lost with the rank that had it")
+
+
+class WatchedStore:
+    """A store that several ranks use, as one of them sees it.
+
+    Every method raises StoreLostError once the store is gone, or does not answer.
+
+    Args:
+        store: of torch, or whatever has the methods that are used.
+        timeout_seconds: how long a call may take.
+    """
+
+    def __init__(self, store: Any, timeout_seconds: float) -> None:  # noqa: ANN401
+        self._store, self._timeout = store, timeout_seconds
+        self._begun: dict[int, float] = {}  # calls that have not returned, by thread
+        self._ends = threading.Event()
+        if (port := _port_of(store)) is not None:
+            threading.Thread(target=self._watch, args=(port,), daemon=True).start()
+
+    def get(self, key: str) -> bytes:
+        """Return a value, which is there."""
+        return self._call(self._store.get, key)
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+        self._call(self._store.set, key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0, and return the sum."""
+        return self._call(self._store.add, key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these have values."""
+        return self._call(self._store.check, keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a value if it is the expected one, and return what it is then."""
+        return self._call(self._store.compare_set, key, expected, desired)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return self._call(self._store.delete_key, key)
+
+    def section(self, prefix: str) -> Any:  # noqa: ANN401 - torch does not export the class
+        """Return a section of the store itself, for a process group of torch."""
+        return dist.PrefixStore(prefix, self._store)  # pyright: ignore[reportPrivateImportUsage]
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._ends.set()
+
+    def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        thread = threading.get_ident()
+        self._begun[thread] = time.monotonic()
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            raise StoreLostError from error
+        finally:
+            del self._begun[thread]
+
+    def _watch(self, port: int) -> None:
+        while not self._ends.wait(_LOOK_SECONDS):
+            oldest = min(self._begun.copy().values(), default=float("inf"))
+            if time.monotonic() - oldest > self._timeout:
+                _close_connections(port)
+
+
+def _port_of(store: Any) -> int | None:  # noqa: ANN401
+    """Return the port of a store that is reached by TCP; None for others."""
+    while isinstance(store, dist.PrefixStore):  # pyright: ignore[reportPrivateImportUsage]
+        store = store.underlying_store
+    return store.port if isinstance(store, dist.TCPStore) else None  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _close_connections(port: int) -> None:
+    """Close this process's connections to a port, so that whoever waits for an answer gets none."""
+    for descriptor in os.listdir("/dev/fd"):
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(int(descriptor), socket.AF_INET, socket.SOCK_STREAM) as connection,
+        ):
+            peer = connection.getpeername()
+            if isinstance(peer, tuple) and peer[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
