@@ -112,6 +112,17 @@ def files_of_at_most(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_who_gives_up_waits_no_more_for_the_files_of_others(tmp_path):
+    """A rank that was lost writes none, and the run would end ten minutes later."""
+    messages: list[str] = []
+    ranks = savers(tmp_path, messages)
+    save(ranks[:2], 1)
+    ranks[1].give_up()
+    finish(ranks)
+    assert names(tmp_path) == []
+    assert "the run ends, and has saved something newer" in messages[0]
+
+
 def test_a_full_disk_costs_that_checkpoint_only(tmp_path):
     messages: list[str] = []
     saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)

@@ -147,10 +147,10 @@ class Checkpoints:
         saver, rank_state = self._saver, self.rank_state
         if saver.own_file not in self._replica_of:
             return False
-        saver.finish()
         manifest, state = self._manifest(loss, evaluated), named_tensors(rank_state)
         if left_over is None:
             return rescue(saver.folder, saver.token, saver.own_file, manifest, state)
+        saver.give_up()
         number = rank_state.run.layout.state_of(rank_state.replica_index)
         state = {f"{replica_prefix(number)}{name}": tensor for name, tensor in state.items()}
         replicas = {"progress": left_over.seen, "metrics_bytes": 0, "events_bytes": 0}

@@ -69,7 +69,7 @@ class Saver:
         self.keep, self.token = keep, token
         self.log, self.timeout_seconds = log, timeout_seconds
         self.newest: int | None = None  # step of the newest checkpoint that this rank has completed
-        self._is_lost = is_lost
+        self._is_lost, self._is_given_up = is_lost, False
         self._thread: threading.Thread | None = None
         if self.is_writer:
             self._sweep()
@@ -95,6 +95,11 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def give_up(self) -> None:
+        """Wait no more for files of other ranks: the run ends, and has saved something newer."""
+        self._is_given_up = True
+        self.finish()
 
     def _write(self, manifest: Manifest, tensors: dict[str, Tensor], files: Sequence[str]) -> None:
         partial = self.folder / f".{folder_name(manifest.step)}-{self.token}"
@@ -151,6 +156,8 @@ class Saver:
             failed = path.with_suffix(".failed")
             if failed.exists():
                 raise _Incomplete(failed.read_text() or "a rank could not write its share")
+            if self._is_given_up:
+                raise _Incomplete("the run ends, and has saved something newer")
             if self._is_lost(path.name):
                 raise _Incomplete("a replica was lost before it had written its share")
             time.sleep(POLL_SECONDS)

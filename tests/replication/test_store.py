@@ -1,0 +1,65 @@
+"""A store that is gone, or does not answer, is noticed by whoever calls it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+
+from vigpipe.launch.failures import is_lost_peer
+from vigpipe.parallel.agreement import Peers
+from vigpipe.replication.decisions import Decision, Decisions, Kind
+from vigpipe.replication.store import StoreLostError, WatchedStore
+
+HOST = """
+import sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def host():
+    """A process that has a store, and its port."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOST], **pipes) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(host, number):
+    process, port = host
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    watched = WatchedStore(dist.PrefixStore("run", store), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+    watched.set("a", "1")
+    assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
+    assert watched.check(["a", "n"])
+    time.sleep(2)  # longer than a call may take: nobody calls
+    assert watched.compare_set("a", "1", "2") == b"2"
+    os.kill(process.pid, number)
+    with pytest.raises(StoreLostError) as lost:
+        watched.get("a")
+    assert is_lost_peer(lost.value)
+    with pytest.raises(StoreLostError):
+        watched.set("a", "3")
+    watched.close()
+
+
+def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
+    def decide():
+        yield Decision(Kind.TAKE, 3)
+        yield None
+        raise StoreLostError
+
+    decisions = Decisions(Peers())
+    decisions.begin(decide(), lambda: None)
+    assert decisions.next().number == 3
+    with pytest.raises(StoreLostError):
+        decisions.next()
