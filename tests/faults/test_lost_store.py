@@ -33,7 +33,7 @@ def codes_with(fault, layout, num_ranks, options, folder):
     env = {**SRUN, **ONE_NODE, **ENV, "MASTER_PORT": str(port), "VIGPIPE_TOKEN": folder.name}
     env |= {"SLURM_STEP_NUM_TASKS": str(num_ranks), "SLURM_STEP_TASKS_PER_NODE": str(num_ranks)}
     env |= {"FAULT_DONE": str(folder.with_name("done"))}
-    command = ["train", *OPTIONS, *options, *layout, "--out", str(folder)]
+    command = ["train", *options, *layout, "--out", str(folder)]
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(num_ranks):
@@ -50,7 +50,7 @@ def codes_with(fault, layout, num_ranks, options, folder):
 
 def goes_on(folder, num_replicas, options):
     """The next start finds what was saved, does what is left, and takes no item twice."""
-    given = [*OPTIONS, *options, "--dp", num_replicas, "--resume", "auto", "--out", str(folder)]
+    given = [*options, "--dp", num_replicas, "--resume", "auto", "--out", str(folder)]
     done = run_command([sys.executable, "-m", "vigpipe", "train", *given], ENV)
     assert done.returncode == 0, done.stderr
     assert (folder / "summary.json").exists()
@@ -61,13 +61,15 @@ def goes_on(folder, num_replicas, options):
     ("what", "size", "options"),
     [
         ("kill", 1, GOSSIP),
-        ("freeze", 1, [*GRADIENTS, "--timeout", "10"]),
+        pytest.param("freeze", 1, [*GRADIENTS, "--timeout", "10"], marks=pytest.mark.heavy),
         pytest.param("kill", 2, GOSSIP, marks=pytest.mark.heavy),
     ],
 )
 def test_replicas_that_lose_it_save_what_they_have(what, size, options, tmp_path):
     folder = tmp_path / "run"
     layout, num_ranks = ["--dp", "3", "--stages", str(size)], 3 * size
+    options = [*(word if word != "4" else "1000" for word in OPTIONS), *options]
+    assert options[options.index("--checkpoint-every") + 1] == "1000"  # there is none before
     codes, told = codes_with(f"step:5:0:{what}", layout, num_ranks, options, folder)
     assert codes == [PEER_LOST] * (size - 1) + [SAVED] * (num_ranks - size), told
     assert "replica 2 has saved what it has; go on with --resume auto" in told[-1]
@@ -85,11 +87,11 @@ def test_replicas_that_lose_it_save_what_they_have(what, size, options, tmp_path
 
 def test_a_server_that_loses_it_saves_what_it_has_and_the_run_can_be_repeated(tmp_path):
     folder = tmp_path / "run"
-    layout = ["--dp", "2", "--stages", "2"]
-    codes, told = codes_with("step:5:0:kill", layout, 6, SERVER, folder)
+    layout, options = ["--dp", "2", "--stages", "2"], [*OPTIONS, *SERVER]
+    codes, told = codes_with("step:6:0:kill", layout, 6, options, folder)
     assert codes == [PEER_LOST] * 3 + [SAVED] * 2, told
     assert "the server has saved what it has; go on with --resume auto" in told[-1]
-    goes_on(folder, "2", SERVER)
+    goes_on(folder, "2", options)
     taken = Counter(e["item"] for e in events(folder) if "item" in e and "did" not in e)
     assert taken == dict.fromkeys(range(2 * NUM_STEPS), 1)
     is_done_again(folder, "2x1", SERVER)

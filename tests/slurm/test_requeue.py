@@ -81,6 +81,7 @@ def test_a_fault_of_an_earlier_start_keeps_no_job_from_being_requeued(start, ear
 
 GOSSIP = ["--strategy", "gossip"]
 CHECKPOINT = "mkdir -p {0}/checkpoints/step-00000004"
+RESCUE = "mkdir -p {0}/checkpoints/.rescue-9f3c"
 SUMMARY = "mkdir -p {0}; echo > {0}/new; mv {0}/new {0}/summary.json"
 DONE = "exit code 137 of a rank that was lost: the others have finished the run\n"
 ALL_END = "--kill-on-bad-exit=1 --cpus-per-task=1 "
@@ -102,6 +103,19 @@ def test_only_where_the_run_outlives_a_replica_does_the_step(start, options, beg
     assert f"-m vigpipe.train {' '.join(options)}".rstrip() + " --out " in told
 
 
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [('dp = 2\nstrategy = "gossip"\n', OTHERS_GO_ON), ('strategy = "periodic"\n', ALL_END)],
+)
+def test_the_strategy_may_stand_in_a_config_file(start, tmp_path, text, begin):
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    for options in (["--config", str(config)], [f"--config={config}"]):
+        assert start(2, options=options, does='echo "$@"').startswith(begin)
+    told = start(2, options=["--config", str(config), *GOSSIP], does='echo "$@"')
+    assert told.startswith(OTHERS_GO_ON)
+
+
 def test_a_run_that_the_others_have_finished_is_done(start, tmp_path):
     summary = SUMMARY.format(tmp_path / "run")
     assert start(137, LOST_PEER, options=GOSSIP, does=summary, ends_with=0) == DONE
@@ -118,6 +132,8 @@ def test_a_frozen_rank_does_not_keep_the_job_from_its_end(start, tmp_path):
     is_done = SUMMARY.format(tmp_path / "run") + waits
     assert start(137, options=GOSSIP, does=is_done, ends_with=0) == ends + DONE
     assert start(137, options=GOSSIP, does=waits, end=0) == ends + REQUEUED
+    is_rescued = RESCUE.format(tmp_path / "run") + waits  # rank 0 is frozen
+    assert start(137, options=GOSSIP, does=is_rescued) == ends + REQUEUED
 
 
 def test_those_who_have_saved_are_started_again_however_often(start, tmp_path):
@@ -125,5 +141,8 @@ def test_those_who_have_saved_are_started_again_however_often(start, tmp_path):
     assert start(137, restart=5, options=options) == ""
     assert start(137, restart=5, options=options, does=saves) == REQUEUED
     assert start(137, restart=6, options=options, does=saves) == ""  # no new one
+    rescues = RESCUE.format(tmp_path / "run")
+    assert start(137, restart=7, options=options, does=rescues) == REQUEUED
+    assert start(137, restart=8, options=options, does=rescues) == ""
     saves = saves.replace("4", "8")
     assert start(137, "the disk is full", options=options, does=saves) == ""

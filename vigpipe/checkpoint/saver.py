@@ -113,7 +113,7 @@ class Saver:
             if self.is_writer:
                 self._complete(partial, manifest, files)
         except (OSError, _Incomplete) as error:
-            if self.is_writer:
+            if self.is_writer and not self._is_given_up:
                 shutil.rmtree(partial, ignore_errors=True)
                 left = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
                 self.log(
@@ -157,7 +157,7 @@ class Saver:
             if failed.exists():
                 raise _Incomplete(failed.read_text() or "a rank could not write its share")
             if self._is_given_up:
-                raise _Incomplete("the run ends, and has saved something newer")
+                raise _Incomplete("given up")
             if self._is_lost(path.name):
                 raise _Incomplete("a replica was lost before it had written its share")
             time.sleep(POLL_SECONDS)

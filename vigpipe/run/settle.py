@@ -55,7 +55,8 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
 def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
     """Average the replicas, and their moving averages."""
     team_size = rank_state.run.layout.team_size
-    what = f"{left.size // team_size} {'replicas' if team_size == 1 else 'hosts'}"
+    num = left.size // team_size
+    what = f"{num} {'replicas' if team_size == 1 else 'hosts'}"
     own = [p.detach().clone() for p in rank_state.parameters().values()]
     with left.at_once():
         rank_state.strategy.average_at_the_end(left)
@@ -67,6 +68,8 @@ def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
         for average, mean in zip(averages, means, strict=True):
             average.copy_(mean)
     farthest = max(_distances(rank_state, own, left))
+    if num == 1:
+        return "kept the weights of the only one that is left"
     if not farthest:
         return f"{what}, which are equal since they were averaged"
     return (
