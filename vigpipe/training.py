@@ -62,7 +62,7 @@ from vigpipe.run.others import Others
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
-from vigpipe.run.settle import settle, share_evaluation
+from vigpipe.run.settle import Kept, settle, share_evaluation
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import (
     Step,
@@ -509,22 +509,3 @@ def _on_failure(rank_state: RankState, save: Callable[[], None]) -> Iterator[Non
         if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()
         raise
-
-
-class Kept:
-    """The weights of a rank at the end of the training, for another try to settle.
-
-    Args:
-        rank_state: the state of the rank.
-    """
-
-    def __init__(self, rank_state: RankState) -> None:
-        outlives = rank_state.strategy.outlives
-        self._tensors = [*rank_state.state().values(), *rank_state.average().values()]
-        self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Go back to them."""
-        for tensor, copy in zip(self._tensors, self._copies, strict=False):
-            tensor.copy_(copy)

@@ -130,3 +130,22 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
         moments.append(by_replica.view(-1, *taken.shape[1:]))
     statistics.update(torch.cat(moments), momentum=1.0)
     return num_batches
+
+
+class Kept:
+    """The weights of a rank at the end of the training, for another try to settle.
+
+    Args:
+        rank_state: the state of the rank.
+    """
+
+    def __init__(self, rank_state: RankState) -> None:
+        outlives = rank_state.strategy.outlives
+        self._tensors = [*rank_state.state().values(), *rank_state.average().values()]
+        self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to them."""
+        for tensor, copy in zip(self._tensors, self._copies, strict=False):
+            tensor.copy_(copy)
