@@ -16,7 +16,8 @@ from pathlib import Path
 from vigpipe.cli import main
 from vigpipe.files.atomic import write_atomically
 from vigpipe.launch import local
-from vigpipe.launch.environment import from_environment
+from vigpipe.launch.environment import FOLDER_VARIABLE, from_environment
+from vigpipe.launch.failures import pid_file
 
 
 def happen(what: str) -> None:
@@ -26,7 +27,13 @@ def happen(what: str) -> None:
     while "FAULT_AFTER" in os.environ and not Path(os.environ["FAULT_AFTER"]).exists():
         time.sleep(0.01)  # until a checkpoint that is being written has its name
     write_atomically(done, f"{os.getpid()} {time.time()}")  # a test looks for it all the time
-    if what == "kill":
+    if what == "node":  # which has all ranks of the replica
+        own, size = from_environment(os.environ).rank, int(os.environ["FAULT_SIZE"])
+        for other in range(own - own % size, own - own % size + size):
+            if other != own:
+                pid = pid_file(Path(os.environ[FOLDER_VARIABLE]), other).read_text()
+                os.kill(int(pid), signal.SIGKILL)
+    if what in ("kill", "node"):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -155,13 +162,14 @@ def rank(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    local.preload("vigpipe.run.evaluation", "rich.progress")
     fault, num_ranks, *command = sys.argv[1:]
     if num_ranks == "srun":
         sys.exit(rank([fault, *command]))
     kept, _, server = num_ranks.partition("+")
     num_replicas, _, size = kept.partition("x")
     per_replica = int(size or 1)
+    os.environ["FAULT_SIZE"] = str(per_replica)
+    local.preload("vigpipe.run.evaluation", "rich.progress")
     num_kept = int(num_replicas) * per_replica
     replicas = [range(r, r + per_replica) for r in range(0, num_kept if size else 0, per_replica)]
     num_ranks = num_kept + int(server or 0)

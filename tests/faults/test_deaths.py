@@ -129,7 +129,9 @@ def test_a_server_that_is_killed_ends_the_run_which_goes_on_from_its_checkpoint(
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(int(os.environ.get("VIGPIPE_RANDOM_FAULTS", "2"))))
 def test_faults_at_random(seed, tmp_path):
-    """Some replica is killed or frozen, wherever it is; of 40 runs, each strategy has 20."""
+    """A rank is killed or frozen, or all of a replica, wherever they are; of 40 runs, each strategy
+    has 20.
+    """
     rng = random.Random(seed)
     name, options = list({"gossip": GOSSIP, "server": SERVER}.items())[seed % 2]
     size = rng.choice([1, 1, 2])
@@ -137,7 +139,7 @@ def test_faults_at_random(seed, tmp_path):
     ranks = f"{num_replicas}x{size}" + (f"+{size}" if name == "server" else "")
     place = rng.choice(["step", "average", "end"] + ["forward", "backward"] * (size > 1))
     rank = rng.randrange(num_replicas * size)
-    fault = f"{place}:{rng.randint(1, 8)}:{rank}:{rng.choice(['kill', 'kill', 'freeze'])}"
+    fault = f"{place}:{rng.randint(1, 8)}:{rank}:{rng.choice(['kill', 'node', 'freeze'])}"
     folder = tmp_path / "run"
     done = run_with(fault, ranks, options, folder, "--timeout", "5")
     print(f"FIGURE {name} {ranks} {fault}: {done.returncode} {done.stderr.strip()}")
