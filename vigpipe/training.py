@@ -415,7 +415,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                     elif isinstance(turn, Finish):
                         run_with_heartbeats(checkpoints.finish, *strategy.peers)
                     elif isinstance(turn, Lead):
-                        take_over()
+                        with contextlib.suppress(StoreLostError):  # all hear of it next
+                            take_over()
                     elif isinstance(turn, Leave):
                         strategy.close()
                         rank_state.job.close()
