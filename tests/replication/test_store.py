@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Peers
+from vigpipe.replication import store
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.store import StoreLostError, WatchedStore
 
@@ -36,8 +38,8 @@ def host():
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(host, number):
     process, port = host
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
-    watched = WatchedStore(dist.PrefixStore("run", store), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+    tcp = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    watched = WatchedStore(dist.PrefixStore("run", tcp), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
     watched.set("a", "1")
     assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
     assert watched.check(["a", "n"])
@@ -63,3 +65,16 @@ def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
     assert decisions.next().number == 3
     with pytest.raises(StoreLostError):
         decisions.next()
+
+
+def test_a_rank_that_was_stopped_itself_gives_the_store_time_to_answer(monkeypatch):
+    """As Slurm stops and continues all ranks of a job that it suspends."""
+    looks = [0.0, 0.5, 100.0, 100.5, 101.0, 101.5]
+    left, closed = list(looks), []
+    watched = WatchedStore(dist.HashStore(), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+    watched._begun[0] = 0.2
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: left.pop(0)))
+    monkeypatch.setattr(store, "_close_connections", lambda port: closed.append(len(left)))
+    monkeypatch.setattr(watched._ends, "wait", lambda seconds: not left)
+    watched._watch(port=1)
+    assert closed == [0]  # at the last look, 1.5 s after it went on

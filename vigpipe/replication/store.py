@@ -87,9 +87,14 @@ class WatchedStore:
             del self._begun[thread]
 
     def _watch(self, port: int) -> None:
+        since = looked = time.monotonic()
         while not self._ends.wait(_LOOK_SECONDS):
-            oldest = min(self._begun.copy().values(), default=float("inf"))
-            if time.monotonic() - oldest > self._timeout:
+            now = time.monotonic()
+            if now - looked > 4 * _LOOK_SECONDS:  # this process itself was stopped meanwhile
+                since = now
+            looked = now
+            oldest = min(self._begun.copy().values(), default=now)
+            if now - max(oldest, since) > self._timeout:
                 _close_connections(port)
 
 
