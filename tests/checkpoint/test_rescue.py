@@ -13,6 +13,7 @@ from vigpipe.checkpoint.manifest import list_checkpoints, tensor_names, verify
 from vigpipe.checkpoint.rescue import rescue, salvage
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.errors import InputError
+from vigpipe.replication.table import new_table
 
 TWO_STAGES = replace(PLAIN, step=73, layout={"num_stages": 2})
 
@@ -92,6 +93,37 @@ def test_without_a_folder_to_write_to_it_is_silent(tmp_path):
     (tmp_path / "checkpoints").touch()
     save(tmp_path, 0, 0)
     salvage(tmp_path)
+
+
+def save_replica(folder, stage, replica, version, **table):
+    """What a rank of a replica with steps of its own saves: of three, at two stages each."""
+    known = {**new_table(3).seen(), "version": version, **table}
+    replicas = {"progress": known, "metrics_bytes": 0, "events_bytes": 0}
+    manifest = replace(TWO_STAGES, step=table["drawn"] // 3, config={"dp": 3}, replicas=replicas)
+    row = {"replica": replica, "step": 1, "item": stage}
+    name, state = rank_file_name(stage, replica), {f"replica{replica}/{stage}": torch.zeros(1)}
+    parcels = [{"events": [row], "metrics": []}]
+    assert rescue(folder / "checkpoints", "aa", name, manifest, state, parcels)
+
+
+def test_replicas_with_steps_of_their_own_are_put_together(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"start": {}}\n{"replica": 1, "step": 1, "item": 0}\n{')
+    for stage in (0, 1):
+        # Replica 1 has finished item 6, of which replica 2, which has seen more, knows nothing.
+        save_replica(tmp_path, stage, 1, 20, drawn=9, taken=[2, 3, 2], last=[3, 6, 5])
+        save_replica(tmp_path, stage, 2, 22, drawn=10, taken=[2, 2, 2], leases=[9, 6, 8])
+    save_replica(tmp_path, 0, 0, 30, drawn=12, taken=[9, 9, 9])  # its other stage is lost
+    salvage(tmp_path)
+    (checkpoint,) = list_checkpoints(tmp_path)
+    manifest = verify(checkpoint)
+    progress = manifest.replicas["progress"]
+    assert manifest.step == 3
+    assert (progress["drawn"], progress["taken"]) == (10, [2, 3, 2])
+    assert (progress["leases"], progress["returned"]) == ([-1, -1, 8], [9])
+    assert len(manifest.files) == 4
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 6
+    assert manifest.replicas["events_bytes"] == (tmp_path / "events.jsonl").stat().st_size
 
 
 @pytest.mark.parametrize(("compressor", "saves"), [(None, True), ("some", False)])

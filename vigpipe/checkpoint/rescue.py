@@ -101,18 +101,19 @@ def _complete(place: Path, run: Path) -> None:
         replicas.setdefault(replica, {})[pipeline_rank] = read_manifest_file(note)
     if not replicas:
         return
-    some = next(iter(next(iter(replicas.values())).values()))
-    if some.replicas:
-        chosen = _whole(replicas)
-        manifest = _of_those_left(chosen, place, run) if chosen else None
-    else:
-        by_stage = {p: m for stages in reversed(replicas.values()) for p, m in stages.items()}
-        if len({m.step for stages in replicas.values() for m in stages.values()}) > 1:
+    all_manifests = [m for stages in replicas.values() for m in stages.values()]
+    are_equal = not any(m.replicas for m in all_manifests)
+    if are_equal:  # one of them can stand for another
+        replicas = {0: {p: m for stages in reversed(replicas.values()) for p, m in stages.items()}}
+        if len({m.step for m in all_manifests}) > 1:
             raise InputError(f"{place}: its files are of different steps")
-        chosen = {0: by_stage}
-        # Only the last stage knows the loss.
-        manifest = by_stage[max(by_stage)] if _is_whole(by_stage) else None
-    if manifest is None or (target := place.with_name(folder_name(manifest.step))).exists():
+    chosen = _whole(replicas)
+    if not chosen:
+        return
+    # Only the last stage knows the loss.
+    manifest = chosen[0][max(chosen[0])] if are_equal else _of_those_left(chosen, place, run)
+    target = place.with_name(folder_name(manifest.step))
+    if target.exists():
         return
     manifests = [m for stages in chosen.values() for m in stages.values()]
     files = {name: facts for m in manifests for name, facts in m.files.items()}
@@ -123,19 +124,13 @@ def _complete(place: Path, run: Path) -> None:
     place.rename(target)
 
 
-def _is_whole(stages: Mapping[int, Manifest]) -> bool:
-    """Whether the ranks are all those of a pipeline."""
-    size = next(iter(stages.values())).layout.get("num_stages")
-    return len(stages) == size and max(stages) < len(stages)
-
-
 def _whole(replicas: Mapping[int, Mapping[int, Manifest]]) -> dict[int, Mapping[int, Manifest]]:
     """Choose one replica of each team of which all stages are there."""
     chosen: dict[int, Mapping[int, Manifest]] = {}
     for replica, stages in sorted(replicas.items()):
-        if _is_whole(stages):
-            manifest = stages[0]
-            taken = manifest.replicas["progress"].get("taken") or [0]
+        manifest = next(iter(stages.values()))
+        if len(stages) == manifest.layout.get("num_stages") and max(stages) < len(stages):
+            taken = manifest.replicas.get("progress", {}).get("taken") or [0]
             team_size = max(manifest.config.get("dp", 1) // len(taken), 1)
             chosen.setdefault(replica // team_size, stages)
     return chosen
