@@ -41,6 +41,7 @@ class Log:
         busy: seconds of work of each worker.
         most_ahead: how far one was ahead of the slowest that had items left.
         progress: of the last rest.
+        untold: gradients before a rest that its checkpoint does not know of.
         dead: workers that have died, in order.
         table: at the end.
     """
@@ -53,6 +54,7 @@ class Log:
     busy: list[float] = field(default_factory=list)
     most_ahead: int = 0
     progress: dict[str, Any] = field(default_factory=dict)
+    untold: int = 0
     dead: list[int] = field(default_factory=list)
     table: Table | None = None
 
@@ -113,6 +115,7 @@ def simulate(
     meeting: dict[Any, list[int]] = {}
     is_bad = {item: random.Random(item).random() < bad for item in range(course.num_items)}
     item_of = [0] * size
+    told = 0
     to_notice: list[tuple[float, int]] = []  # when it is noticed that a worker has died
 
     def at(time: float, place: int) -> None:
@@ -174,6 +177,7 @@ def simulate(
         elif kind is Kind.REST:
             if is_server:
                 log.num_rests, log.progress = log.num_rests + 1, server.rested.progress()
+                log.untold += len(server.events) - told
             if ends_at_rest:
                 ended += 1
             else:
@@ -182,6 +186,8 @@ def simulate(
             ended += 1
             log.seconds = max(log.seconds, time)
         else:
+            if kind is Kind.TELL and is_server:
+                told = len(server.events)
             if kind is Kind.EVALUATE and is_server:
                 log.evaluated.append(sum(table.taken))
             if kind is Kind.SKIP:
@@ -219,6 +225,7 @@ def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(s
         assert of_epochs == [list(range(5 * size)), list(range(5 * size, 10 * size))]
         recorded = collect(log.events, size)  # which checks the versions
         assert sum(len(of.pushes) for of in recorded) == course.num_items
+        assert log.untold == 0
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])

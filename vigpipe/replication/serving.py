@@ -66,6 +66,8 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
         elif server.rests():
             yield from _evaluation(server, server.see())
             server.answer()
+            if server.rested.saves:  # the checkpoint counts on the rows of all gradients
+                yield Decision(Kind.TELL)
             yield from _decisions_of_rest(server.rested, server.rules.course)
         elif all(server.see().finished):
             yield Decision(Kind.END)
