@@ -46,8 +46,13 @@ def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(host, number):
     time.sleep(2)  # longer than a call may take: nobody calls
     assert watched.compare_set("a", "1", "2") == b"2"
     os.kill(process.pid, number)
+
+    def go_on_calling() -> None:  # a process is stopped a moment after the signal was sent
+        while True:
+            watched.get("a")
+
     with pytest.raises(StoreLostError) as lost:
-        watched.get("a")
+        go_on_calling()
     assert is_lost_peer(lost.value)
     with pytest.raises(StoreLostError):
         watched.set("a", "3")
