@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vigpipe.bench import learning
+from vigpipe import training
+from vigpipe.bench import learning, slowed
 from vigpipe.bench.learning import WAYS, bench_learning
 from vigpipe.bench.options import LearningBench
 from vigpipe.errors import InputError
@@ -104,3 +107,21 @@ def test_with_a_slow_replica_the_runs_are_started_otherwise_and_their_time_is_to
     page = (tmp_path / "a" / "README.md").read_text()
     assert "Each replica sleeps 0.2 s before an item, and the last one 0.8 s." in page
     assert "| 10.0      | 3.00 " in page
+
+
+@pytest.mark.parametrize(("num_replicas", "slept"), [(1, [0.8]), (2, [0.2])])
+def test_the_last_replica_sleeps_longer_before_an_item(num_replicas, slept, monkeypatch):
+    """This process is rank 0: of one replica the last one, of two it is not."""
+    naps: list[float] = []
+    monkeypatch.setattr(slowed, "time", SimpleNamespace(sleep=naps.append))
+    monkeypatch.setattr(training, "train_step", lambda *given: given)
+    taken: list[Any] = []
+
+    def command(arguments):
+        taken.append((arguments, vars(training)["train_step"]("rank", "batch")))
+        return 0
+
+    monkeypatch.setattr(slowed, "resolve_name", lambda name: command)
+    assert slowed.rank(["0.2", "4.0", str(num_replicas), "train", "--dp", "1"]) == 0
+    assert taken == [(["train", "--dp", "1"], ("rank", "batch"))]
+    assert naps == pytest.approx(slept)

@@ -10,7 +10,6 @@ whenever and wherever that is. Tests of what such runs leave are in test_deaths.
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from tests.faults.test_deaths import events, random_fault
 from tests.faults.test_faults import FAULTY
 from tests.world import ROOT
 from vigpipe.run.provenance import format_versions
@@ -43,15 +43,6 @@ class Ended(NamedTuple):
     lost: int
 
 
-def choose(seed: int) -> tuple[int, str]:
-    """Choose the number of stages of a run, and its fault."""
-    rng = random.Random(seed)
-    size = rng.choice([1, 1, 2])
-    places = ["step", "average", "end"] + ["forward", "backward"] * (size > 1)
-    place, rank = rng.choice(places), rng.randrange(3 * size)
-    return size, f"{place}:{rng.randint(1, 100)}:{rank}:{rng.choice(['kill', 'kill', 'freeze'])}"
-
-
 def run(strategy: str, seed: int, size: int, fault: str, folder: Path) -> Ended:
     """Train, and read what the run says of itself."""
     ranks = f"3x{size}" + (f"+{size}" if strategy == "server" else "")
@@ -68,11 +59,7 @@ def run(strategy: str, seed: int, size: int, fault: str, folder: Path) -> Ended:
     )
     summary = json.loads((folder / "summary.json").read_text())
     lost = summary["replicas"].get("lost", [])
-    items = {
-        event["item"]
-        for event in map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-        if "item" in event and "did" not in event
-    }
+    items = {e["item"] for e in events(folder) if "item" in e and "did" not in e}
     assert items == set(range(3 * summary["steps"])), folder
     ended = Ended(strategy, seed, size, fault, summary["test"]["top1"], len(lost))
     print(*ended, flush=True)
@@ -98,7 +85,7 @@ def main() -> None:
     rows: list[Ended] = []
     for seed in range(given.runs):
         for strategy in STRATEGIES:
-            size, fault = choose(seed)
+            size, fault = random_fault(seed, {1: 3, 2: 3}, 100, ["kill", "kill", "freeze"])
             for what, name in ((NEVER, "whole"), (fault, "disturbed")):
                 folder = given.out / "runs" / f"{strategy}-{seed}-{name}"
                 folder.parent.mkdir(exist_ok=True)

@@ -126,24 +126,38 @@ def test_a_server_that_is_killed_ends_the_run_which_goes_on_from_its_checkpoint(
     assert "lost" not in json.loads((folder / "summary.json").read_text())["replicas"]
 
 
+def random_fault(
+    seed: int, num_replicas: dict[int, int], most_steps: int, kinds: list[str]
+) -> tuple[int, str]:
+    """Choose the number of stages of a run, and its fault.
+
+    Args:
+        seed: of the choice.
+        num_replicas: D, by the number of stages.
+        most_steps: of its replica, before which the fault happens.
+        kinds: what may happen, each as often as it is named.
+    """
+    rng = random.Random(seed)
+    size = rng.choice([1, 1, 2])
+    place = rng.choice(["step", "average", "end"] + ["forward", "backward"] * (size > 1))
+    rank = rng.randrange(num_replicas[size] * size)
+    return size, f"{place}:{rng.randint(1, most_steps)}:{rank}:{rng.choice(kinds)}"
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(int(os.environ.get("VIGPIPE_RANDOM_FAULTS", "2"))))
 def test_faults_at_random(seed, tmp_path):
     """A rank is killed or frozen, or all of a replica, wherever they are; of 40 runs, each strategy
     has 20.
     """
-    rng = random.Random(seed)
     name, options = list({"gossip": GOSSIP, "server": SERVER}.items())[seed % 2]
-    size = rng.choice([1, 1, 2])
-    num_replicas = 2 if size == 2 else 3
-    ranks = f"{num_replicas}x{size}" + (f"+{size}" if name == "server" else "")
-    place = rng.choice(["step", "average", "end"] + ["forward", "backward"] * (size > 1))
-    rank = rng.randrange(num_replicas * size)
-    fault = f"{place}:{rng.randint(1, 8)}:{rank}:{rng.choice(['kill', 'node', 'freeze'])}"
+    num_replicas = {1: 3, 2: 2}
+    size, fault = random_fault(seed, num_replicas, 8, ["kill", "node", "freeze"])
+    ranks = f"{num_replicas[size]}x{size}" + (f"+{size}" if name == "server" else "")
     folder = tmp_path / "run"
     done = run_with(fault, ranks, options, folder, "--timeout", "5")
     print(f"FIGURE {name} {ranks} {fault}: {done.returncode} {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     if folder.with_name("run-done").exists():  # with a pool, the replica may not take so many steps
-        is_done_without({rank // size}, ranks, folder)
+        is_done_without({int(fault.split(":")[2]) // size}, ranks, folder)
     is_done_again(folder, ranks, options)

@@ -204,7 +204,7 @@ def simulate(
             decision = next(replicas[r], Decision(Kind.END))
             watch(members[r].see())
         except StoreLostError:
-            known = members[r].known(members[r].samples)
+            known = members[r].known()
             log.left[r] = known.seen()
             if r in open_item and known.leases[r] != open_item[r]:  # it has come to its step
                 log.items[r].append(open_item.pop(r))

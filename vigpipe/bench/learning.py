@@ -139,7 +139,7 @@ def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> lis
             chosen["final"] = "best"
     start = ["vigpipe"]
     if options.sleep:
-        num_ranks = options.dp + ("server" in way)
+        num_ranks = options.dp + (chosen.get("strategy") == "server")
         start = ["vigpipe.bench.slowed"]
         start += [str(n) for n in (num_ranks, options.sleep, options.slow, options.dp)]
     words = [sys.executable, "-m", *start, "train", "--config", str(folder / "config.toml")]

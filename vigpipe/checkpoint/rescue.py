@@ -38,6 +38,7 @@ from vigpipe.checkpoint.manifest import (
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
+from vigpipe.files.rows import as_line
 from vigpipe.replication.table import progress_of_those_left
 from vigpipe.run.folder import CHECKPOINTS, EVENTS, METRICS
 
@@ -156,9 +157,8 @@ def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Append rows to a file that lacks them, behind its last whole one; returns its size."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
-    new = [json.dumps(row).encode() + b"\n" for row in rows]
     known = set(whole)
-    content = b"".join([*whole, *(line for line in new if line not in known)])
+    content = b"".join([*whole, *(line for line in map(as_line, rows) if line not in known)])
     with replacing(path) as partial:
         partial.write_bytes(content)
     return len(content)

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
+def as_line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as it stands in a file."""
+    return json.dumps(row).encode() + b"\n"
+
+
 class RowsFile:
     """A file of rows that grows. Rows that a full disk refuses are kept, and written with others.
 
@@ -33,7 +38,7 @@ class RowsFile:
         """
         if self._file < 0:
             self._open()
-        self._unwritten += b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        self._unwritten += b"".join(map(as_line, rows))
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 

@@ -118,7 +118,8 @@ class Company:
             self._store.set(f"{prefix}{self._place.rank}", json.dumps(value))
             while not self._store.check(keys):
                 self._check()
-                lost = [m for m in self._members if read_table(self._store).has_lost(m)]
+                table = read_table(self._store)
+                lost = [member for member in self._members if table.has_lost(member)]
                 if lost:
                     raise RuntimeError(f"replica {lost[0]} was lost")
                 time.sleep(_LOOK_SECONDS)

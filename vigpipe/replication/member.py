@@ -189,14 +189,10 @@ class Member:
         self._table.change(change)
         return course.epoch(last_step)
 
-    def known(self, samples: int) -> Table:
-        """Return the table as it was last seen, with what this replica has done since.
-
-        Args:
-            samples: that stand behind its weights.
-        """
+    def known(self) -> Table:
+        """Return the table as it was last seen, with what this replica has done since."""
         table = self._table.last_seen
-        table.samples[self._index] = samples
+        table.samples[self._index] = self.samples
         return table
 
     def close(self, *, stop: bool = False) -> None:

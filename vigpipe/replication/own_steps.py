@@ -466,10 +466,11 @@ class OwnSteps:
 
     def left_over(self) -> LeftOver:
         """Return what is known of all replicas once the store is lost; see `Strategy`."""
+        if self._samples_at_end is not None:  # the last average does not count
+            self._count_samples(self._samples_at_end)
         own = None
         if self._member is not None:
-            before = self._samples_at_end  # the last average does not count
-            table = self._member.known(self._samples if before is None else before)
+            table = self._member.known()
             own = self._course.steps_with(table.drawn), table.seen()
         self._tell()
         step, seen = all_gather_values(own, *self.peers)[0]

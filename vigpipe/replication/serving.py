@@ -279,7 +279,7 @@ class ServerMember:
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
 
-    def known(self, samples: int) -> Table:
+    def known(self) -> Table:
         """Return the table as it was last seen: only the server counts gradients."""
         return self._table.last_seen
 
