@@ -570,6 +570,18 @@ def test_with_a_pool_every_item_is_done_once(name, two):
     assert sum(replica["items"] for replica in summary["each"]) == 2 * NUM_STEPS
 
 
+@pytest.mark.parametrize("name", ["weights", "overlapped pool", "gossip", "served"])
+def test_the_last_checkpoint_knows_that_every_item_is_done(name, two, three):
+    """A longer run would otherwise go on with the last weights, and take items once more."""
+    folder = (three if name == "served" else two) / name
+    manifest = read_manifest(folder / "checkpoints" / f"step-{NUM_STEPS:08d}")
+    progress = manifest.replicas["progress"]
+    assert progress["drawn"] == sum(progress["taken"]) == 2 * NUM_STEPS
+    rows = (folder / "events.jsonl").read_bytes()[: manifest.replicas["events_bytes"]]
+    items = [json.loads(row).get("item") for row in rows.splitlines()]
+    assert len([item for item in items if item is not None]) == 2 * NUM_STEPS
+
+
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, two, four):
     """Which replica takes which item of a pool depends on the time; the record of it does not."""

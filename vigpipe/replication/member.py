@@ -64,7 +64,7 @@ class Member:
     Attributes:
         rules: what the options say.
         samples: samples that it has trained on since it was averaged; the strategy keeps count.
-        rested: the table when all rested last, if this replica was the head then.
+        rested: the table when all rested last, if this replica was the head then, or at the end.
         events: what it has done, as rows of events.jsonl (`replication.record`).
     """
 
@@ -285,6 +285,7 @@ class Member:
             if self._is_closed(table) or not table.finished[self._index]:
                 return False
             yield
+        self.rested = table
         return True
 
     def see(self) -> Table:

@@ -69,7 +69,8 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             if server.rested.saves:  # the checkpoint counts on the rows of all gradients
                 yield Decision(Kind.TELL)
             yield from _decisions_of_rest(server.rested, server.rules.course)
-        elif all(server.see().finished):
+        elif server.ends():
+            yield Decision(Kind.TELL)
             yield Decision(Kind.END)
             return
         else:
@@ -213,7 +214,7 @@ class ServerMember:
     Attributes:
         rules: what the options say.
         evaluated: the last item before the last evaluation; -1 for none.
-        rested: the table when all rested last.
+        rested: the table when all rested last, or at the end.
         events: what the replicas have done, as rows of events.jsonl (`replication.record`).
     """
 
@@ -251,6 +252,13 @@ class ServerMember:
             return False
         self._num_rests = table.closings
         return True
+
+    def ends(self) -> bool:
+        """Whether all workers have nothing left to do; then they rest for good."""
+        table = self._table.read()
+        if all(table.finished):
+            self.rested = table
+        return all(table.finished)
 
     def answer(self) -> None:
         """Say how it goes on after a rest: whether all save, and whether they stop."""
