@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from vigpipe.config.options import TrainConfig
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.data.pixels import Pixels
 from vigpipe.data.split import ImageSplit
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers, Status
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.facts import Run, prepare
@@ -123,7 +123,7 @@ class FakeGpu:
             )
         with self._pretending(), self.mode:
             self.rank_state: RankState = make_rank_state(run, rank, GPU)
-        self.rank_state.job._beside = self  # pyright: ignore[reportAttributeAccessIssue]
+        self.rank_state.feed._beside = self  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
         """Do what is to be done on a stream of its own, and record it."""
@@ -135,14 +135,14 @@ class FakeGpu:
         with self._pretending():
             self.watch.seen = seen = Seen()
             item = step * self.config.dp + self.rank_state.replica_index
-            return self._fake(self.rank_state.job.batch(item)), seen
+            return self._fake(self.rank_state.feed.batch(item)), seen
 
     def test_batches(self, num_images: int) -> tuple[list[ReplicaBatch], Seen]:
         """Read this rank's share of the first test images, likewise."""
         with self._pretending():
             self.watch.seen = seen = Seen()
-            split = self.rank_state.run.source.test
-            found = self.rank_state.job.test_batches(split, num_images)
+            sharing = self.rank_state.scorers[:2]
+            found = self.rank_state.feed.test_batches(("test",), *sharing, num_images)
             return [self._fake(batch) for batch in found], seen
 
     @contextmanager

@@ -10,6 +10,7 @@ from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImpor
 from vigpipe.commands.differences import Trace
 from vigpipe.data import Source
 from vigpipe.data.batches import epoch_order
+from vigpipe.data.job import ImageJob
 from vigpipe.model.keyed_dropout import sample_keys
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.study import StudyFFN, StudyGrapher
@@ -34,6 +35,18 @@ class FirstOf:
     def decode(self, indices, *args):
         assert max(indices) < len(self)
         return self.split.decode(indices, *args)
+
+
+def images_of(run: Run) -> Source:
+    """The images that a run trains on."""
+    assert isinstance(run.job, ImageJob)
+    return run.job.source
+
+
+def with_images(run: Run, source: Source) -> Run:
+    """The run, on other images."""
+    assert isinstance(run.job, ImageJob)
+    return replace(run, job=replace(run.job, source=source))
 
 
 def shortened(source: Source, num_train: int, num_test: int) -> Source:
@@ -100,7 +113,7 @@ def oracle(run: Run, num_steps: int) -> Trace:
     for step in range(num_steps):
         if position >= len(order):
             epoch, position = epoch + 1, 0
-            order = epoch_order(config.seed, epoch, len(run.source.train))
+            order = epoch_order(config.seed, epoch, len(images_of(run).train))
         batch = order[position : position + run.batch_size]
         position += len(batch)
         loss = 0.0
@@ -109,11 +122,11 @@ def oracle(run: Run, num_steps: int) -> Trace:
         for place in places:
             if len(place) == 0:
                 continue
-            pixels = run.source.train.read(batch[place].tolist(), epoch)
+            pixels = images_of(run).train.read(batch[place].tolist(), epoch)
             # One-channel images have strides that may mean two memory formats, and convolutions
             # round differently in each: a fresh tensor has the plain ones.
             images = torch.zeros(pixels.shape, dtype=run.dtype).copy_(pixels)
-            labels = torch.from_numpy(run.source.train.labels[batch[place]])
+            labels = torch.from_numpy(images_of(run).train.labels[batch[place]])
             keys = sample_keys(config.seed, step, torch.from_numpy(place))
             logits = model(images, keys)
             share = F.cross_entropy(logits, labels, reduction="sum") / len(batch)

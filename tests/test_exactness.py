@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.oracle import oracle, shortened
+from tests.oracle import images_of, oracle, shortened, with_images
 from tests.world import run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
@@ -46,7 +46,7 @@ SETUPS = {
 
 def make_job(config: TrainConfig, num_train: int = 42) -> Run:
     run = prepare(config, weight_dtype(config.dtype))
-    return replace(run, source=shortened(run.source, num_train, 37))
+    return with_images(run, shortened(images_of(run), num_train, 37))
 
 
 def traces(rank, world_size, configs, num_train=42):
@@ -259,7 +259,7 @@ def test_evaluation_counts_every_image_once_and_leaves_training_alone():
     for rank in (1, 3):  # the last stages
         for all_ours, references in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
             for ours, reference, images in zip(all_ours, references, (37, 37, 30, 30), strict=True):
-                assert ours.images == reference.images == images
+                assert ours.num_samples == reference.num_samples == images
                 assert (ours.top1, ours.top5) == (reference.top1, reference.top5)
                 assert ours.loss == pytest.approx(reference.loss, rel=1e-10)
     assert ranks[0][0] == (None,) * 4

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.oracle import images_of, with_images
 from tests.test_cli import make_pictures
 from tests.world import PROMPT, ROOT, run_command, run_ranks, start_command, wait_until
 from vigpipe.cli import main
@@ -312,8 +313,8 @@ class Recording:
 def reads(rank, world_size, config):
     """Images read in each step, and whether labels were."""
     run = prepare(config, torch.float32)
-    split = Recording(run.source.train)
-    run = replace(run, source=replace(run.source, train=split))
+    split = Recording(images_of(run).train)
+    run = with_images(run, replace(images_of(run), train=split))
     split.labels_read = 0  # the source itself looked at their range
     shares = list(batches(make_rank_state(run, rank, CPU)))
     assert all((batch.labels is not None) == bool(split.labels_read) for batch in shares)

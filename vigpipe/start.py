@@ -368,9 +368,11 @@ def on_one_gpu(layout: "Layout") -> str:
 
 def _bad_images(run: "Run", rank: int) -> "frozenset[ImageId]":
     """Find the unreadable images; the ranks that read images share the search."""
+    from vigpipe.data.job import ImageJob
     from vigpipe.run.bad_images import find_bad_images_together
 
-    layout, stored = run.layout, run.source.stored
+    assert isinstance(run.job, ImageJob)  # the option is for images only
+    layout, stored = run.layout, run.job.source.stored
     assert stored is not None
     reads = layout.pipeline_rank(rank) == 0
     start = layout.replica_index(rank)

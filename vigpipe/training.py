@@ -1,7 +1,7 @@
 """A training run from top to bottom.
 
 The way of one batch: the run's strategy (`replication`) names the item that this rank takes a step
-with. `data.job.ImageJob.batch` reads it, and `run.step.train_step` runs it through
+with. The job's feed (`data.feed`, `graphs.feed`) reads it, `run.step.train_step` runs it through
 `parallel.schedule.Pipeline`, which takes every micro-batch through `parallel.split.StageModule`;
 `parallel.gradients` sums the gradients over the replicas, all ranks agree whether every number is
 finite, and the optimizer steps. `run.record` keeps the row, and `checkpoint.checkpoints` now and
@@ -34,8 +34,9 @@ from vigpipe.checkpoint.resume import check_same_options, resume
 from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import DONE, SAVED, InputError, WorkerError
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.score import Scores
 from vigpipe.launch.environment import FOLDER_VARIABLE
 from vigpipe.launch.failures import is_lost_peer, note_met
 from vigpipe.messages import one_line, tell
@@ -54,7 +55,7 @@ from vigpipe.replication.strategy import (
 )
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.batches import read_batch
-from vigpipe.run.evaluation import Scores, evaluate_all
+from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.events import open_events, read_events, take_over_events
 from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS, lock
@@ -120,11 +121,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         """Tell the user a sentence, on one line."""
         console.print(one_line(sentence), markup=False)
 
-    log(f"{config.model} on {run.source.name}: {run.layout}, {device}, {folder}")
+    log(f"{config.model} on {run.job.name}: {run.layout}, {device}, {folder}")
     for note in run.notes:
         log(note)
     resumed = resume(rank_state, folder, log)
-    progress = RunProgress(console, run.num_steps, rank_state.step, config.log_every)
+    progress = RunProgress(console, run.num_steps, rank_state.step, config.log_every, run.job.unit)
 
     def open_record() -> RunRecord | None:
         """Open the files of the run, and its tracker, whose server may be far away."""
@@ -224,8 +225,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         strategy.hear(agree(wishes_after(turn.step), strategy.peers))
         loss = turn.loss
         if record is not None:
-            record.add_step(gradients_row(turn, run.course, lr))
-            progress.add(turn.step + 1, run.course.epoch(turn.step), loss, lr, turn.num_samples)
+            size = run.layout, turn.item, turn.num_samples
+            rates = run.job.rates(*size, turn.seconds)
+            record.add_step(gradients_row(turn, run.course, lr, rates))
+            facts = turn.step + 1, run.course.epoch(turn.step), loss, lr
+            progress.add(*facts, turn.num_samples, run.job.num_rows(*size))
 
     def take_step(turn: TakeItem) -> None:
         """Take the step of an item, and tell the user of all steps that are complete."""
@@ -261,13 +265,15 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             facts = step.number, run.course.epoch(batch.step), loss, step.lr
             num_samples, waited = batch.num_samples, step.agreement.data_seconds
             whose = {} if strategy.sums_replicas else {"replica": team, "item": trained.item}
-            row = step_row(*facts, step.seconds, num_samples, waited, **whose)
+            size = run.layout, trained.item, num_samples
+            rates = run.job.rates(*size, step.seconds)
+            row = step_row(*facts, step.seconds, rates, waited, **whose)
             if record is None:
                 if of_team == 0:
                     strategy.note(row)
                 return
             record.add_step(row)
-            progress.add(*facts, num_samples)
+            progress.add(*facts, num_samples, run.job.num_rows(*size))
             if why := slow_data.add(waited, step.seconds):
                 announce("data", why, step.number)
 
@@ -329,7 +335,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             at_the_end.restore()
         with save_and_stop.patient():
             is_saved = checkpoints.rescue(loss, is_evaluated, strategy.left_over())
-        rank_state.job.close()
+        rank_state.feed.close()
         strategy.close()
         if not agree(Status(finite=is_saved), strategy.peers).finite:
             raise error
@@ -419,7 +425,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                             take_over()
                     elif isinstance(turn, Leave):
                         strategy.close()
-                        rank_state.job.close()
+                        rank_state.feed.close()
                         return DONE
                     else:
                         rank_state.step = turn.step
@@ -432,7 +438,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                             save_now()
             at_the_end = Kept(rank_state)
             strategy.together(finish)
-            rank_state.job.close()
+            rank_state.feed.close()
             strategy.close()
             return DONE
 

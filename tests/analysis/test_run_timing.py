@@ -55,11 +55,11 @@ def trained(config: TrainConfig, rank: int) -> RankState:
     if config.timing:
         busy = rank_state.busy_seconds
         assert busy > 0
-        evaluate(rank_state, run.source.test, 2 * run.batch_size)
+        evaluate(rank_state, ("test",), 2 * run.batch_size)
         assert (
             rank_state.stopwatch.lap().busy_seconds() == busy
         )  # who is slow in training is what it is for
-    rank_state.job.close()
+    rank_state.feed.close()
     return rank_state
 
 

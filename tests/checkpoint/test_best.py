@@ -14,8 +14,9 @@ from vigpipe import training
 from vigpipe.checkpoint.best import Best, best_checkpoint, better
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.cli import main
+from vigpipe.data.score import ImageScore
 from vigpipe.errors import InputError
-from vigpipe.run.evaluation import Score, Scores
+from vigpipe.job.score import Scores
 
 KEEPING = replace(
     SMALL, checkpoint_every="never", keep=1, keep_best="top1", ema=None, validation=0.0
@@ -23,7 +24,7 @@ KEEPING = replace(
 
 
 def scores(top1, loss=1.0, average=None):
-    test = Score(loss, top1, 1.0, 30)
+    test = ImageScore(loss, top1, 1.0, 30)
     return Scores(test, None if average is None else replace(test, top1=average))
 
 
@@ -59,7 +60,9 @@ def test_more_of_top_1_and_less_of_loss_is_better_and_the_first_of_equals_stays(
 
 
 def test_the_validation_images_choose_where_there_are_some():
-    validation, average = (Score(loss, top1, 1.0, 20) for loss, top1 in ((3.0, 0.25), (2.0, 0.75)))
+    validation, average = (
+        ImageScore(loss, top1, 1.0, 20) for loss, top1 in ((3.0, 0.25), (2.0, 0.75))
+    )
     both = scores(0.5, average=0.9)._replace(validation=validation, validation_average=average)
     first = better(both, 3, "top1", None)
     assert first == Best(3, "top1", 0.75, "ema", "validation")

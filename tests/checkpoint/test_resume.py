@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.test_manifest import flip
-from tests.oracle import FirstOf
+from tests.oracle import FirstOf, images_of, with_images
 from tests.world import run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
@@ -52,9 +52,11 @@ CHEAP = {"microbatches": 1, "evaluate_every": 9, "validation": 0.0}
 def make_job(config):
     run = prepare(config, torch.float64)
     source = replace(
-        run.source, train=FirstOf(run.source.train, 48), test=FirstOf(run.source.test, 20)
+        images_of(run),
+        train=FirstOf(images_of(run).train, 48),
+        test=FirstOf(images_of(run).test, 20),
     )
-    return replace(run, source=source)
+    return with_images(run, source)
 
 
 def run(config, folder, rank=0):
@@ -268,9 +270,9 @@ def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
 
 def test_other_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, train=FirstOf(run.source.train, 47))
+    other = replace(images_of(run), train=FirstOf(images_of(run).train, 47))
     with pytest.raises(InputError, match="training images was 48, is 47"):
-        train(replace(run, source=other), 0, CPU, tmp_path)
+        train(with_images(run, other), 0, CPU, tmp_path)
 
 
 def test_a_checkpoint_from_before_an_option_existed_goes_on_with_its_default(whole):
@@ -291,9 +293,9 @@ def test_without_validation_images_the_data_are_told_as_before_there_were_any():
 
 def test_other_validation_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(run.source, validation=FirstOf(run.source.validation, 9))
+    other = replace(images_of(run), validation=FirstOf(images_of(run).validation, 9))
     with pytest.raises(InputError, match="validation images was 10, is 9"):
-        train(replace(run, source=other), 0, CPU, tmp_path)
+        train(with_images(run, other), 0, CPU, tmp_path)
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

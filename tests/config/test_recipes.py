@@ -166,9 +166,9 @@ def recipe_run(rank, world_size, config) -> Any:
     torch.set_num_threads(1)
     rank_state = make_rank_state(prepare(config, torch.float32), rank, CPU)
     kept = trace(rank_state, NUM_STEPS)
-    plain = evaluate(rank_state, rank_state.run.source.test)
+    plain = evaluate(rank_state, ("test",))
     with rank_state.averaged():
-        average = evaluate(rank_state, rank_state.run.source.test)
+        average = evaluate(rank_state, ("test",))
         to = rank_state.run.layout.pipeline_size - 1
         state = gather_named(rank_state.state(), rank_state.pipeline_group, to)
     after = gather_named(
@@ -196,7 +196,7 @@ def test_a_full_recipe_gives_the_same_run_on_every_layout(stages, dp, full, alon
     kept, plain, average, state, _ = on_layout(full, stages, dp)
     for row in differences(kept, alone[0]):
         assert row.identical if dp == 1 else row.within(torch.float32), row
-    assert plain.images == average.images == 8
+    assert plain["test"].num_samples == average["test"].num_samples == 8
     if dp == 1:
         assert (plain, average) == alone[1:3]
         assert all(torch.equal(state[name], tensor) for name, tensor in alone[3].items())

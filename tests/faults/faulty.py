@@ -72,8 +72,8 @@ def put(place: str, step: int, what: str) -> None:
         now[0] = rank_state.step + 1
         if place == "step" and now[0] >= step:
             happen(what)
-        if place == "loss" and now[0] == step and batch.images is not None:
-            batch.images.fill_(torch.nan)
+        if place == "loss" and now[0] == step and batch.inputs is not None:
+            batch.inputs.fill_(torch.nan)
         return train_step(rank_state, batch, status)
 
     training.train_step = counted

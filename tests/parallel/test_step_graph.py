@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.oracle import shortened
+from tests.oracle import images_of, shortened, with_images
 from vigpipe.checkpoint.state import named_tensors
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
@@ -65,13 +65,13 @@ def recorded(monkeypatch):
 
 def state_after(config):
     run = prepare(config, torch.float32)
-    run = replace(run, source=shortened(run.source, 20, 4))
+    run = with_images(run, shortened(images_of(run), 20, 4))
     rank_state, losses = make_rank_state(run, 0, CPU), []
     for batch in batches(rank_state):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
         losses.append(step.loss)
-    rank_state.job.close()
+    rank_state.feed.close()
     return losses, {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
 
 

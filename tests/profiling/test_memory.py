@@ -23,7 +23,7 @@ def test_activations_are_what_autograd_saves():
             saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
-    images, labels, half = batch.images, batch.labels, len(batch.keys) // 2
+    images, labels, half = batch.inputs, batch.labels, len(batch.keys) // 2
     assert images is not None
     assert labels is not None
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

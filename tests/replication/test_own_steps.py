@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.oracle import FirstOf, shortened
+from tests.oracle import FirstOf, images_of, shortened, with_images
 from tests.world import GUARD, run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.manifest import read_manifest
@@ -22,8 +22,8 @@ from vigpipe.commands.check_replicas import InTurn
 from vigpipe.commands.check_server import serve_in_turn
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.diary import DEEDS
 from vigpipe.replication.feedback import make_method
@@ -163,10 +163,10 @@ def run_of(config: TrainConfig) -> Run:
     """Two ranks share a host, where that matters."""
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     run = prepare(config, dtype, ranks_on_host=2)
-    source = shortened(run.source, NUM_TRAIN, 8)
+    source = shortened(images_of(run), NUM_TRAIN, 8)
     if source.validation is not None:
         source = replace(source, validation=FirstOf(source.validation, 20))
-    return replace(run, source=source)
+    return with_images(run, source)
 
 
 def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, TrainConfig]) -> None:
@@ -184,8 +184,8 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
         is_bad = rank_state.replica_index == bad_item % 2 and batch.step == bad_item // 2
         if rank_state.run.layout.has_server:
             is_bad = batch.step == BAD_STEP
-        if rank_state.run.config.on_nan == "skip" and is_bad and batch.images is not None:
-            batch.images.fill_(torch.nan)
+        if rank_state.run.config.on_nan == "skip" and is_bad and batch.inputs is not None:
+            batch.inputs.fill_(torch.nan)
         step = train_step(rank_state, batch, status)
         if rank_state.replicas.compressor is not None:
             assert_replicas_are_equal(rank_state)
@@ -622,7 +622,7 @@ def test_with_other_threads_it_is_not_done_again_either(two):
 
 def test_with_other_images_it_is_not_done_again_either(two):
     run = run_of(replace(POOL, replay=two / "pool"))
-    run = replace(run, source=shortened(run.source, NUM_TRAIN, 7))
+    run = with_images(run, shortened(images_of(run), NUM_TRAIN, 7))
     with pytest.raises(InputError, match="pool: has other images; the numbers would differ"):
         training.train(run, 0, CPU, two)
 

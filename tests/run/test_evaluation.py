@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.oracle import shortened
+from tests.oracle import images_of, shortened, with_images
 from tests.test_cli import make_pictures
 from vigpipe.analysis.run_timing import make_recorder
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import Split
-from vigpipe.run.evaluation import Score, Scores, evaluate, evaluate_all
+from vigpipe.data.score import ImageScore
+from vigpipe.job.score import Score, Scores
+from vigpipe.run.evaluation import evaluate, evaluate_all
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import RankState, make_rank_state
 
@@ -22,11 +24,11 @@ def make(num_test: int | None = None, **options) -> RankState:
     """A worker of one process; the source shortened to that many test images."""
     run = prepare(TrainConfig(dtype="float64", **options), torch.float64)
     if num_test is not None:
-        run = replace(run, source=shortened(run.source, 10, num_test))
+        run = with_images(run, shortened(images_of(run), 10, num_test))
     return make_rank_state(run, 0, CPU)
 
 
-def in_one_pass(rank_state: RankState, split: Split) -> Score:
+def in_one_pass(rank_state: RankState, split: Split) -> ImageScore:
     with torch.no_grad():
         model = rank_state.run.build().eval()
         logits = model(split.read(range(len(split))).double(), torch.arange(len(split)))
@@ -34,12 +36,12 @@ def in_one_pass(rank_state: RankState, split: Split) -> Score:
     places = (logits > logits.gather(1, labels[:, None])).sum(1)  # 0: the right class is first
     loss = F.cross_entropy(logits, labels).item()
     counts = (places < 1).double().mean().item(), (places < 5).double().mean().item()
-    return Score(loss, *counts, len(labels))
+    return ImageScore(loss, *counts, len(labels))
 
 
-def assert_equal(score: Score | None, reference: Score) -> None:
-    assert score is not None
-    assert score.images == reference.images
+def assert_equal(score: Score | None, reference: ImageScore) -> None:
+    assert isinstance(score, ImageScore)
+    assert score.num_samples == reference.num_samples
     assert score.loss == pytest.approx(reference.loss, rel=1e-12)
     assert score.top1 == pytest.approx(reference.top1, abs=1e-12)
     assert score.top5 == pytest.approx(reference.top5, abs=1e-12)
@@ -48,15 +50,16 @@ def assert_equal(score: Score | None, reference: Score) -> None:
 @pytest.mark.parametrize("num_test", [1, 7, 24, 50])
 def test_every_image_counts_once_whatever_the_batches_are(num_test):
     rank_state = make(num_test, batch_size=8, microbatches=3)
-    test = rank_state.run.source.test
-    score, reference = evaluate(rank_state, test), in_one_pass(rank_state, test)
-    assert_equal(score, reference)
-    assert reference.images == num_test
+    test = images_of(rank_state.run).test
+    scores, reference = evaluate(rank_state, ("test",)), in_one_pass(rank_state, test)
+    assert scores is not None
+    assert_equal(scores["test"], reference)
+    assert reference.num_samples == num_test
 
 
 def test_validation_images_have_scores_of_their_own():
     rank_state = make(20, batch_size=8, microbatches=3, validation=0.02)
-    scores, source = evaluate_all(rank_state), rank_state.run.source
+    scores, source = evaluate_all(rank_state), images_of(rank_state.run)
     assert source.validation is not None
     assert len(source.validation) == 30  # 3 of each class
     assert_equal(scores.test, in_one_pass(rank_state, source.test))
@@ -82,7 +85,7 @@ def test_both_scores_are_of_the_moving_average_too():
 def test_only_test_images_are_timed_as_test_batches():
     options = {"timing": True, "timing_warmup": 0, "batch_size": 8, "steps": 1}
     run = prepare(TrainConfig(validation=0.02, **options), torch.float32)
-    run = replace(run, source=shortened(run.source, 10, 20))
+    run = with_images(run, shortened(images_of(run), 10, 20))
     recorder = make_recorder(run, 0, CPU)
     assert recorder is not None
     evaluate_all(make_rank_state(run, 0, CPU, recorder))
@@ -90,8 +93,11 @@ def test_only_test_images_are_timed_as_test_batches():
 
 
 def test_a_row_and_a_line_tell_which_images_a_score_is_of():
-    test, average = Score(0.5, 0.75, 1.0, 8), Score(0.25, 0.5, 1.0, 8)
-    validation, of_validation = replace(test, top1=0.25, images=4), replace(average, top1=0.125)
+    test, average = ImageScore(0.5, 0.75, 1.0, 8), ImageScore(0.25, 0.5, 1.0, 8)
+    validation, of_validation = (
+        replace(test, top1=0.25, num_samples=4),
+        replace(average, top1=0.125),
+    )
     alone, scores = Scores(test, average), Scores(test, average, validation, of_validation)
     assert str(alone) == (
         "test loss 0.5000, top-1 75.00%, top-5 100.00% of 8 images; moving average: top-1 50.00%"
@@ -113,15 +119,16 @@ def test_a_row_and_a_line_tell_which_images_a_score_is_of():
 
 def test_with_two_classes_the_right_one_is_always_among_five(tmp_path):
     rank_state = make(data=str(make_pictures(tmp_path)), batch_size=4)
-    score = evaluate(rank_state, rank_state.run.source.test)
-    assert score is not None
-    assert (score.top5, score.images) == (1.0, 4)
+    scores = evaluate(rank_state, ("test",))
+    assert scores is not None
+    assert scores["test"].numbers()["top5"] == 1.0
+    assert scores["test"].num_samples == 4
 
 
 def test_evaluation_changes_no_running_statistics():
     rank_state = make(20, batch_size=8)
     before = {name: tensor.clone() for name, tensor in rank_state.state().items()}
-    evaluate(rank_state, rank_state.run.source.test)
+    evaluate(rank_state, ("test",))
     assert all(torch.equal(tensor, before[name]) for name, tensor in rank_state.state().items())
 
 
@@ -132,4 +139,4 @@ def test_logits_that_are_no_numbers_are_an_error_and_no_score(value):
     with torch.no_grad():
         weights.fill_(value)
     with pytest.raises(FloatingPointError, match=r"evaluation after step 0: logits are NaN"):
-        evaluate(rank_state, rank_state.run.source.test)
+        evaluate(rank_state, ("test",))

@@ -8,6 +8,7 @@ import torch
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
 from vigpipe.config.options import MODEL_DEFAULTS, TrainConfig
+from vigpipe.data.job import ImageJob
 from vigpipe.errors import InputError
 from vigpipe.model.variants import create_model
 from vigpipe.run.facts import Run, prepare
@@ -139,7 +140,8 @@ def test_held_out_images_are_not_trained_on_and_the_user_is_told():
 
 def test_replicas_share_a_step_between_them():
     ours = run(dp=2, microbatches=2, batch_size=10)
-    shares = [ours.share(replica).positions(10) for replica in (0, 1)]
+    assert isinstance(ours.job, ImageJob)
+    shares = [ours.job.share(ours.layout, replica).positions(10) for replica in (0, 1)]
     real = torch.cat(shares)
     assert real[real >= 0].tolist() == list(range(10))
 

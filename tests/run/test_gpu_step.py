@@ -95,8 +95,8 @@ def read_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
     dist.destroy_process_group()
     warnings.simplefilter("ignore")
     batch, seen = FakeGpu(config).batch(0)
-    assert batch.images is not None
-    assert is_on_gpu(batch.images)
+    assert batch.inputs is not None
+    assert is_on_gpu(batch.inputs)
     return seen
 
 
@@ -117,8 +117,8 @@ def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
     num_images = 2 * config.batch_size + 3
     batches, read = gpu.test_batches(num_images)
     with gpu.running() as seen, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu.rank_state.job, "test_batches", lambda *_: iter(batches))
-        evaluate(gpu.rank_state, gpu.rank_state.run.source.test, num_images)
+        patch.setattr(gpu.rank_state.feed, "test_batches", lambda *_: iter(batches))
+        evaluate(gpu.rank_state, ("test",), num_images)
     return replace(seen, sent=seen.sent + read.sent, waited=seen.waited + read.waited)
 
 

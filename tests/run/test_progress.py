@@ -24,7 +24,7 @@ def lines_of(clock, log_every, steps, terminal=False, pause_after=0):
     with RunProgress(console, 100, 0, log_every) as progress:
         for step in range(1, steps + 1):
             clock[0] += 2.0
-            progress.add(step, 1 + step // 10, 1 / step, 0.004, 8)
+            progress.add(step, 1 + step // 10, 1 / step, 0.004, 8, 8)
             if step == pause_after:
                 clock[0] += 1000.0
                 progress.resume()

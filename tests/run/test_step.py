@@ -66,7 +66,7 @@ def changed_when_a_collective_begins(rank: int, world_size: int) -> tuple[list[s
         for name in COLLECTIVES:
             patch.setattr(dist, name, watched(name, getattr(dist, name)))
         train_step(rank_state, second)
-    rank_state.job.close()
+    rank_state.feed.close()
     assert all(seen.values()), "a kind of collective is not watched any more"
     at_collectives = {name for names in seen.values() for name in names} - {"nothing"}
     return sorted(at_collectives), changed()
@@ -122,8 +122,8 @@ def train_in(
     complete: list[int] = []
 
     def counted(rank_state, batch, status):
-        if rank_state.step + 1 == BAD_STEP and batch.images is not None:
-            batch.images.fill_(torch.nan)
+        if rank_state.step + 1 == BAD_STEP and batch.inputs is not None:
+            batch.inputs.fill_(torch.nan)
         step = train_step(rank_state, batch, status)
         complete.append(step.number - (rank_state.open_step is not None))
         return step
@@ -184,7 +184,7 @@ def open_step(outcome: type[ToHost]) -> RankState:
         patch.setattr("vigpipe.run.step.ToHost", outcome)
         rank_state = make_rank_state(prepare(alone, torch.float32), 0, torch.device("cpu"))
         train_step(rank_state, next(batches(rank_state)))
-    rank_state.job.close()
+    rank_state.feed.close()
     assert rank_state.open_step is not None
     return rank_state
 

@@ -30,7 +30,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     """
     check_two_ranks(run, "bench cuts")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
-    profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.microbatch_size])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}
     case_of = {n: Case(run.layout, plan) for n, plan in cuts.items()}
@@ -47,7 +47,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     seconds = {n: median(timings.seconds[str(case)]) for n, case in case_of.items()}
     best = min(seconds, key=lambda n: seconds[n])
     summary = (
-        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, "
+        f"{run.config.model} on {run.job.name} images, {run.batch_size} a step, "
         f"{num_microbatches} micro-batches, {run.layout.schedule}: the planner puts {planned} of "
         f"{num_blocks} blocks into the first stage, {seconds[planned] / seconds[best] - 1:.1%} "
         f"slower than the best of all {len(seconds)} cuts ({best}); equal numbers of blocks "

@@ -27,9 +27,9 @@ from vigpipe.bench.options import FILES, EmulateBench
 from vigpipe.bench.overhead import Case, Step, make_case
 from vigpipe.bench.ranks import run_bench_ranks, start_bench_ranks
 from vigpipe.bench.sleeping import SleepingModel, sleep_until
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.data.loss import Loss
 from vigpipe.errors import DONE, InputError
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import peak_bytes
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
@@ -243,7 +243,7 @@ class _EmulatedRank:
             num_samples=num_samples * layout.num_replicas,
             sizes=(case.microbatch_size,) * layout.num_microbatches,
             keys=torch.zeros(num_samples, dtype=torch.int64),
-            images=torch.zeros(num_samples, *IMAGE_SHAPE) if self.pipeline.has_first else None,
+            inputs=torch.zeros(num_samples, *IMAGE_SHAPE) if self.pipeline.has_first else None,
             labels=torch.zeros(num_samples, dtype=torch.int64) if self.pipeline.has_last else None,
         )
         num_weights = sum(

@@ -11,8 +11,8 @@ from vigpipe.bench.loaders import TRAINING
 from vigpipe.bench.options import FeedBench
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.recipes import MODEL_DEFAULTS
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.data.reader import AHEAD
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import has_own_cores
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.run.facts import prepare
@@ -175,11 +175,11 @@ def measure_steps(config: FeedBench, device: torch.device) -> Steps:
     run = prepare(options, torch.float32)
     rank_state = make_rank_state(run, 0, device)
     without_workers = replace(run, config=replace(run.config, workers=0))
-    by_rank = make_rank_state(without_workers, 0, device).job
-    batch = rank_state.job.batch(0)
+    by_rank = make_rank_state(without_workers, 0, device).feed
+    batch = rank_state.feed.batch(0)
     ways: dict[str, Callable[[int, int], ReplicaBatch]] = {
         MEMORY: lambda step, end: batch,
-        WORKERS: lambda step, end: rank_state.job.batch(step, range(step + 1, end)),
+        WORKERS: lambda step, end: rank_state.feed.batch(step, range(step + 1, end)),
         RANK: lambda step, end: by_rank.batch(step),
     }
     efforts: dict[str, list[Effort]] = {way: [] for way in ways}
@@ -189,7 +189,7 @@ def measure_steps(config: FeedBench, device: torch.device) -> Steps:
             effort = _train(rank_state, batch_of, num_ahead)
             if repeat > 0:
                 efforts[way].append(effort)
-    rank_state.job.close()
+    rank_state.feed.close()
     num_cores = threads_per_rank(None, 1, {})
     return Steps(efforts, model, side, config.batch_size, config.workers, num_cores)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vigpipe.data import Augmentation, Source, open_source
 from vigpipe.data.augment import keep_one_bit
 from vigpipe.data.batches import Share, TrainingOrder
-from vigpipe.data.job import ImageJob
+from vigpipe.data.feed import ImageFeed
 from vigpipe.errors import InputError
 
 # Published for ImageNet: Han et al. 2022 (arXiv:2206.00272), table 3. With RandAugment, timm
@@ -84,7 +84,7 @@ class VigpipeLoader:
     """
 
     def __init__(self, reading: Reading) -> None:
-        self._job = ImageJob(
+        self._feed = ImageFeed(
             reading.open(),
             Share(reading.batch_size, num_microbatches=1),
             reading.device,
@@ -96,14 +96,14 @@ class VigpipeLoader:
     def read(self, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images and labels of each step."""
         for step in steps:
-            batch = self._job.batch(step, range(step + 1, steps.stop))
-            assert batch.images is not None
+            batch = self._feed.batch(step, range(step + 1, steps.stop))
+            assert batch.inputs is not None
             assert batch.labels is not None
-            yield batch.images, batch.labels
+            yield batch.inputs, batch.labels
 
     def close(self) -> None:
         """End the workers."""
-        self._job.close()
+        self._feed.close()
 
 
 class TimmLoader:

@@ -83,7 +83,7 @@ def bench_predict(
     check_two_ranks(run, "bench predict")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     cases = list_cases(num_blocks, run.batch_size)
-    microbatch_sizes = sorted({with_layout(run, case).share(0).microbatch_size for case in cases})
+    microbatch_sizes = sorted({with_layout(run, case).microbatch_size for case in cases})
     profile = measure_profile(run, rank, device, microbatch_sizes)
     timings = time_layouts(run, rank, device, cases, num_repeats)
     if profile is None:
@@ -93,7 +93,7 @@ def bench_predict(
     headers = ["layout", "predicted, ms", "measured, ms", "min – max", "error"]
     table = tabulate(lines, headers=headers, disable_numparse=True)
     summary = (
-        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step: predicted and "
+        f"{run.config.model} on {run.job.name} images, {run.batch_size} a step: predicted and "
         f"measured steps differ by {median(errors):.1%} (median over {len(errors)} layouts), at "
         f"most by {max(errors):.1%}."
     )

@@ -9,7 +9,7 @@ import torch
 from vigpipe.bench.side_by_side import alternate, write_results
 from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.state import named_tensors
-from vigpipe.data.batches import ReplicaBatch
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
@@ -47,7 +47,7 @@ def bench_checkpoint(
         return
     size = sum(tensor.nbytes for tensor in named_tensors(rank_state).values())
     question = (
-        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {run.layout}, "
+        f"{run.config.model} on {run.job.name} images, {run.batch_size} a step, {run.layout}, "
         f"{run.config.dtype}: {NUM_STEPS} steps, and {NUM_STEPS} with a checkpoint that is copied "
         f"before the first of them and written, hashed and synced beside them ({size / 1e6:.0f} "
         "MB on the last rank). A checkpoint every 50 steps costs a tenth of the difference."

@@ -39,7 +39,7 @@ def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     if not rank_states[0].is_writer:
         return
     question = (
-        f"{run.config.model} on {run.source.name} images, {run.batch_size} a step, {run.layout}, "
+        f"{run.config.model} on {run.job.name} images, {run.batch_size} a step, {run.layout}, "
         f"{run.config.dtype}: --sync ddp, drain and double."
     )
     print(f"{question}\n\n{timings.table()}\n")

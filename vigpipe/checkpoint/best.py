@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vigpipe.checkpoint.manifest import (
     MOST_STEPS,
@@ -13,7 +13,7 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.config.choices import KeepBest
 from vigpipe.errors import InputError
-from vigpipe.run.evaluation import Scores
+from vigpipe.job.score import Scores, as_text
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Best:
         by: what was compared: top1, of which more is better, or loss, of which less is.
         value: that score.
         of: what was scored: ema, the moving average, where the run has one; else weights.
-        images: the images that were scored, and so chose the checkpoint: validation, where the run
-            has such images; else test.
+        images: the samples that were scored, and so chose the checkpoint: validation, where the run
+            has such samples; else test.
+        unit: what these are: images or nodes.
     """
 
     step: int
@@ -34,11 +35,11 @@ class Best:
     value: float
     of: str
     images: str = "test"
+    unit: str = "images"
 
     def __str__(self) -> str:
-        score = f"top-1 {self.value:.2%}" if self.by == "top1" else f"loss {self.value:.4f}"
         what = "moving average" if self.of == "ema" else "weights"
-        return f"{score} of the {what} on the {self.images} images"
+        return f"{as_text(self.by, self.value)} of the {what} on the {self.images} {self.unit}"
 
     def as_table(self) -> dict[str, Any]:
         """Return the entry of a manifest, which `best_in` reads, and of summary.json."""
@@ -62,10 +63,10 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
         weights, average, images = scores.validation, scores.validation_average, "validation"
     score = average or weights
     assert score is not None
-    value = score.top1 if by == "top1" else score.loss
-    if best is not None and not (value > best.value if by == "top1" else value < best.value):
+    value = score.numbers()[by]
+    if best is not None and not (value < best.value if by == "loss" else value > best.value):
         return None
-    return Best(step, by, value, "weights" if average is None else "ema", images)
+    return Best(step, by, value, "weights" if average is None else "ema", images, score.unit)
 
 
 def best_in(manifest: Manifest, where: Path) -> Best | None:
@@ -81,15 +82,17 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
     table = manifest.best
     if not table:
         return None
+    table = {"unit": "images", **table}  # that of the oldest ones
     is_valid = (
-        table.keys() == {"step", "by", "value", "of", "images"}
+        table.keys() == {"step", "by", "value", "of", "images", "unit"}
         and type(table["step"]) is int
         and 0 <= table["step"] <= MOST_STEPS
-        and table["by"] in ("top1", "loss")
+        and table["by"] in get_args(KeepBest)
         and type(table["value"]) in (float, int)
         and abs(table["value"]) <= 1e300  # NaN fails too
         and table["of"] in ("weights", "ema")
         and table["images"] in ("validation", "test")
+        and table["unit"] in ("images", "nodes")
     )
     if not is_valid:
         raise InputError(f"{where}: its entry of the best checkpoint is malformed")

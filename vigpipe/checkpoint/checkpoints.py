@@ -12,9 +12,9 @@ from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, share_of
 from vigpipe.config.files import as_toml
+from vigpipe.job.score import Scores
 from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
 from vigpipe.replication.strategy import LeftOver
-from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
 

@@ -53,7 +53,7 @@ def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: in
         )
         config = run.config
         text = (
-            f"{config.model} on {run.source.name}, {run.layout}, {config.dtype}, {config.norm} norm"
+            f"{config.model} on {run.job.name}, {run.layout}, {config.dtype}, {config.norm} norm"
             f"\n{compared.against}; wanted: {wanted}\n\n{table_of(compared.rows)}\n"
         )
         text += "\nequal\n" if is_equal else "\nDIFFERENT\n"
@@ -76,7 +76,7 @@ def compare_steps(run: Run, rank: int, device: torch.device, num_steps: int) -> 
     count = layout.num_replicas * layout.num_microbatches
     against = (
         f"against the unsplit model in one process on the same {count} micro-batches, "
-        f"{num_steps} steps of {run.batch_size} samples"
+        f"{num_steps} steps of {run.job.describe_step(run.layout)}"
     )
     # With one replica, every sum has the same terms in the same order as the reference's.
     exact = layout.num_replicas == 1 and layout.schedule != "loopedbfs" and device.type == "cpu"

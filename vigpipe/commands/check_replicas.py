@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.differences import Compared, Kinds, compare
-from vigpipe.data.batches import ReplicaBatch
 from vigpipe.errors import InputError
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
@@ -121,7 +121,7 @@ def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     layout = rank_state.run.layout
     events = all_events(strategy, layout.world_size)
     strategy.close()
-    rank_state.job.close()
+    rank_state.feed.close()
     return losses, collect(events, layout.num_teams)
 
 
@@ -358,7 +358,7 @@ class InTurn:
             else:
                 assert not any(model.acts for model in self.models), "nobody can go on"
         for model in self.models:
-            model.state.job.close()
+            model.state.feed.close()
         traces = [trace_of(model.state, model.losses) for model in self.models]
         return [trace for trace in traces if trace is not None]
 

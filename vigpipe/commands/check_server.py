@@ -126,7 +126,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
             versions[version] = _copied(server)
         losses.append(loss)
     for state in (worker, server):
-        state.job.close()
+        state.feed.close()
     trace = trace_of(server, losses)
     assert trace is not None
     return trace

@@ -207,7 +207,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     if run.config.strategy != "synchronous":  # a step is then that of a single replica
         num_replicas = 1
     path = folder / "plan.toml"
-    profile = measure_profile(run, rank, device, [run.share(0).microbatch_size])
+    profile = measure_profile(run, rank, device, [run.microbatch_size])
     proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(
@@ -248,7 +248,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     even_plan(num_blocks, config.stages)
     batch_size = run.config.batch_size
-    most = min(batch_size, len(run.source.train)) // config.dp
+    most = run.job.most_microbatches(run.layout) // config.dp
     if config.microbatches == "auto":
         counts = tuple(m for m in _sensible(config.stages) if m <= most)
     else:

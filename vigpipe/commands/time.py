@@ -14,9 +14,10 @@ from vigpipe.analysis.run_timing import (
     write_timing,
 )
 from vigpipe.config.files import as_toml
+from vigpipe.job.score import Scores
 from vigpipe.launch.device import synchronize
 from vigpipe.run.batches import batches
-from vigpipe.run.evaluation import Scores, evaluate
+from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord, step_row
@@ -64,25 +65,27 @@ def time_steps(
         if record is not None and loss is not None:
             waited = step.agreement.data_seconds
             facts = rank_state.step, run.course.epoch(batch.step), loss, step.lr
-            record.add_step(step_row(*facts, step_seconds, batch.num_samples, waited))
-    score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
-    rank_state.job.close()
+            item = batch.step * run.layout.num_replicas
+            rates = run.job.rates(run.layout, item, batch.num_samples, step_seconds)
+            record.add_step(step_row(*facts, step_seconds, rates, waited))
+    scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
+    rank_state.feed.close()
     timing = gather_timing(rank_state, clocks)
     compression = gather_compression(rank_state)
-    if record is None or timing is None or score is None:
+    if record is None or timing is None or scores is None:
         return
     medians = {
         name: median(seconds[is_timed])
         for name, is_timed in (("timed", True), ("untimed", False))
         if seconds[is_timed]  # a single step after the warm-up is timed, and none untimed
     }
-    summary = summarize(rank_state, Scores(score, None), loss, started, compression=compression)
+    summary = summarize(
+        rank_state, Scores(scores["test"], None), loss, started, compression=compression
+    )
     summary["timing"] = {**timing.summary(), "median_seconds": medians}
     record.finish(summary)
     write_timing(timing, run, folder, device)
-    print(
-        f"{run.config.model} on {run.source.name}: {run.layout}, {device}\n\n{describe(timing)}\n"
-    )
+    print(f"{run.config.model} on {run.job.name}: {run.layout}, {device}\n\n{describe(timing)}\n")
     if len(medians) == 2:
         timed, untimed = medians["timed"], medians["untimed"]
         print(

@@ -13,6 +13,7 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.config.files import as_toml
+from vigpipe.job.score import Scores
 from vigpipe.replication.metrics import (
     EACH,
     EVENNESS,
@@ -24,7 +25,7 @@ from vigpipe.replication.metrics import (
 )
 from vigpipe.replication.strategy import AverageWeights, TakeGradients, TakeItem
 from vigpipe.run.batches import read_batch
-from vigpipe.run.evaluation import Scores, evaluate
+from vigpipe.run.evaluation import evaluate
 from vigpipe.run.events import open_events
 from vigpipe.run.facts import Run
 from vigpipe.run.others import all_events
@@ -62,7 +63,8 @@ def time_replicas(
             lr, loss = apply_gradients(rank_state, turn), turn.loss
             num_items += 1
             if record is not None:
-                record.add_step(gradients_row(turn, run.course, lr))
+                rates = run.job.rates(layout, turn.item, turn.num_samples, turn.seconds)
+                record.add_step(gradients_row(turn, run.course, lr, rates))
         if not isinstance(turn, TakeItem):
             continue
         batch = read_batch(rank_state, turn)
@@ -73,7 +75,8 @@ def time_replicas(
         if record is not None and loss is not None and any(batch.sizes):
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
             waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
-            record.add_step(step_row(*facts, batch.num_samples, waited, **whose))
+            rates = run.job.rates(layout, turn.item, batch.num_samples, step.seconds)
+            record.add_step(step_row(*facts, rates, waited, **whose))
     if num_items <= num_left_out:  # with a pool, of a slow replica
         before = dict(strategy.account())
     account = _difference(strategy.account(), before)
@@ -82,17 +85,17 @@ def time_replicas(
     strategy.close()
     if layout.has_server:
         rank_state.copy_from(layout.writer, rank_state.counterparts)
-    score = evaluate(rank_state, run.source.test, num_test_batches * run.batch_size)
-    rank_state.job.close()
-    if record is None or score is None:
+    scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
+    rank_state.feed.close()
+    if record is None or scores is None:
         return
     events = open_events(run, folder, None)
     events.add(rows)
     events.finish()
-    summary = summarize(rank_state, Scores(score, None), loss, started, accounts)
+    summary = summarize(rank_state, Scores(scores["test"], None), loss, started, accounts)
     record.finish(summary)
     found = summary["replicas"]
-    print(f"{run.config.model} on {run.source.name}: {layout}, {device}\n")
+    print(f"{run.config.model} on {run.job.name}: {layout}, {device}\n")
     print(tabulate(rows_of_each(found["each"]), EACH, disable_numparse=True), end="\n\n")
     if "server" in found:
         table = rows_of_server(found["server"])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vigpipe.job.order import epoch_order
 from vigpipe.model.keyed_dropout import PADDING
 
 
@@ -67,55 +68,6 @@ class Share:
             microbatch[:size] = torch.arange(start, start + size)
             start += size
         return positions.flatten()
-
-
-@dataclass(frozen=True)
-class ReplicaBatch:
-    """One replica's share of a step.
-
-    Attributes:
-        step: index of the step.
-        num_samples: samples that the loss is the mean of: those of the step, over all replicas that
-            take it together.
-        sizes: number of this replica's samples in each of its M micro-batches; padding, which comes
-            last in a micro-batch, is not counted.
-        keys: (M * microbatch_size,) int64, what random masks are keyed by; PADDING where there is
-            no sample.
-        images: (M * microbatch_size, C, H, W) on the rank's device where it has the first stage,
-            else None.
-        labels: on the host where this rank has the last stage, else None: (M * microbatch_size,)
-            int64, NO_LABEL on padding, or (M * microbatch_size, num_classes) probabilities, zeros
-            on padding.
-    """
-
-    step: int
-    num_samples: int
-    sizes: tuple[int, ...]
-    keys: Tensor
-    images: Tensor | None
-    labels: Tensor | None
-
-    def without_padding(self, rows: Tensor) -> Tensor:
-        """Leave out the padding of (M * microbatch_size, ...); what is left are the samples."""
-        microbatch_size = len(rows) // len(self.sizes)
-        if min(self.sizes) == microbatch_size:
-            return rows
-        parts = zip(rows.split(microbatch_size), self.sizes, strict=True)
-        return torch.cat([part[:size] for part, size in parts])
-
-
-def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
-    """Draw the order in which an epoch visits the samples.
-
-    Args:
-        seed: seed of the run.
-        epoch: index of the epoch.
-        num_samples: n.
-
-    Returns:
-        A permutation of 0 ... n - 1, (n,) int64, which depends only on the arguments.
-    """
-    return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
 def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,276 +1,307 @@
-"""What the trainer asks of labelled images: any item, which is one replica's share of a step.
+"""A run that trains on labelled images: what the trainer asks of it (`vigpipe.job.job.Job`)."""
 
-An item is determined by its number: with D replicas, item k is share k % D of step k // D.
-"""
+import hashlib
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import islice, tee
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from vigpipe.data.batches import ReplicaBatch, Share, TrainingOrder, Visits, plain_order
-from vigpipe.data.loss import NO_LABEL
-from vigpipe.data.mix import Mix, Mixture
-from vigpipe.data.pixels import Pixels
-from vigpipe.data.reader import Reader, Request
-from vigpipe.data.sources import Source
-from vigpipe.data.split import Split
-from vigpipe.launch.device import SideStream, sender
-from vigpipe.model.keyed_dropout import sample_keys
+from vigpipe.config.choices import Norm
+from vigpipe.config.options import TrainConfig, parse_image_size, uses_timm
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.data.augment import Augmentation
+from vigpipe.data.batches import Share, num_steps
+from vigpipe.data.feed import ImageFeed
+from vigpipe.data.loss import Loss
+from vigpipe.data.mix import Mix
+from vigpipe.data.score import ImageTally
+from vigpipe.data.sources import Source, open_source
+from vigpipe.data.stored import ImageId
+from vigpipe.errors import InputError
+from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import Plan
 
 
-class _Plan(NamedTuple):
-    """What is read for one share of a step.
-
-    Attributes:
-        step: index of the step.
-        share: how the step is cut, and which share it is.
-        num_samples: samples of the whole step.
-        positions: those of the share, see `Share.positions`.
-        visits: what the share visits.
-    """
-
-    step: int
-    share: Share
-    num_samples: int
-    positions: Tensor
-    visits: Visits
-
-
-class _Coming:
-    """Plans of items that come one after the other; items may be added while others are read.
-
-    Args:
-        plan: makes the plan of an item.
-        are_read: whether their images are read; otherwise nobody asks what is to be read.
-
-    Attributes:
-        items: those whose plans have not been used.
-    """
-
-    def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
-        self.items: deque[int] = deque()
-        self._unplanned: deque[int] = deque()
-        self._num_unread = 0
-        self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
-        self._to_read: Iterator[_Plan] = iter(())
-        if are_read:
-            self._to_use, self._to_read = tee(self._to_use)
-
-    def add(self, items: Sequence[int]) -> None:
-        """Add items after those that are here."""
-        self.items.extend(items)
-        self._unplanned.extend(items)
-        self._num_unread += len(items)
-
-    def to_use(self) -> Iterator[_Plan]:
-        """Yield the plans of all items in turn; there must be one when it is asked for."""
-        for plan in self._to_use:
-            self.items.popleft()
-            yield plan
-
-    def to_read(self) -> Iterator[_Plan | None]:
-        """Yield the same plans, early if they are asked for, and None while there are no more."""
-        while True:
-            plan = None
-            if self._num_unread:
-                self._num_unread -= 1
-                plan = next(self._to_read)
-            yield plan
-
-
-def _until_empty(items: deque[int]) -> Iterator[int]:
-    """Yield items as they are taken out; more may be added meanwhile."""
-    while items:
-        yield items.popleft()
-
-
+@dataclass(frozen=True)
 class ImageJob:
-    """The batches of one rank, which reads only what it needs.
+    """Labelled images, and the model that is trained on them.
 
-    Args:
+    Attributes:
+        config: all options, with the defaults of the model filled in.
         source: the images and their labels.
-        share: how a step's samples are cut, and which of them this replica scores.
-        device: where this rank computes.
-        with_images: whether the rank needs the images (first stage).
-        with_labels: whether it needs the labels (last stage).
-        dtype: type of the images, and of labels that are probabilities.
-        seed: seed of the order and of the keys.
-        times: how often a step visits an image, see `data.batches.repeated`.
-        mix: mixes training samples and smooths their labels; None for neither.
-        num_workers: number of processes that read images ahead of time.
-        hang_seconds: how long these may take for one of their tasks; None for ever.
     """
 
-    def __init__(
+    unit: ClassVar[str] = "images"
+    score_names: ClassVar[tuple[str, ...]] = ("top1", "loss")
+
+    config: TrainConfig
+    source: Source
+
+    @property
+    def name(self) -> str:
+        """What the user calls the images."""
+        return self.source.name
+
+    def with_options(self, config: TrainConfig) -> "ImageJob":
+        """Return the same job with other options, which ask for the same images and model."""
+        return replace(self, config=config)
+
+    @property
+    def passes(self) -> tuple[tuple[str, ...], ...]:
+        """The splits that can be scored, each on its own."""
+        return (("test",),) if self.source.validation is None else (("test",), ("validation",))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the model and the images."""
+        with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FewNodesWarning)
+            self._create()
+        notes = [str(warning.message) for warning in caught]
+        if self.source.validation is not None:
+            num_held_out, num_left = len(self.source.validation), len(self.source.train)
+            notes.append(
+                f"{num_held_out} of {num_held_out + num_left} training images are held out for "
+                "validation"
+            )
+        return tuple(notes)
+
+    @property
+    def row_shape(self) -> tuple[int, int, int]:
+        """Shape of an image, (C, H, W)."""
+        return (self.source.channels, *self.source.image_size)
+
+    def make_model(self) -> StagedModel:
+        """Make the unsplit model."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
+            return self._create()
+
+    def _create(self) -> StagedModel:
+        config, source = self.config, self.source
+        return create_model(
+            config.model,
+            num_classes=source.num_classes,
+            in_chans=source.channels,
+            img_size=source.image_size,
+            norm=cast(Norm, config.norm),
+            drop_path_rate=config.drop_path or 0.0,
+            drop_rate=config.dropout,
+            graph=config.graph,
+            aggregator=config.aggregator,
+            stochastic_dilation=config.stochastic_dilation,
+            stem_stride=config.stem_stride,
+            compat=config.compat,
+            impl=config.impl,
+        )
+
+    def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
+        """Raise InputError if a batch, or the model, cannot be cut as the layout asks for."""
+        if self.config.boundary == "bfloat16":
+            _check_boundaries(model, plan)
+        total_microbatches = layout.num_microbatches * layout.num_replicas
+        num_images, batch_size = len(self.source.train), self.batch_size(layout)
+        fewest = self.most_microbatches(layout)
+        if total_microbatches > fewest:
+            raise InputError(
+                f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas} cuts a "
+                f"batch into {total_microbatches} micro-batches, but a batch has {fewest} samples "
+                f"(--batch-size {batch_size}, {num_images} training images); choose fewer "
+                "micro-batches or a larger batch"
+            )
+
+    def share(self, layout: Layout, replica_index: int) -> Share:
+        """Return one replica's share of a batch, and how it is cut into micro-batches."""
+        return Share(
+            self.batch_size(layout), layout.num_microbatches, layout.num_replicas, replica_index
+        )
+
+    def batch_size(self, layout: Layout) -> int:
+        """Return B, the images of a full step over all replicas."""
+        assert self.config.batch_size is not None
+        return self.config.batch_size
+
+    def microbatch_size(self, layout: Layout) -> int:
+        """Return the images of a micro-batch, padding included."""
+        return self.share(layout, 0).microbatch_size
+
+    def most_microbatches(self, layout: Layout) -> int:
+        """Return how many images a step has at most."""
+        return min(self.batch_size(layout), len(self.source.train))
+
+    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
+        """Return options and a number of micro-batches; see `vigpipe.job.job.Job.for_trial`."""
+        num_microbatches = max(1, min(most, len(self.source.train) // microbatch_size))
+        batch_size = microbatch_size * num_microbatches
+        return replace(self.config, batch_size=batch_size), num_microbatches
+
+    def describe_step(self, layout: Layout) -> str:
+        """Say how many images one step takes."""
+        return f"{self.batch_size(layout)} samples"
+
+    def steps_per_epoch(self, layout: Layout) -> int:
+        """Return the number of optimizer steps that visit every training image once."""
+        return num_steps(len(self.source.train), self.batch_size(layout))
+
+    def why_not_recorded(self, layout: Layout) -> str | None:
+        """Say why steps cannot be recorded as one CUDA graph; None if they can."""
+        num_microbatches = layout.num_microbatches * layout.num_replicas
+        batch_size = self.batch_size(layout)
+        if batch_size % num_microbatches == 0:
+            return None
+        return (
+            f"a graph has one size of micro-batches, and {batch_size} samples make "
+            f"{num_microbatches} of unequal size"
+        )
+
+    def loss(self, factor: Tensor | None) -> Loss:
+        """Return the loss of a micro-batch."""
+        return Loss(factor)
+
+    def feed(
         self,
-        source: Source,
-        share: Share,
+        layout: Layout,
+        replica_index: int,
         device: torch.device,
+        dtype: torch.dtype,
         *,
-        with_images: bool,
-        with_labels: bool,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        times: int = 1,
-        mix: Mix | None = None,
-        num_workers: int = 0,
-        hang_seconds: float | None = None,
-    ) -> None:
-        self._share, self._dtype, self._seed = share, dtype, seed
-        self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
-        self._train, self._splits = source.train, source.splits
-        self._shape = (source.channels, *source.image_size)
-        self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
-        self._normalise = source.train.normaliser(dtype, device, sender(device))  # of all splits
-        self._beside = SideStream(device)
-        most_images = share.num_microbatches * share.microbatch_size
-        self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._coming: _Coming | None = None  # of the training
-        self._batches: Iterator[ReplicaBatch] = iter(())
+        has_first: bool,
+        has_last: bool,
+    ) -> ImageFeed:
+        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
+        config = self.config
+        return ImageFeed(
+            self.source,
+            self.share(layout, replica_index),
+            device,
+            with_images=has_first,
+            with_labels=has_last,
+            team_size=layout.team_size,
+            dtype=dtype,
+            seed=config.seed,
+            times=config.repeated_augment or 1,
+            mix=self._mix(),
+            num_workers=config.workers,
+            hang_seconds=config.timeout,
+        )
 
-    def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of a training item, whatever was read before.
+    def _mix(self) -> Mix | None:
+        config, source = self.config, self.source
+        rates = config.mixup or 0.0, config.cutmix or 0.0, config.smoothing or 0.0
+        if not any(rates):
+            return None
+        return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
-        Args:
-            item: number of the item, from 0; the batch depends on nothing else.
-            ahead: the items after this one, as far as they are known, which workers may read ahead
-                of time.
+    def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:
+        """Begin to add up the score of a split."""
+        return ImageTally(splits, device)
 
-        Raises:
-            InputError: an image cannot be read; the message gives its path.
-            WorkerError: a worker has ended, or takes too long.
-        """
-        coming = self._coming
-        if coming is None or not coming.items or coming.items[0] != item:
-            self._coming = coming = _Coming(self._plan_item, are_read=self._with_images)
-            coming.add([item])
-            self._batches = self._read(self._train, coming.to_use(), coming.to_read(), self._mix)
-        coming.add(ahead[len(coming.items) - 1 :])
-        return next(self._batches)
+    def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
+        """Return how many images a step takes."""
+        return num_samples
 
-    def test_batches(
-        self, split: Split, most_images: int | None = None, share: Share | None = None
-    ) -> Iterator[ReplicaBatch]:
-        """Yield this replica's share of images that are visited once, in order.
+    def rates(
+        self, layout: Layout, item: int, num_samples: int, seconds: float
+    ) -> dict[str, float]:
+        """Return what the row of a step says of its images."""
+        return {"images_per_second": num_samples / seconds}
 
-        Args:
-            split: of the source.
-            most_images: number of images, from the first; None for all.
-            share: how each batch of images is cut, and which share is read; by default the one that
-                was given first.
-        """
-        share = share or self._share
-        num_images = len(split) if most_images is None else min(len(split), most_images)
-        self._coming = None  # nothing of the training is being read ahead any more
-        order = enumerate(plain_order(num_images, share.batch_size))
-        plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
-        return self._read(split, plans, plans_to_read, None)
+    @property
+    def fingerprint(self) -> dict[str, object]:
+        """Numbers that identify the labelled images, whatever folder they are in."""
+        source = self.source
+        digest = hashlib.sha256("\0".join(source.class_names).encode())
+        for split in source.splits:
+            digest.update(split.labels.tobytes())
+        numbers = {"training images": len(source.train), "test images": len(source.test)}
+        if source.validation is not None:
+            numbers["validation images"] = len(source.validation)
+        return {**numbers, "SHA-256 of the labels": digest.hexdigest()}
 
-    def close(self) -> None:
-        """End the workers."""
-        self._coming, self._batches = None, iter(())
-        self._reader.close()
+    def cost_options(self) -> dict[str, str]:
+        """Return the size of the images and the number of classes, as a profile has them."""
+        shape = "x".join(map(str, self.row_shape))
+        return {"images": shape, "classes": str(self.source.num_classes)}
 
-    def _read(
-        self,
-        split: Split,
-        plans: Iterable[_Plan],
-        plans_to_read: Iterable[_Plan | None],
-        mix: Mix | None,
-    ) -> Iterator[ReplicaBatch]:
-        """Yield a batch for each plan.
+    def weights_metadata(self) -> dict[str, object]:
+        """Return what the weights' file says of the model, and of the look of its images."""
+        config, source, pixels = self.config, self.source, MODEL_DEFAULTS[self.config.model]
+        height, width = source.image_size
+        return {
+            "num_classes": source.num_classes,
+            "in_chans": source.channels,
+            "img_size": f"{height}x{width}",
+            "mean": pixels.image_mean,
+            "std": pixels.image_std,
+            "crop_pct": config.crop_pct,
+            "class_names": json.dumps(source.class_names, ensure_ascii=False),
+            "norm": config.norm,
+            "graph": config.graph,
+            "aggregator": config.aggregator,
+            "stem_stride": config.stem_stride,
+            "compat": config.compat,
+        }
 
-        Args:
-            split: the images.
-            plans: what the batches are made of.
-            plans_to_read: the same plans, which may be taken early; None for none at the moment.
-            mix: mixes the samples; None if it does not.
-        """
-        index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
-        requests = (request for plan in plans_to_read for request in self._requests(index, plan))
-        parts = self._reader.read(requests) if self._with_images else None
-        for plan in plans:
-            images = labels = None
-            if parts is not None:
-                num_parts = len(self._reader.cut(len(plan.visits.indices)))
-                of_step = islice(parts, num_parts)
-                images = self._beside.run(partial(self._images, plan, of_step, mix))
-            if self._with_labels:
-                labels = self._labels(plan, split.labels, mix)
-            sizes = plan.share.sizes(plan.num_samples)
-            keys = sample_keys(self._seed, plan.step, plan.positions)
-            yield ReplicaBatch(plan.step, plan.num_samples, sizes, keys, images, labels)
-
-    def _plan_item(self, item: int) -> _Plan:
-        step, index = divmod(item, self._share.num_replicas)
-        return _plan(replace(self._share, replica_index=index), step, self._order(step))
-
-    def _requests(self, split: int, plan: _Plan | None) -> Iterator[Request | None]:
-        if plan is None:
-            yield None
-            return
-        indices, epoch, copies = plan.visits
-        for part in self._reader.cut(len(indices)):
-            of_part = None if copies is None else copies[part].tolist()
-            yield Request(split, indices[part].tolist(), epoch, of_part)
-
-    def _images(self, plan: _Plan, parts: Iterable[Pixels], mix: Mix | None) -> Tensor:
-        """Normalise, erase, pad and mix the images of a share, on the device."""
-        images = self._normalise(parts, len(plan.visits.indices), self._shape)
-        sizes = plan.share.sizes(plan.num_samples)
-        images = _padded(images, sizes, plan.share.microbatch_size, 0)
-        if mix is not None:
-            for i, samples in enumerate(_microbatches(images, sizes)):
-                mix.images(samples, _mixture(mix, plan, i))
-        return images
-
-    def _labels(self, plan: _Plan, labels: np.ndarray, mix: Mix | None) -> Tensor:
-        """Pad the labels of a share, or make probabilities of them."""
-        hard = torch.from_numpy(labels[plan.visits.indices])
-        sizes = plan.share.sizes(plan.num_samples)
-        hard = _padded(hard, sizes, plan.share.microbatch_size, NO_LABEL)
-        if mix is None:
-            return hard
-        soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
-        samples = zip(_microbatches(hard, sizes), _microbatches(soft, sizes), strict=True)
-        for i, (of_hard, of_soft) in enumerate(samples):
-            of_soft[:] = mix.labels(of_hard, _mixture(mix, plan, i), self._dtype)
-        return soft
+    def summary(self) -> dict[str, object]:
+        """Return how many images were left out."""
+        return {"skipped_images": self.source.num_bad_images}
 
 
-def _plan(share: Share, step: int, visits: Visits) -> _Plan:
-    """Plan a share of a step that visits these images."""
-    num_samples = len(visits.indices)
-    positions = share.positions(num_samples)
-    own_visits = visits.at(positions[positions >= 0].numpy())
-    return _Plan(step, share, num_samples, positions, own_visits)
+def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset()) -> ImageJob:
+    """Open the images that the options name.
+
+    Args:
+        config: all options, with the defaults of the model filled in.
+        bad_images: images to leave out.
+
+    Raises:
+        InputError: there are no such images, or they do not fit the options.
+    """
+    defaults = MODEL_DEFAULTS[config.model]
+    source = open_source(
+        config.data,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=parse_image_size(config.image_size),
+        mean=defaults.image_mean,
+        std=defaults.image_std,
+        crop_pct=config.crop_pct or 1.0,
+        augment=_augment(config),
+        seed=config.seed,
+        validation=config.validation,
+        skip_bad_images=config.skip_bad_images,
+        bad_images=bad_images,
+    )
+    return ImageJob(config, source)
 
 
-def _mixture(mix: Mix, plan: _Plan, microbatch: int) -> Mixture:
-    """Draw how one of a share's micro-batches is mixed."""
-    first = plan.share.replica_index * plan.share.num_microbatches
-    return mix.draw(plan.step, first + microbatch)
+def _augment(config: TrainConfig) -> bool | Augmentation:
+    if not uses_timm(config):
+        return bool(config.augment)
+    return Augmentation(
+        config.random_crop or "box",
+        config.auto_augment or "none",
+        config.color_jitter or 0.0,
+        config.erasing or 0.0,
+    )
 
 
-def _microbatches(rows: Tensor, sizes: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yield the samples of each micro-batch, without padding."""
-    for microbatch, size in zip(rows.split(len(rows) // len(sizes)), sizes, strict=True):
-        yield microbatch[:size]
-
-
-def _padded(samples: Tensor, sizes: tuple[int, ...], microbatch_size: int, fill: int) -> Tensor:
-    """Pad every micro-batch to the same size: (b, ...) -> (M * microbatch_size, ...)."""
-    if min(sizes) == microbatch_size:
-        return samples
-    shape = (len(sizes), microbatch_size, *samples.shape[1:])
-    padded = torch.full(shape, fill, dtype=samples.dtype, device=samples.device)
-    for microbatch, real in zip(padded, samples.split(sizes), strict=True):
-        microbatch[: len(real)] = real
-    return padded.flatten(0, 1)
+def _check_boundaries(model: StagedModel, plan: Plan) -> None:
+    """Raise InputError if a graph would cross a boundary: bfloat16 holds indices only up to 256."""
+    if not isinstance(model, VisionGnn):
+        return
+    for stage in plan.stages[1:]:
+        if model.specs[stage[0]].num_given:
+            raise InputError(
+                f"--boundary bfloat16: block {stage[0]} takes the graph of the block before it, in "
+                "another stage, whose indices bfloat16 would round; cut elsewhere, or choose a "
+                "--graph without reuse and lookahead, or --boundary full"
+            )

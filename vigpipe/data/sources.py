@@ -69,6 +69,12 @@ class Source:
         both = (self.train, self.test)
         return both if self.validation is None else (*both, self.validation)
 
+    def split(self, name: str) -> Split:
+        """Return the images of `train`, `test` or, if there are any, `validation`."""
+        split = {"train": self.train, "test": self.test, "validation": self.validation}[name]
+        assert split is not None
+        return split
+
     @property
     def num_classes(self) -> int:
         """The number of classes; labels are 0 … num_classes − 1."""

@@ -49,7 +49,8 @@ class Graph:
     @property
     def num_features(self) -> int:
         """Number d of features of a node."""
-        return self.features.shape[1]
+        shape: tuple[int, int] = self.features.shape  # pyright: ignore[reportAssignmentType]
+        return shape[1]
 
     @property
     def num_classes(self) -> int:

@@ -14,6 +14,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data import Source
 from vigpipe.data.formats.folders import images_below
+from vigpipe.data.job import ImageJob
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.launch.device import weight_dtype
@@ -97,7 +98,8 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     with torch.device("meta"):
         model = description.build()
     match_state(state, model, str(config.weights))
-    return replace(run, source=source, config=replace(run.config, weights=config.weights))
+    options = replace(run.config, weights=config.weights)
+    return replace(run, job=ImageJob(options, source), config=options)
 
 
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
@@ -115,9 +117,11 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
             stage.
         InputError: an image cannot be read.
     """
-    run, pipeline, names = rank_state.run, rank_state.pipeline, rank_state.run.source.class_names
+    job, pipeline = rank_state.run.job, rank_state.pipeline
+    assert isinstance(job, ImageJob)
+    names = job.source.class_names
     num_done = 0
-    for batch in rank_state.job.test_batches(run.source.test):
+    for batch in rank_state.feed.test_batches(("test",), *rank_state.scorers[:2]):
         logits = pipeline.logits(batch)
         if logits is None:
             continue
@@ -125,7 +129,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         flat = torch.stack((probabilities, labels.double())).flatten()
         by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):
-            real = run.share(replica_index).positions(batch.num_samples) >= 0
+            real = job.share(rank_state.run.layout, replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
                 yield make_prediction(paths[num_done], names, i, p)
                 num_done += 1

@@ -8,9 +8,11 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.pipelining import (
@@ -29,7 +31,10 @@ from vigpipe.schedules import VIRTUAL
 from vigpipe.spans import Kind
 
 if TYPE_CHECKING:
-    from vigpipe.data.batches import ReplicaBatch
+    from vigpipe.job.batch import ReplicaBatch
+
+ROWS_AT_ONCE = 1 << 14  # of a large input that is taken layer by layer
+LONG_WAIT_SECONDS = 600.0  # for another stage, which computes whole layers of it
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -40,10 +45,10 @@ _SCHEDULES: dict[str, Any] = {
 
 
 class Loss(Protocol):
-    """A micro-batch's share of the loss of the step; `vigpipe.data.loss.Loss` implements this.
+    """A micro-batch's share of the loss of the step; each job has one.
 
     Attributes:
-        num_samples: number of samples of the step over all replicas; set before each step.
+        num_samples: what the loss is the mean of, over all replicas; set before each step.
     """
 
     num_samples: int
@@ -129,6 +134,8 @@ class Pipeline:
         )
         stopwatch = stopwatch or nullcontext()
         self._graph: StepGraph | None = None
+        self._layout, self._stage_indices = layout, stage_indices
+        self._device, self._group = device, pipeline_group
         self.has_first = stage_modules[0].model.has_stem
         self.has_last = stage_modules[-1].model.has_readout
         if layout.pipeline_size == 1:
@@ -205,11 +212,11 @@ class Pipeline:
         self._graph = StepGraph(num_samples, *steps, self.send, record, stopwatch)
 
     def _take_step(self, batch: "ReplicaBatch", send: Send) -> Any:  # noqa: ANN401
-        images, options = self._send_batch(batch, send)
+        inputs, options = self._send_batch(batch, send)
         losses: list[Tensor] = []
         if "target" in options:
             options["losses"] = losses
-        self._schedule.step(*images, return_outputs=False, **options)
+        self._schedule.step(*inputs, return_outputs=False, **options)
         return torch.stack(losses).detach().double() if self.has_last else None
 
     def _send_batch(
@@ -217,7 +224,7 @@ class Pipeline:
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         for stage_module in self.stage_modules:
             draws = stage_module.model.draw(batch.keys, stage_module.dtype).sent(send)
-            stage_module.begin(batch.sizes, draws)
+            stage_module.begin(batch.sizes, draws, batch.structures)
         return self._send_samples(batch, send)
 
     @torch.no_grad()
@@ -232,7 +239,9 @@ class Pipeline:
         """
         for stage_module in self.stage_modules:
             stage_module.eval()
-            stage_module.begin(batch.sizes)
+            stage_module.begin(batch.sizes, structures=batch.structures)
+        if batch.by_layer:
+            return self._logits_by_layer(batch)
         return self._forward(*self._send_samples(batch, self.send))
 
     @torch.no_grad()
@@ -246,10 +255,48 @@ class Pipeline:
             stage_module.train()
         self._forward(*self._send_batch(batch, self.send))
 
-    def _forward(self, images: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
+    def _logits_by_layer(self, batch: "ReplicaBatch") -> Tensor | None:
+        """Take all rows through the stages, each of which computes them layer by layer."""
+        (structure,), (num_rows,) = batch.structures, batch.sizes
+        x = None if batch.inputs is None else self.send(batch.inputs)
+        for stage_module, index in zip(self.stage_modules, self._stage_indices, strict=True):
+            if not stage_module.model.has_stem and self._layout.pipeline_size > 1:
+                shape = num_rows, *stage_module.input_shape[1:]
+                x = torch.empty(shape, dtype=stage_module.input_dtype, device=self._device)
+                self._watch("wait input", index)
+                self._pass_rows(x, to_next=False)
+            self._watch("forward", index)
+            assert x is not None
+            x = stage_module.by_layer(x, structure, ROWS_AT_ONCE)
+            self._watch(None)
+            if not stage_module.model.has_readout and self._layout.pipeline_size > 1:
+                self._watch("send", index)
+                self._pass_rows(x, to_next=True)
+        return x if self.has_last else None
+
+    def _pass_rows(self, x: Tensor, *, to_next: bool) -> None:
+        """Send all rows to the rank of the next stage, or receive them from the one before."""
+        assert self._group is not None
+        size = self._layout.pipeline_size
+        other = (dist.get_rank(self._group) + (1 if to_next else -1)) % size
+        for rows in x.split(ROWS_AT_ONCE):
+            if to_next:
+                work = dist.isend(rows, group=self._group, group_dst=other)
+            else:
+                work = dist.irecv(rows, group=self._group, group_src=other)
+            assert work is not None
+            work.wait(timedelta(seconds=LONG_WAIT_SECONDS))  # the others compute whole layers
+
+    def _watch(self, kind: Kind | None, stage: int = -1) -> None:
+        if self.watcher is not None and kind is None:
+            self.watcher.leave()
+        elif self.watcher is not None and kind is not None:
+            self.watcher.enter(kind, stage, 0)
+
+    def _forward(self, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
         if "target" in options:
             options["losses"] = []
-        return self._schedule.eval(*images, **options)
+        return self._schedule.eval(*inputs, **options)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.watcher is None:
@@ -262,10 +309,10 @@ class Pipeline:
     def _send_samples(
         self, batch: "ReplicaBatch", send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """Send images and labels, as far as this rank needs them: arguments of a schedule."""
+        """Send inputs and labels, as far as this rank needs them: arguments of a schedule."""
         self.loss.num_samples = batch.num_samples
-        images = () if batch.images is None else (send(batch.images),)
-        return images, {} if batch.labels is None else {"target": send(batch.labels)}
+        inputs = () if batch.inputs is None else (send(batch.inputs),)
+        return inputs, {} if batch.labels is None else {"target": send(batch.labels)}
 
 
 class _Stage(PipelineStage):
@@ -343,13 +390,13 @@ class _OneRank:
 
     def step(
         self,
-        images: Tensor,
+        inputs: Tensor,
         *,
         target: Tensor,
         losses: list[Tensor],
         return_outputs: bool,
     ) -> None:
-        for i, (x, label) in enumerate(zip(self._cut(images), self._cut(target), strict=True)):
+        for i, (x, label) in enumerate(zip(self._cut(inputs), self._cut(target), strict=True)):
             with ExitStack() as stack:
                 stack.enter_context(self.stopwatch)
                 if i < self.num_microbatches - 1:  # DDP synchronises on the last micro-batch
@@ -364,8 +411,8 @@ class _OneRank:
                     self.watcher.leave()
             losses.append(loss)
 
-    def eval(self, images: Tensor, *, target: Tensor, losses: list[Tensor]) -> Tensor:
-        return torch.cat([self._forward(x, i) for i, x in enumerate(self._cut(images))])
+    def eval(self, inputs: Tensor, *, target: Tensor, losses: list[Tensor]) -> Tensor:
+        return torch.cat([self._forward(x, i) for i, x in enumerate(self._cut(inputs))])
 
     def _cut(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(values, self.num_microbatches)

@@ -1,7 +1,7 @@
 """Cut a model into the modules that its stages run."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ class Cuttable(Protocol):
     """What a model must offer to be cut; `vigpipe.model.staged.StagedModel` does.
 
     Attributes:
-        has_stem: whether its input is images; without the stem it is node features.
+        has_stem: whether it begins with the model's input; without the stem, with features.
         has_readout: whether its output is logits; without the readout it is node features.
         num_classes: number of logits of a sample.
         span: number of its first block, and of the block after its last.
@@ -63,12 +63,13 @@ class Cuttable(Protocol):
         """
         ...
 
-    def __call__(self, x: Tensor, keys: Any) -> Tensor:  # noqa: ANN401
-        """Run what has been kept on b samples.
+    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Tensor:  # noqa: ANN401
+        """Run what has been kept on b rows.
 
         Args:
-            x: images or node features, (b, ...).
-            keys: the samples' draws; None in evaluation mode.
+            x: inputs or features, (b, ...).
+            keys: the rows' draws; None in evaluation mode.
+            structure: what the model takes besides, such as edges; nothing for most models.
         """
         ...
 
@@ -85,7 +86,7 @@ class StageModule(nn.Module):
     Args:
         model: the stage, as `Cuttable.keep` left it.
         microbatch_size: samples of a micro-batch, padding included.
-        image_shape: (C, H, W) of the images.
+        row_shape: shape of one row of the model's input, (C, H, W) of an image.
         dtype: dtype of the weights.
         lowered: dtype of the matrix products; None for that of the weights.
         boundary: dtype of what passes from stage to stage; by default that of the weights.
@@ -97,7 +98,7 @@ class StageModule(nn.Module):
         self,
         model: Cuttable,
         microbatch_size: int,
-        image_shape: tuple[int, ...],
+        row_shape: tuple[int, ...],
         dtype: torch.dtype,
         lowered: torch.dtype | None = None,
         boundary: torch.dtype | None = None,
@@ -111,10 +112,15 @@ class StageModule(nn.Module):
         self.num_recomputed = num_recomputed
         self.begin((microbatch_size,))
         start, end = (model.boundary_shape(block) for block in model.span)
-        self.input_shape = (microbatch_size, *(image_shape if model.has_stem else start))
+        self.input_shape = (microbatch_size, *(row_shape if model.has_stem else start))
         self.output_shape = (microbatch_size, *((model.num_classes,) if model.has_readout else end))
 
-    def begin(self, sizes: Sequence[int], draws: Draws | None = None) -> None:
+    def begin(
+        self,
+        sizes: Sequence[int],
+        draws: Draws | None = None,
+        structures: Sequence[Any] = (),
+    ) -> None:
         """Prepare for the micro-batches of a step, which a stage takes in order.
 
         All that depends on numbers is known on the host before, so that a stage on a GPU never has
@@ -124,17 +130,19 @@ class StageModule(nn.Module):
             sizes: number of samples in each micro-batch, padding not counted.
             draws: random choices for all rows of the step, padding included, on the device of the
                 stage; None for an evaluation.
+            structures: what the model takes besides in each micro-batch; nothing for most models.
         """
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
+        self.structures = structures
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the stage on the next micro-batch of b rows, padding included, which comes last.
 
         Args:
-            x: images or node features, (b, ...).
+            x: inputs or features, (b, ...).
 
         Returns:
-            Node features or logits, (b, ...), zeros on padding.
+            Features or logits, (b, ...), zeros on padding.
         """
         index, num_rows = self.num_forwards, len(x)
         self.num_forwards += 1
@@ -144,13 +152,36 @@ class StageModule(nn.Module):
             return self._connected_zeros(x)
         start = index * num_rows
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
-        lowered = self.lowered
-        with nullcontext() if lowered is None else torch.autocast(x.device.type, lowered):
-            y = self.model(x[:num_samples].to(self.dtype), draws)
+        structure = self.structures[index : index + 1]
+        with self._precision(x):
+            y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
         if num_samples == num_rows:
             return y
         return torch.cat((y, y.new_zeros(num_rows - num_samples, *y.shape[1:])))
+
+    @torch.no_grad()
+    def by_layer(self, x: Tensor, structure: Any, chunk: int) -> Tensor:  # noqa: ANN401
+        """Run the stage on all rows of a large input in evaluation mode.
+
+        The model must take a structure, and offer `by_layer`, as graph models do.
+
+        Args:
+            x: inputs or features, (n, ...).
+            structure: of the whole input.
+            chunk: how many rows of a layer are computed at a time, at most.
+
+        Returns:
+            Features or logits, (n, ...).
+        """
+        model: Any = self.model
+        with self._precision(x):
+            y = model.by_layer(x.to(self.dtype), structure, chunk)
+        return y.to(self.output_dtype).contiguous()
+
+    def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
+        lowered = self.lowered
+        return nullcontext() if lowered is None else torch.autocast(x.device.type, lowered)
 
     def _connected_zeros(self, x: Tensor) -> Tensor:
         # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vigpipe.data.batches import ReplicaBatch
+    from vigpipe.job.batch import ReplicaBatch
 
 NUM_WARMUP = 3  # steps before the recording, in which libraries and compilers choose their kernels
 

@@ -37,11 +37,7 @@ def cost_options(run: Run) -> dict[str, str]:
     options = {name: str(getattr(run.config, name)) for name in _OPTIONS}
     if run.config.tf32:  # profiles from before there was a choice do not have it
         options["tf32"] = "True"
-    return {
-        **options,
-        "images": "x".join(map(str, run.image_shape)),
-        "classes": str(run.source.num_classes),
-    }
+    return {**options, **run.job.cost_options()}
 
 
 def measure_profile(

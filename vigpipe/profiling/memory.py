@@ -44,16 +44,17 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
         return result
 
     num_microbatches = rank_state.run.layout.num_microbatches
-    images, labels = batch.images, batch.labels
-    assert images is not None
+    inputs, labels = batch.inputs, batch.labels
+    assert inputs is not None
     assert labels is not None
     stage_module = rank_state.pipeline.stage_modules[0]
     stage_module.train()
-    first = torch.tensor_split(torch.arange(len(images)), num_microbatches)[0]
+    first = torch.tensor_split(torch.arange(len(inputs)), num_microbatches)[0]
     draws = stage_module.model.draw(batch.keys[first], stage_module.dtype)
-    stage_module.begin(batch.sizes, draws.sent(partial(send, device=rank_state.device)))
+    draws = draws.sent(partial(send, device=rank_state.device))
+    stage_module.begin(batch.sizes, draws, batch.structures)
     with listening(listen):
-        logits = stage_module(images[first].to(rank_state.device))
+        logits = stage_module(inputs[first].to(rank_state.device))
         listen("loss", rank_state.pipeline.loss, (logits, labels[first].to(rank_state.device)))
     rank_state.statistics.take()
     return kept

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from vigpipe.data.batches import ReplicaBatch
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
@@ -30,14 +30,11 @@ def make_trial(run: Run, microbatch_size: int, device: torch.device) -> Trial:
     Returns:
         The rank's state, and a batch of at most two micro-batches of that size.
     """
-    num_microbatches = max(1, min(_MAX_MICROBATCHES, len(run.source.train) // microbatch_size))
-    unsplit = replace(
-        run.unsplit(),
-        config=replace(run.config, batch_size=microbatch_size * num_microbatches),
-        layout=Layout(num_microbatches=num_microbatches),
-    )
+    config, num_microbatches = run.job.for_trial(microbatch_size, _MAX_MICROBATCHES)
+    layout = Layout(num_microbatches=num_microbatches)
+    unsplit = replace(run.unsplit(), config=config, layout=layout)
     recorder = Recorder(make_clock(device), 0, 0, num_warmup=NUM_WARMUP, num_steps=MAX_STEPS)
     rank_state = make_rank_state(unsplit, 0, device, recorder)
     batch = next(batches(rank_state))
-    rank_state.job.close()
+    rank_state.feed.close()
     return rank_state, batch

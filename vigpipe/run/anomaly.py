@@ -2,7 +2,7 @@
 
 import re
 
-from vigpipe.data.batches import ReplicaBatch
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.graph import collected_anomalies
 from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.run.rank import RankState

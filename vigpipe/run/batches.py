@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-from vigpipe.data.batches import ReplicaBatch
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.replication.strategy import TakeItem
 from vigpipe.run.rank import RankState
 
@@ -17,15 +16,8 @@ def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
         turn: names the item, and those that workers may read ahead.
     """
     began = time.perf_counter()
-    batch = rank_state.job.batch(turn.item, turn.ahead)
+    batch = rank_state.feed.batch(turn.item, turn.ahead)
     rank_state.data_seconds = time.perf_counter() - began
-    run, layout = rank_state.run, rank_state.run.layout
-    if layout.num_teams > 1:
-        share = turn.item % layout.num_replicas
-        first = share - layout.team_of(share)[1]
-        of_team = map(run.share, range(first, first + layout.team_size))
-        samples = (sum(share.sizes(batch.num_samples)) for share in of_team)
-        batch = replace(batch, num_samples=sum(samples))
     return batch
 
 

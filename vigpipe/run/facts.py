@@ -1,36 +1,22 @@
 """Decide the facts of a run, and check them together before any process group exists."""
 
-import hashlib
-import json
-import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from vigpipe.config.options import (
-    MODEL_DEFAULTS,
-    TrainConfig,
-    check_numbers,
-    parse_image_size,
-    uses_timm,
-    with_model_defaults,
-)
+from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
 from vigpipe.config.replication import with_replication_defaults
-from vigpipe.data import Augmentation, Source, open_source
-from vigpipe.data.batches import Share, num_steps
-from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
-from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.job.job import Job
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.variants import create_model
-from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
 from vigpipe.replication.feedback import notes_on_compression
+from vigpipe.run.open_job import LeftOut, open_job
 from vigpipe.run.trackers import check_tracker
 
 
@@ -40,7 +26,7 @@ class Run:
 
     Attributes:
         config: all options, with the defaults of the model filled in.
-        source: the images and their labels.
+        job: what is trained on: images, or one graph.
         layout: the degrees of parallelism.
         plan: which block goes to which stage.
         parameter_order: index of every parameter in the unsplit model, by name.
@@ -49,23 +35,31 @@ class Run:
     """
 
     config: TrainConfig
-    source: Source
+    job: Job
     layout: Layout
     plan: Plan
     parameter_order: dict[str, int]
     dtype: torch.dtype
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        # The job has the options too, and keeps them when a run is made from another.
+        object.__setattr__(self, "job", self.job.with_options(self.config))
+
     @property
     def batch_size(self) -> int:
-        """B, the number of samples of one optimizer step over all replicas."""
-        assert self.config.batch_size is not None
-        return self.config.batch_size
+        """B, the rows of a full step over all replicas: images, or nodes and padding."""
+        return self.job.batch_size(self.layout)
+
+    @property
+    def microbatch_size(self) -> int:
+        """Rows of a micro-batch, padding included."""
+        return self.job.microbatch_size(self.layout)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of optimizer steps that visit every training image once."""
-        return num_steps(len(self.source.train), self.batch_size)
+        """Number of optimizer steps that visit the training data once."""
+        return self.job.steps_per_epoch(self.layout)
 
     @property
     def num_steps(self) -> int:
@@ -80,16 +74,6 @@ class Run:
         """The steps of the run as plain numbers."""
         every = self.config.evaluate_every
         return Course(self.num_steps, self.steps_per_epoch, every, self.layout.num_replicas)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Shape of an image, (C, H, W)."""
-        return (self.source.channels, *self.source.image_size)
-
-    def share(self, replica_index: int) -> Share:
-        """Return one replica's share of a batch, and how it is cut into micro-batches."""
-        layout = self.layout
-        return Share(self.batch_size, layout.num_microbatches, layout.num_replicas, replica_index)
 
     @property
     def num_recomputed(self) -> int:
@@ -111,11 +95,7 @@ class Run:
     def build(self) -> StagedModel:
         """Build the unsplit model, with weights from the seed or from the file of --weights."""
         torch.manual_seed(self.config.seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FewNodesWarning
-            )  # the warning is already among the notes
-            model = _make(self.config, self.source)()
+        model = self.job.make_model()
         if self.config.weights is not None:
             load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
         model.set_detect_anomaly(self.config.detect_anomaly)
@@ -135,9 +115,8 @@ class Run:
         )
 
         assert self.config.weight_decay is not None
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewNodesWarning)
-            model = _make(self.config, self.source)()
+        with torch.device("meta"):
+            model = self.job.make_model()
         groups = param_groups_layer_decay(
             model,
             self.config.weight_decay,
@@ -149,41 +128,17 @@ class Run:
 
     def tensor_names(self) -> frozenset[str]:
         """Return the names in the state dict of the unsplit model."""
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewNodesWarning)
-            return frozenset(_make(self.config, self.source)().state_dict())
+        with torch.device("meta"):
+            return frozenset(self.job.make_model().state_dict())
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:
-        """Numbers that identify the labelled images, whatever folder they are in."""
-        source = self.source
-        digest = hashlib.sha256("\0".join(source.class_names).encode())
-        for split in source.splits:
-            digest.update(split.labels.tobytes())
-        numbers = {"training images": len(source.train), "test images": len(source.test)}
-        if source.validation is not None:
-            numbers["validation images"] = len(source.validation)
-        return {**numbers, "SHA-256 of the labels": digest.hexdigest()}
+        """Numbers that identify the data, whatever folder it is in."""
+        return self.job.fingerprint
 
     def weights_metadata(self) -> dict[str, str]:
-        """Return the metadata of this run's weights file: the model, and the look of its images."""
-        config, source, pixels = self.config, self.source, MODEL_DEFAULTS[self.config.model]
-        height, width = source.image_size
-        metadata = {
-            "model": config.model,
-            "num_classes": source.num_classes,
-            "in_chans": source.channels,
-            "img_size": f"{height}x{width}",
-            "mean": pixels.image_mean,
-            "std": pixels.image_std,
-            "crop_pct": config.crop_pct,
-            "class_names": json.dumps(source.class_names, ensure_ascii=False),
-            "norm": config.norm,
-            "graph": config.graph,
-            "aggregator": config.aggregator,
-            "stem_stride": config.stem_stride,
-            "compat": config.compat,
-        }
+        """Return the metadata of this run's weights file: the model, and what its inputs are."""
+        metadata = {"model": self.config.model, **self.job.weights_metadata()}
         return {name: str(value) for name, value in metadata.items() if value is not None}
 
     def unsplit(self) -> "Run":
@@ -197,7 +152,7 @@ class Run:
 def prepare(
     config: TrainConfig,
     dtype: torch.dtype,
-    bad_images: frozenset[ImageId] = frozenset(),
+    left_out: LeftOut = frozenset(),
     ranks_on_host: int | None = None,
     num_hosts: int | None = None,
 ) -> Run:
@@ -206,7 +161,7 @@ def prepare(
     Args:
         config: the options as the user gave them.
         dtype: dtype of the weights.
-        bad_images: images to leave out.
+        left_out: parts of the data to leave out, such as images that cannot be read.
         ranks_on_host: how many ranks share a host; None if all of them do.
         num_hosts: instead, how many hosts a run had that is done again here.
 
@@ -217,26 +172,14 @@ def prepare(
     check_numbers(config)
     check_tracker(config.track)
     config = with_replication_defaults(with_model_defaults(config))
-    defaults = MODEL_DEFAULTS[config.model]
-    assert config.batch_size is not None
-
-    source = open_source(
-        config.data,
-        data_dir=config.data_dir,
-        download=config.download,
-        image_size=parse_image_size(config.image_size),
-        mean=defaults.image_mean,
-        std=defaults.image_std,
-        crop_pct=config.crop_pct or 1.0,
-        augment=_augment(config),
-        seed=config.seed,
-        validation=config.validation,
-        skip_bad_images=config.skip_bad_images,
-        bad_images=bad_images,
-    )
-    with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", FewNodesWarning)
-        model = _make(config, source)()
+    job = open_job(config, left_out)
+    if config.final == "best" and not any("validation" in splits for splits in job.passes):
+        raise InputError(
+            f"--final best: the validation {job.unit} choose the best replica, and there are none; "
+            "hold some out with --validation 0.1, or choose --final mean"
+        )
+    with torch.device("meta"):
+        model = job.make_model()
     if config.weights is not None:
         state = to_reference_names(read_weights(config.weights))
         match_state(state, model, str(config.weights), new_classifier=config.new_classifier)
@@ -272,33 +215,16 @@ def prepare(
             f"--compile with --recompute {config.recompute}: a compiled block cannot tell a "
             "repetition from a first run, and BatchNorm would count twice; leave one out"
         )
-    if config.boundary == "bfloat16":
-        _check_boundaries(model, plan)
-    total_microbatches = layout.num_microbatches * layout.num_replicas
-    assert config.batch_size is not None
-    fewest = min(config.batch_size, len(source.train))
-    if total_microbatches > fewest:
-        raise InputError(
-            f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas} cuts a batch "
-            f"into {total_microbatches} micro-batches, but a batch has {fewest} samples "
-            f"(--batch-size {config.batch_size}, {len(source.train)} training images); choose "
-            "fewer micro-batches or a larger batch"
-        )
+    job.check(layout, model, plan)
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    notes = [str(warning.message) for warning in caught]
+    notes = list(job.notes)
     if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
         notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")
     if config.compress != "none":
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         notes += notes_on_compression(config, shapes, dtype.itemsize, layout.num_teams)
-    if source.validation is not None:
-        num_held_out, num_left = len(source.validation), len(source.train)
-        notes.append(
-            f"{num_held_out} of {num_held_out + num_left} training images are held out for "
-            "validation"
-        )
-    return Run(config, source, layout, plan, order, dtype, tuple(notes))
+    return Run(config, job, layout, plan, order, dtype, tuple(notes))
 
 
 def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -> int:
@@ -325,46 +251,3 @@ def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -
             f"{num_teams}; choose --pairs any"
         )
     return num_teams
-
-
-def _check_boundaries(model: StagedModel, plan: Plan) -> None:
-    """Raise InputError if a graph would cross a boundary: bfloat16 holds indices only up to 256."""
-    if not isinstance(model, VisionGnn):
-        return
-    for stage in plan.stages[1:]:
-        if model.specs[stage[0]].num_given:
-            raise InputError(
-                f"--boundary bfloat16: block {stage[0]} takes the graph of the block before it, in "
-                "another stage, whose indices bfloat16 would round; cut elsewhere, or choose a "
-                "--graph without reuse and lookahead, or --boundary full"
-            )
-
-
-def _augment(config: TrainConfig) -> bool | Augmentation:
-    if not uses_timm(config):
-        return bool(config.augment)
-    return Augmentation(
-        config.random_crop or "box",
-        config.auto_augment or "none",
-        config.color_jitter or 0.0,
-        config.erasing or 0.0,
-    )
-
-
-def _make(config: TrainConfig, source: Source) -> "partial[StagedModel]":
-    return partial(
-        create_model,
-        config.model,
-        num_classes=source.num_classes,
-        in_chans=source.channels,
-        img_size=source.image_size,
-        norm=config.norm,
-        drop_path_rate=config.drop_path or 0.0,
-        drop_rate=config.dropout,
-        graph=config.graph,
-        aggregator=config.aggregator,
-        stochastic_dilation=config.stochastic_dilation,
-        stem_stride=config.stem_stride,
-        compat=config.compat,
-        impl=config.impl,
-    )

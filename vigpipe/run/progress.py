@@ -23,15 +23,21 @@ class RunProgress:
         num_steps: number of optimizer steps of the run.
         steps_done: number of steps that were done before.
         log_every: option --log-every; by default 30s, but never on a terminal.
+        unit: what a step takes: images or nodes.
 
     Raises:
         InputError: the option cannot be parsed.
     """
 
     def __init__(
-        self, console: Console, num_steps: int, steps_done: int, log_every: int | str | None
+        self,
+        console: Console,
+        num_steps: int,
+        steps_done: int,
+        log_every: int | str | None,
+        unit: str = "images",
     ) -> None:
-        self._console, self._num_steps = console, num_steps
+        self._console, self._num_steps, self._unit = console, num_steps, unit
         interval = _HALF_A_MINUTE
         if log_every is not None:
             interval = parse_interval("--log-every", log_every)
@@ -52,7 +58,7 @@ class RunProgress:
         self._started = self._begun = self._resumed = time.monotonic()
         self._last_step = steps_done
         self._first_step: int | None = None  # of those that tell how long the rest will take
-        self._num_samples, self._seconds = 0, 0.0  # of the interval
+        self._num_rows, self._seconds = 0, 0.0  # of the interval
         self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0  # of its part in this epoch
 
     def __enter__(self) -> "RunProgress":
@@ -68,7 +74,9 @@ class RunProgress:
         """Leave the time since the last step out of the throughput: it went to something else."""
         self._resumed = time.monotonic()
 
-    def add(self, step: int, epoch: int, loss: float, lr: float, num_samples: int) -> None:
+    def add(
+        self, step: int, epoch: int, loss: float, lr: float, num_samples: int, num_rows: int
+    ) -> None:
         """Note an optimizer step, and tell the user if it is time.
 
         Args:
@@ -76,20 +84,23 @@ class RunProgress:
             epoch: number of the epoch, counted from 1.
             loss: loss over the global batch.
             lr: learning rate of the step.
-            num_samples: number of samples of the step over all replicas.
+            num_samples: what the loss is the mean of.
+            num_rows: images or nodes that the step took.
         """
         now = time.monotonic()
         if epoch != self._epoch:
             self._epoch, self._num_losses, self._loss_sum = epoch, 0, 0.0
         self._num_losses += num_samples
         self._loss_sum += loss * num_samples
-        self._num_samples += num_samples
+        self._num_rows += num_rows
         self._seconds += now - self._resumed
         self._resumed = now
         if self._first_step is None:  # the first step of a process also compiles and allocates
             self._first_step, self._started = step, now
-        rate = self._num_samples / self._seconds if self._seconds else 0.0
-        facts = f"loss {self._loss_sum / self._num_losses:.4f}, lr {lr:.3g}, {rate:.3g} images/s"
+        rate = self._num_rows / self._seconds if self._seconds else 0.0
+        facts = (
+            f"loss {self._loss_sum / self._num_losses:.4f}, lr {lr:.3g}, {rate:.3g} {self._unit}/s"
+        )
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}: {facts}")
         is_new, self._last_step = step > self._last_step, step
         if is_new and self._interval.is_over(step, now - self._begun):
@@ -98,7 +109,7 @@ class RunProgress:
                 line = f"step {step} of {self._num_steps}, epoch {epoch}: {facts}{left}"
                 self._console.print(line, markup=False)
             self._begun = now
-            self._num_samples, self._seconds = 0, 0.0
+            self._num_rows, self._seconds = 0, 0.0
             self._num_losses, self._loss_sum = 0, 0.0
 
     def _left(self, step: int, now: float) -> timedelta:

@@ -18,11 +18,8 @@ from torch import Tensor, nn
 
 from vigpipe.config.choices import Sync
 from vigpipe.config.replication import OUTLIVING
-from vigpipe.data.batches import Share
-from vigpipe.data.job import ImageJob
-from vigpipe.data.loss import Loss
-from vigpipe.data.mix import Mix
 from vigpipe.errors import InputError
+from vigpipe.job.job import Feed
 from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
 from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
@@ -62,11 +59,13 @@ class Scorers(NamedTuple):
     """The replicas that share an evaluation.
 
     Attributes:
-        share: how each batch of images is cut among them, and which share is this replica's.
+        num_pipelines: how many pipelines share it.
+        place: which of them this rank's is.
         counterparts: the ranks with the same stages in these replicas.
     """
 
-    share: Share
+    num_pipelines: int
+    place: int
     counterparts: Counterparts
 
 
@@ -90,7 +89,7 @@ class RankState:
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
         lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
-        job: this rank's batches.
+        feed: this rank's batches.
         ema: timm's moving average of `models`; None if it is off.
         loss_scale: the factor of the loss in float16; None for other types.
         recorder: records what this rank does in a step; None if the run is not timed.
@@ -117,7 +116,7 @@ class RankState:
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
     lr_schedule: Any
-    job: ImageJob
+    feed: Feed
     ema: ModelEmaV3 | None
     loss_scale: LossScale | None
     recorder: Recorder | None
@@ -239,10 +238,9 @@ def make_rank_state(
 
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
-    microbatch_size = run.share(0).microbatch_size
     options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
     stage_modules = [
-        StageModule(model, microbatch_size, run.image_shape, *options).to(device)
+        StageModule(model, run.microbatch_size, run.job.row_shape, *options).to(device)
         for model in models
     ]
 
@@ -281,12 +279,8 @@ def make_rank_state(
         running = {names[id(statistic)]: statistic for statistic in statistics.running}
         weights = Weights(parameters, running)
         strategy = make_strategy(config, run.course, place, weights, recorded)
-    share = run.share(replica_index)
-    _, of_team = layout.team_of(replica_index)
-    is_split = layout.num_teams > 1 or layout.has_server
-    among = share_among(run, layout.team_size, of_team) if is_split else share
     summed = Counterparts(groups.summed)
-    scorers = Scorers(among, summed)
+    scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], summed)
     compressor = None
     if config.strategy == "synchronous":
         compressor = make_compressor(config, Exchange(summed), parameters)
@@ -300,7 +294,7 @@ def make_rank_state(
         layout,
         device,
         groups.pipeline,
-        Loss(None if loss_scale is None else loss_scale.factor),
+        run.job.loss(None if loss_scale is None else loss_scale.factor),
         partial(send, device=device),
         recorder,
         stopwatch,
@@ -329,18 +323,13 @@ def make_rank_state(
         statistics=statistics,
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
-        job=ImageJob(
-            run.source,
-            share,
+        feed=run.job.feed(
+            layout,
+            replica_index,
             device,
-            with_images=pipeline.has_first,
-            with_labels=pipeline.has_last,
-            dtype=run.dtype,
-            seed=config.seed,
-            times=config.repeated_augment or 1,
-            mix=_mix(run),
-            num_workers=config.workers,
-            hang_seconds=config.timeout,
+            run.dtype,
+            has_first=pipeline.has_first,
+            has_last=pipeline.has_last,
         ),
         ema=ema,
         loss_scale=loss_scale,
@@ -348,19 +337,6 @@ def make_rank_state(
         stopwatch=stopwatch,
         runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
     )
-
-
-def share_among(run: Run, num_pipelines: int, index: int) -> Share:
-    """Let some pipelines share an evaluation, in micro-batches of the size that they train on.
-
-    Args:
-        run: the run.
-        num_pipelines: how many they are: those of a team, or all that are left.
-        index: which of them this one is.
-    """
-    num_microbatches = run.layout.num_microbatches
-    size = run.share(0).microbatch_size * num_microbatches * num_pipelines
-    return Share(size, num_microbatches, num_pipelines, index)
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class
@@ -387,14 +363,13 @@ def _give_up(team: int) -> None:
 def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> None:
     """Raise InputError if the steps of a run cannot be recorded as a CUDA graph."""
     layout, config = run.layout, run.config
-    num_microbatches = layout.num_microbatches * layout.num_replicas
+    not_recorded = run.job.why_not_recorded(layout)
     why_not = {
         "a graph runs on a GPU, and this rank computes on the CPU": not runs_ahead(device),
         f"stages that wait for one another cannot be recorded, and --stages is "
         f"{layout.pipeline_size}": layout.pipeline_size > 1,
         f"--sync {sync} does more in a backward than a graph may; choose drain": sync != "drain",
-        f"a graph has one size of micro-batches, and {run.batch_size} samples make "
-        f"{num_microbatches} of unequal size": bool(run.batch_size % num_microbatches),
+        not_recorded or "": not_recorded is not None,
         "a recorded step has no parts that could be timed": is_timed,
         "--detect-anomaly looks at numbers, which a graph does not show": config.detect_anomaly,
     }
@@ -418,14 +393,6 @@ def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any
         }  # timm's schedules read lr_scale
         for (scale, decay), parameters in groups.items()
     ]
-
-
-def _mix(run: Run) -> Mix | None:
-    config, source = run.config, run.source
-    rates = config.mixup or 0.0, config.cutmix or 0.0, config.smoothing or 0.0
-    if not any(rates):
-        return None
-    return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
 
 def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401

@@ -13,6 +13,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
 from vigpipe.files.rows import RowsFile
+from vigpipe.job.rows import samples_in
 from vigpipe.replication.course import Course
 from vigpipe.replication.strategy import TakeGradients
 from vigpipe.run.folder import METRICS, SUMMARY
@@ -25,7 +26,7 @@ def step_row(
     loss: float,
     lr: float,
     seconds: float,
-    num_samples: int,
+    rates: Mapping[str, float],
     data_seconds: float,
     **whose: int,
 ) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def step_row(
         loss: loss over the global batch.
         lr: learning rate of the step.
         seconds: duration of the step.
-        num_samples: number of samples of the step over all replicas.
+        rates: what the job says of the step's samples (`vigpipe.job.job.Job.rates`).
         data_seconds: for how long the slowest rank waited for its batch before the step.
         whose: replica and item, where replicas take steps of their own; with a server, staleness.
     """
@@ -47,21 +48,24 @@ def step_row(
         "loss": loss,
         "lr": lr,
         "step_seconds": seconds,
-        "images_per_second": num_samples / seconds,
+        **rates,
         "data_seconds": data_seconds,
         **whose,
     }
 
 
-def gradients_row(turn: TakeGradients, course: Course, lr: float) -> dict[str, Any]:
+def gradients_row(
+    turn: TakeGradients, course: Course, lr: float, rates: Mapping[str, float]
+) -> dict[str, Any]:
     """Make the row of a step that a server has taken with the gradients of a replica.
 
     Args:
         turn: what is known of the gradients; the row's seconds are those of the replica.
         course: the steps of the run.
         lr: learning rate of the step.
+        rates: what the job says of the step's samples.
     """
-    facts = turn.step + 1, course.epoch(turn.step), turn.loss, lr, turn.seconds, turn.num_samples
+    facts = turn.step + 1, course.epoch(turn.step), turn.loss, lr, turn.seconds, rates
     whose = {"replica": turn.replica, "item": turn.item, "staleness": turn.staleness}
     return step_row(*facts, data_seconds=0.0, **whose)
 
@@ -163,13 +167,13 @@ class RunRecord:
         """Count the row of an optimizer step, new or of an earlier run, for its epoch's loss."""
         if _came_late(row):
             return  # the epoch's loss is that of replica 0
-        numbers = ("epoch", "loss", "images_per_second", "step_seconds")
-        values = [row.get(name) for name in numbers]
+        values, num_samples = [row.get(name) for name in ("epoch", "loss")], samples_in(row)
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
             return  # another row, or one that this program did not write
+        if num_samples is None:
+            return
         if row["epoch"] != self._epoch:
             self._epoch, self._loss_sum, self._num_samples = row["epoch"], 0.0, 0
-        num_samples = round(row["images_per_second"] * row["step_seconds"])
         self._loss_sum += row["loss"] * num_samples
         self._num_samples += num_samples
 

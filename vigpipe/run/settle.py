@@ -4,12 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vigpipe.job.score import as_text, main
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.strategy import TakeItem
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import evaluate
-from vigpipe.run.rank import RankState, Scorers, share_among
+from vigpipe.run.rank import RankState, Scorers
 
 MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
 
@@ -22,7 +23,7 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
         left: the ranks with the same stages of all that are left.
     """
     run = rank_state.run
-    rank_state.scorers = Scorers(share_among(run, left.size, left.place), left)
+    rank_state.scorers = Scorers(left.size, left.place, left)
     if run.layout.has_server:
         rank_state.copy_from(left.size - 1, left)
 
@@ -81,11 +82,12 @@ def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
 def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     """Copy the weights of the replica with the best validation score to all others."""
     run = rank_state.run
-    assert run.source.validation is not None
-    score = evaluate(rank_state, run.source.validation)
+    scores = evaluate(rank_state, ("validation",))
     own, (_, of_team) = None, run.layout.team_of(rank_state.replica_index)
-    if score is not None and of_team == 0:
-        own = rank_state.replica_index, score.top1, score.loss  # those of all its team
+    name = run.job.score_names[0]
+    if scores is not None and of_team == 0:
+        score = scores["validation"]
+        own = rank_state.replica_index, main(score), score.loss  # those of all its team
     scores = [s for s in rank_state.strategy.share(own).values() if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     size = run.layout.team_size
@@ -94,8 +96,8 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
         return f"kept replica {best[0]}, the only one that is left"
     second = others[0]
     return (
-        f"kept replica {best[0]} of {len(scores)}, with validation top-1 {best[1]:.2%} and loss "
-        f"{best[2]:.4f}; the next best is replica {second[0]} with {second[1]:.2%} and "
+        f"kept replica {best[0]} of {len(scores)}, with validation {as_text(name, best[1])} and "
+        f"loss {best[2]:.4f}; the next best is replica {second[0]} with {second[1]:.2%} and "
         f"{second[2]:.4f}"
     )
 

@@ -33,7 +33,7 @@ from vigpipe.replication.strategy import TakeGradients
 from vigpipe.run.rank import RankState
 
 if TYPE_CHECKING:
-    from vigpipe.data.batches import ReplicaBatch
+    from vigpipe.job.batch import ReplicaBatch
     from vigpipe.timing.clock import Lap
 
 SETTLE_SECONDS = 10.0  # for what a GPU was given before its collectives were aborted

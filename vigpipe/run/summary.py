@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from vigpipe.job.score import Scores
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.replication.metrics import summarize_replicas
 from vigpipe.replication.scaling import predict
-from vigpipe.run.evaluation import Scores
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
 
@@ -45,11 +45,11 @@ def summarize(
         replicas["compression"] = dict(compression)
     return {
         "model": run.config.model,
-        "data": run.source.name,
+        "data": run.job.name,
         "loss": loss,
         **scores.as_summary(),
         "steps": rank_state.step,
-        "skipped_images": run.source.num_bad_images,
+        **run.job.summary(),
         "layout": {
             "stages": [list(blocks) for blocks in run.plan.stages],
             "ranks": layout.world_size,

@@ -100,6 +100,7 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
     """
     import torch
 
+    from vigpipe.data.job import ImageJob
     from vigpipe.planning.profile import check_options, read_profile
     from vigpipe.profiling.measure import cost_options
     from vigpipe.run.facts import prepare
@@ -123,7 +124,8 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
                 f"--configs {name}: {layout.pipeline_size} stages for the {num_blocks} blocks of "
                 f"{MODEL}; choose at most {num_blocks}"
             )
-    train, test = run.source.train, run.source.test
+    assert isinstance(run.job, ImageJob)
+    train, test = run.job.source.train, run.job.source.test
     wanted = {"images": config.images, "test_batches": config.test_batches * config.batch}
     for (name, number), split in zip(wanted.items(), (train, test), strict=True):
         if number > len(split):
@@ -134,7 +136,7 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
     path = profile_path(config)
     if path is not None and (config.profile is not None or path.exists()):
         check_options(read_profile(path), f"--profile {path}", MODEL, cost_options(run))
-    return run.source.name, num_blocks
+    return run.job.name, num_blocks
 
 
 def profile_path(config: StudyConfig) -> Path | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vigpipe.data import Source, open_source
 from vigpipe.data.augment import Augmentation
 from vigpipe.data.batches import Share, epoch_order, num_steps, repeated
-from vigpipe.data.job import ImageJob
+from vigpipe.data.feed import ImageFeed
 from vigpipe.data.loss import NO_LABEL
 from vigpipe.data.mix import Mix
 from vigpipe.data.pixels import Pixels
@@ -53,15 +53,15 @@ class RecordingSplit:
         return PlainPixels(dtype)
 
 
-def job_of(split: Any, share, **options: Any) -> Any:
+def feed_of(split: Any, share, **options: Any) -> Any:
     source = Source("x", tuple(map(str, range(60))), 1, (1, 1), split, split)
-    return ImageJob(source, share, CPU, **{"with_images": True, "with_labels": True, **options})
+    return ImageFeed(source, share, CPU, **{"with_images": True, "with_labels": True, **options})
 
 
-def epoch_of(job, num_samples, share, first=0) -> list[Any]:
+def epoch_of(feed, num_samples, share, first=0) -> list[Any]:
     steps = num_steps(num_samples, share.batch_size)
     items = range(first * share.num_replicas + share.replica_index, 10**6, share.num_replicas)
-    return [job.batch(item) for item in items[:steps]]
+    return [feed.batch(item) for item in items[:steps]]
 
 
 @st.composite
@@ -80,7 +80,7 @@ def test_an_epoch_reads_every_image_once_and_in_order(case):
     for r in range(num_replicas):
         split = RecordingSplit(num_samples)
         share = Share(batch_size, num_microbatches, num_replicas, r)
-        epoch = epoch_of(job_of(split, share), num_samples, share)
+        epoch = epoch_of(feed_of(split, share), num_samples, share)
         steps.append([batch.num_samples for batch in epoch])
         reads = iter(split.reads)
         for i, num in enumerate(steps[-1]):
@@ -95,13 +95,13 @@ def test_an_epoch_reads_every_image_once_and_in_order(case):
 def test_images_labels_and_keys_of_a_row_belong_together():
     for r in range(2):
         split, share = RecordingSplit(23), Share(10, 2, 2, r)
-        job = job_of(split, share, seed=7)
+        feed = feed_of(split, share, seed=7)
         order = epoch_order(7, 2, 23)
-        for step, batch in enumerate(epoch_of(job, 23, share, first=3)):
+        for step, batch in enumerate(epoch_of(feed, 23, share, first=3)):
             positions = share.positions(batch.num_samples)
             assert batch.sizes == share.sizes(batch.num_samples)
             assert torch.equal(batch.keys, sample_keys(7, 3 + step, positions))
-            rows = zip(positions.tolist(), batch.images.flatten(), batch.labels, strict=True)
+            rows = zip(positions.tolist(), batch.inputs.flatten(), batch.labels, strict=True)
             for position, image, label in rows:
                 if position == PADDING:
                     assert (image, label) == (0, NO_LABEL)
@@ -110,40 +110,40 @@ def test_images_labels_and_keys_of_a_row_belong_together():
 
 
 def test_any_batch_is_there_at_once_whatever_was_read_before():
-    in_order = job_of(RecordingSplit(23), Share(5, 2))
+    in_order = feed_of(RecordingSplit(23), Share(5, 2))
     expected = [in_order.batch(step, range(step + 1, 15)) for step in range(15)]
     split = RecordingSplit(23)
-    job = job_of(split, Share(5, 2))
+    feed = feed_of(split, Share(5, 2))
     for step in (7, 8, 2, 14, 14, 0):
         split.reads.clear()
-        batch = job.batch(step, range(step + 1, step + 3))
-        assert torch.equal(batch.images, expected[step].images)
+        batch = feed.batch(step, range(step + 1, step + 3))
+        assert torch.equal(batch.inputs, expected[step].inputs)
         assert torch.equal(batch.labels, expected[step].labels)
         assert torch.equal(batch.keys, expected[step].keys)
         assert len(split.reads) == 1  # nothing but what was asked for
 
 
 def test_items_may_become_known_one_at_a_time():
-    in_order = job_of(RecordingSplit(23), Share(5, 2))
+    in_order = feed_of(RecordingSplit(23), Share(5, 2))
     expected = [in_order.batch(step) for step in range(15)]
     split = RecordingSplit(23)
-    job, items = job_of(split, Share(5, 2)), (3, 9, 4, 4, 14, 0)
+    feed, items = feed_of(split, Share(5, 2)), (3, 9, 4, 4, 14, 0)
     for item, coming in zip(items, (*items[1:], None), strict=True):
         split.reads.clear()
-        batch = job.batch(item, [] if coming is None else [coming])
-        assert torch.equal(batch.images, expected[item].images)
+        batch = feed.batch(item, [] if coming is None else [coming])
+        assert torch.equal(batch.inputs, expected[item].inputs)
         assert torch.equal(batch.keys, expected[item].keys)
         assert len(split.reads) == 1
 
 
 def test_a_closed_job_is_freed_at_once_with_the_files_it_has_open():
-    job = job_of(RecordingSplit(23), Share(5, 2))
-    job.batch(0, range(1, 5))
-    job.close()
-    of = weakref.ref(job)
+    feed = feed_of(RecordingSplit(23), Share(5, 2))
+    feed.batch(0, range(1, 5))
+    feed.close()
+    of = weakref.ref(feed)
     gc.disable()
     try:
-        del job
+        del feed
         assert of() is None
     finally:
         gc.enable()
@@ -151,47 +151,47 @@ def test_a_closed_job_is_freed_at_once_with_the_files_it_has_open():
 
 def test_scoring_visits_each_image_once_and_training_goes_on_where_it_was():
     split = RecordingSplit(23)
-    job, expected = (job_of(split, Share(5, 2)) for _ in range(2))
+    feed, expected = (feed_of(split, Share(5, 2)) for _ in range(2))
     for step in range(4):
         ahead = range(step + 1, 9)
-        assert torch.equal(job.batch(step, ahead).images, expected.batch(step, ahead).images)
-        scored = list(job.test_batches(split, 8))
+        assert torch.equal(feed.batch(step, ahead).inputs, expected.batch(step, ahead).inputs)
+        scored = list(feed.test_batches(("test",), most=8))
         assert [x for batch in scored for x in batch.labels.tolist() if x >= 0] == list(range(8))
 
 
 def test_only_the_first_stage_reads_images_and_only_the_last_one_takes_labels():
     split = RecordingSplit(10)
-    batch = job_of(split, Share(4, 2), with_images=False).batch(0)
+    batch = feed_of(split, Share(4, 2), with_images=False).batch(0)
     assert split.reads == []
-    assert batch.images is None
+    assert batch.inputs is None
     assert batch.labels is not None
-    batch = job_of(split, Share(4, 2), with_labels=False).batch(0)
+    batch = feed_of(split, Share(4, 2), with_labels=False).batch(0)
     assert batch.labels is None
-    assert batch.images is not None
+    assert batch.inputs is not None
 
 
 def test_every_replica_has_the_rows_of_the_largest_micro_batch():
     for r in range(3):
         share = Share(7, 2, 3, r)
-        for batch in epoch_of(job_of(RecordingSplit(8), share), 8, share):
+        for batch in epoch_of(feed_of(RecordingSplit(8), share), 8, share):
             assert batch.keys.shape == batch.labels.shape == (4,)
-            assert batch.images.shape == (4, 1, 1, 1)
+            assert batch.inputs.shape == (4, 1, 1, 1)
 
 
 def test_a_replica_without_samples_has_rows_of_padding_alone():
     share = Share(4, 2, 2, 1)
-    *_, last = epoch_of(job_of(RecordingSplit(5), share), 5, share)
+    *_, last = epoch_of(feed_of(RecordingSplit(5), share), 5, share)
     assert last.num_samples == 1
     assert last.keys.tolist() == [PADDING, PADDING]
     assert last.labels.tolist() == [NO_LABEL, NO_LABEL]
-    assert not last.images.any()
+    assert not last.inputs.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_images_come_in_the_dtype_asked_for(dtype):
     share = Share(2, 1)
-    for batch in epoch_of(job_of(RecordingSplit(3), share, dtype=dtype), 3, share):
-        assert batch.images.dtype == dtype
+    for batch in epoch_of(feed_of(RecordingSplit(3), share, dtype=dtype), 3, share):
+        assert batch.inputs.dtype == dtype
         assert batch.labels.dtype == torch.int64
 
 
@@ -200,10 +200,10 @@ def test_copies_go_with_their_images():
     visits, copies = repeated(order, 6, 2)
     for r in range(2):
         share, seen = Share(6, 1, 2, r), []
-        for batch in epoch_of(job_of(RecordingSplit(10), share, times=2), 10, share):
+        for batch in epoch_of(feed_of(RecordingSplit(10), share, times=2), 10, share):
             real = batch.keys >= 0
-            seen += batch.images[real].flatten().tolist()
-            assert batch.labels[real].tolist() == [x % 100 for x in batch.images[real].flatten()]
+            seen += batch.inputs[real].flatten().tolist()
+            assert batch.labels[real].tolist() == [x % 100 for x in batch.inputs[real].flatten()]
         mine = [0, 1, 2, 6, 7] if r == 0 else [3, 4, 5, 8, 9]
         assert seen == (visits + 100 * copies)[mine].tolist()
 
@@ -216,7 +216,7 @@ def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
     for r in range(num_replicas):
         share = Share(batch_size, num_microbatches, num_replicas, r)
         both, first, last = (
-            job_of(
+            feed_of(
                 RecordingSplit(num_samples),
                 share,
                 with_images=images,
@@ -226,19 +226,19 @@ def test_first_and_last_stages_mix_the_same_way_on_their_own(case, step):
             ).batch(step * num_replicas + r)
             for images, labels in ((True, True), (True, False), (False, True))
         )
-        assert both.images is not None
+        assert both.inputs is not None
         assert both.labels is not None
-        assert first.images is not None
+        assert first.inputs is not None
         assert last.labels is not None
-        assert torch.equal(both.images, first.images)
+        assert torch.equal(both.inputs, first.inputs)
         assert torch.equal(both.labels, last.labels)
         padding = both.keys < 0
-        assert not both.images[padding].any()
+        assert not both.inputs[padding].any()
         assert not both.labels[padding].any()
         # Pixels are the numbers of the images and labels too, so the mean of a row's labels is
         # its pixel, but for the smoothing.
         values = torch.arange(60, dtype=torch.float64)
-        expected = 0.9 * both.images.flatten() + 0.1 * 29.5
+        expected = 0.9 * both.inputs.flatten() + 0.1 * 29.5
         torch.testing.assert_close((both.labels @ values)[~padding], expected[~padding])
 
 
@@ -247,7 +247,7 @@ def test_every_micro_batch_has_a_mixture_of_its_own():
     shares = set()
     for r in range(2):
         share = Share(12, 3, 2, r)
-        for batch in epoch_of(job_of(RecordingSplit(24), share, mix=mix), 24, share):
+        for batch in epoch_of(feed_of(RecordingSplit(24), share, mix=mix), 24, share):
             shares |= {
                 round(rows.max(1).values[0].item(), 9) for rows in batch.labels.view(3, 2, -1)
             }
@@ -257,10 +257,10 @@ def test_every_micro_batch_has_a_mixture_of_its_own():
 def test_what_is_scored_is_not_mixed():
     mix = Mix(0.8, 1.0, 0.1, 60, (1, 1), seed=4)
     split = RecordingSplit(5)
-    (batch,) = job_of(split, Share(5, 1), mix=mix).test_batches(split)
+    (batch,) = feed_of(split, Share(5, 1), mix=mix).test_batches(("test",))
     assert batch.labels is not None
-    assert batch.images is not None
-    assert batch.labels.tolist() == batch.images.flatten().tolist() == list(range(5))
+    assert batch.inputs is not None
+    assert batch.labels.tolist() == batch.inputs.flatten().tolist() == list(range(5))
 
 
 def test_a_batch_is_what_the_split_reads():
@@ -268,10 +268,10 @@ def test_a_batch_is_what_the_split_reads():
     augment = Augmentation("box", "rand-m9-mstd0.5-inc1", 0.0, 0.9)
     source = open_source("fake", image_size=32, augment=augment, mean=0.4, std=0.3, seed=3)
     share = Share(20, 3)
-    job = ImageJob(source, share, CPU, with_images=True, with_labels=False, seed=3)
+    feed = ImageFeed(source, share, CPU, with_images=True, with_labels=False, seed=3)
     for step in (70, 3):  # an epoch has 64
-        batch = job.batch(step)
-        assert batch.images is not None
+        batch = feed.batch(step)
+        assert batch.inputs is not None
         order = epoch_order(3, step // 64 + 1, 1280)[step % 64 * 20 :][:20]
         expected = torch.cat([source.train.read([i], step // 64 + 1) for i in order])
-        assert torch.equal(batch.without_padding(batch.images), expected)
+        assert torch.equal(batch.without_padding(batch.inputs), expected)

@@ -1,0 +1,294 @@
+"""The batches of one rank: any item of the training, which is one replica's share of a step.
+
+An item is determined by its number: with D replicas, item k is share k % D of step k // D.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice, tee
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vigpipe.data.batches import Share, TrainingOrder, Visits, plain_order
+from vigpipe.data.mix import Mix, Mixture
+from vigpipe.data.pixels import Pixels
+from vigpipe.data.reader import Reader, Request
+from vigpipe.data.sources import Source
+from vigpipe.data.split import Split
+from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.launch.device import SideStream, sender
+from vigpipe.model.keyed_dropout import sample_keys
+
+
+class _Plan(NamedTuple):
+    """What is read for one share of a step.
+
+    Attributes:
+        step: index of the step.
+        share: how the step is cut, and which share it is.
+        num_samples: samples of the whole step.
+        positions: those of the share, see `Share.positions`.
+        visits: what the share visits.
+    """
+
+    step: int
+    share: Share
+    num_samples: int
+    positions: Tensor
+    visits: Visits
+
+
+class _Coming:
+    """Plans of items that come one after the other; items may be added while others are read.
+
+    Args:
+        plan: makes the plan of an item.
+        are_read: whether their images are read; otherwise nobody asks what is to be read.
+
+    Attributes:
+        items: those whose plans have not been used.
+    """
+
+    def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
+        self.items: deque[int] = deque()
+        self._unplanned: deque[int] = deque()
+        self._num_unread = 0
+        self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
+        self._to_read: Iterator[_Plan] = iter(())
+        if are_read:
+            self._to_use, self._to_read = tee(self._to_use)
+
+    def add(self, items: Sequence[int]) -> None:
+        """Add items after those that are here."""
+        self.items.extend(items)
+        self._unplanned.extend(items)
+        self._num_unread += len(items)
+
+    def to_use(self) -> Iterator[_Plan]:
+        """Yield the plans of all items in turn; there must be one when it is asked for."""
+        for plan in self._to_use:
+            self.items.popleft()
+            yield plan
+
+    def to_read(self) -> Iterator[_Plan | None]:
+        """Yield the same plans, early if they are asked for, and None while there are no more."""
+        while True:
+            plan = None
+            if self._num_unread:
+                self._num_unread -= 1
+                plan = next(self._to_read)
+            yield plan
+
+
+def _until_empty(items: deque[int]) -> Iterator[int]:
+    """Yield items as they are taken out; more may be added meanwhile."""
+    while items:
+        yield items.popleft()
+
+
+class ImageFeed:
+    """The batches of one rank, which reads only what it needs.
+
+    Args:
+        source: the images and their labels.
+        share: how a step's samples are cut, and which of them this replica scores.
+        team_size: number of replicas that take each step together; by default all.
+        device: where this rank computes.
+        with_images: whether the rank needs the images (first stage).
+        with_labels: whether it needs the labels (last stage).
+        dtype: type of the images, and of labels that are probabilities.
+        seed: seed of the order and of the keys.
+        times: how often a step visits an image, see `data.batches.repeated`.
+        mix: mixes training samples and smooths their labels; None for neither.
+        num_workers: number of processes that read images ahead of time.
+        hang_seconds: how long these may take for one of their tasks; None for ever.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        share: Share,
+        device: torch.device,
+        *,
+        with_images: bool,
+        with_labels: bool,
+        team_size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        times: int = 1,
+        mix: Mix | None = None,
+        num_workers: int = 0,
+        hang_seconds: float | None = None,
+    ) -> None:
+        self._share, self._dtype, self._seed = share, dtype, seed
+        self._team_size = team_size or share.num_replicas
+        self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
+        self._source, self._train, self._splits = source, source.train, source.splits
+        self._shape = (source.channels, *source.image_size)
+        self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
+        self._normalise = source.train.normaliser(dtype, device, sender(device))  # of all splits
+        self._beside = SideStream(device)
+        most_images = share.num_microbatches * share.microbatch_size
+        self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
+        self._coming: _Coming | None = None  # of the training
+        self._batches: Iterator[ReplicaBatch] = iter(())
+
+    def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
+        """Return the batch of a training item, whatever was read before.
+
+        Args:
+            item: number of the item, from 0; the batch depends on nothing else.
+            ahead: the items after this one, as far as they are known, which workers may read ahead
+                of time.
+
+        Raises:
+            InputError: an image cannot be read; the message gives its path.
+            WorkerError: a worker has ended, or takes too long.
+        """
+        coming = self._coming
+        if coming is None or not coming.items or coming.items[0] != item:
+            self._coming = coming = _Coming(self._plan_item, are_read=self._with_images)
+            coming.add([item])
+            self._batches = self._read(self._train, coming.to_use(), coming.to_read(), self._mix)
+        coming.add(ahead[len(coming.items) - 1 :])
+        batch, share = next(self._batches), self._share
+        first = item % share.num_replicas // self._team_size * self._team_size
+        of_team = range(first, first + self._team_size)
+        sizes = (replace(share, replica_index=i).sizes(batch.num_samples) for i in of_team)
+        return replace(batch, num_samples=sum(map(sum, sizes)))
+
+    def test_batches(
+        self,
+        splits: Sequence[str],
+        num_pipelines: int | None = None,
+        place: int | None = None,
+        most: int | None = None,
+    ) -> Iterator[ReplicaBatch]:
+        """Yield a pipeline's share of images that are visited once, in order.
+
+        Args:
+            splits: the split, a single one: test or validation.
+            num_pipelines: how many pipelines share the images, by default all replicas: then each
+                batch has B of them; else as many as fit into micro-batches of the training's size.
+            place: which of these this one is; by default this replica.
+            most: number of images, from the first; None for all.
+        """
+        (name,) = splits
+        share, split = self._share, self._source.split(name)
+        if place is not None:
+            share = replace(share, replica_index=place)
+        if num_pipelines not in (None, share.num_replicas):
+            size = share.microbatch_size * share.num_microbatches * num_pipelines
+            share = replace(share, batch_size=size, num_replicas=num_pipelines)
+        num_images = len(split) if most is None else min(len(split), most)
+        self._coming = None  # nothing of the training is being read ahead any more
+        order = enumerate(plain_order(num_images, share.batch_size))
+        plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
+        return self._read(split, plans, plans_to_read, None)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._coming, self._batches = None, iter(())
+        self._reader.close()
+
+    def _read(
+        self,
+        split: Split,
+        plans: Iterable[_Plan],
+        plans_to_read: Iterable[_Plan | None],
+        mix: Mix | None,
+    ) -> Iterator[ReplicaBatch]:
+        """Yield a batch for each plan.
+
+        Args:
+            split: the images.
+            plans: what the batches are made of.
+            plans_to_read: the same plans, which may be taken early; None for none at the moment.
+            mix: mixes the samples; None if it does not.
+        """
+        index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
+        requests = (request for plan in plans_to_read for request in self._requests(index, plan))
+        parts = self._reader.read(requests) if self._with_images else None
+        for plan in plans:
+            images = labels = None
+            if parts is not None:
+                num_parts = len(self._reader.cut(len(plan.visits.indices)))
+                of_step = islice(parts, num_parts)
+                images = self._beside.run(partial(self._images, plan, of_step, mix))
+            if self._with_labels:
+                labels = self._labels(plan, split.labels, mix)
+            sizes = plan.share.sizes(plan.num_samples)
+            keys = sample_keys(self._seed, plan.step, plan.positions)
+            yield ReplicaBatch(plan.step, plan.num_samples, sizes, keys, images, labels)
+
+    def _plan_item(self, item: int) -> _Plan:
+        step, index = divmod(item, self._share.num_replicas)
+        return _plan(replace(self._share, replica_index=index), step, self._order(step))
+
+    def _requests(self, split: int, plan: _Plan | None) -> Iterator[Request | None]:
+        if plan is None:
+            yield None
+            return
+        indices, epoch, copies = plan.visits
+        for part in self._reader.cut(len(indices)):
+            of_part = None if copies is None else copies[part].tolist()
+            yield Request(split, indices[part].tolist(), epoch, of_part)
+
+    def _images(self, plan: _Plan, parts: Iterable[Pixels], mix: Mix | None) -> Tensor:
+        """Normalise, erase, pad and mix the images of a share, on the device."""
+        images = self._normalise(parts, len(plan.visits.indices), self._shape)
+        sizes = plan.share.sizes(plan.num_samples)
+        images = _padded(images, sizes, plan.share.microbatch_size, 0)
+        if mix is not None:
+            for i, samples in enumerate(_microbatches(images, sizes)):
+                mix.images(samples, _mixture(mix, plan, i))
+        return images
+
+    def _labels(self, plan: _Plan, labels: np.ndarray, mix: Mix | None) -> Tensor:
+        """Pad the labels of a share, or make probabilities of them."""
+        hard = torch.from_numpy(labels[plan.visits.indices])
+        sizes = plan.share.sizes(plan.num_samples)
+        hard = _padded(hard, sizes, plan.share.microbatch_size, NO_LABEL)
+        if mix is None:
+            return hard
+        soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
+        samples = zip(_microbatches(hard, sizes), _microbatches(soft, sizes), strict=True)
+        for i, (of_hard, of_soft) in enumerate(samples):
+            of_soft[:] = mix.labels(of_hard, _mixture(mix, plan, i), self._dtype)
+        return soft
+
+
+def _plan(share: Share, step: int, visits: Visits) -> _Plan:
+    """Plan a share of a step that visits these images."""
+    num_samples = len(visits.indices)
+    positions = share.positions(num_samples)
+    own_visits = visits.at(positions[positions >= 0].numpy())
+    return _Plan(step, share, num_samples, positions, own_visits)
+
+
+def _mixture(mix: Mix, plan: _Plan, microbatch: int) -> Mixture:
+    """Draw how one of a share's micro-batches is mixed."""
+    first = plan.share.replica_index * plan.share.num_microbatches
+    return mix.draw(plan.step, first + microbatch)
+
+
+def _microbatches(rows: Tensor, sizes: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield the samples of each micro-batch, without padding."""
+    for microbatch, size in zip(rows.split(len(rows) // len(sizes)), sizes, strict=True):
+        yield microbatch[:size]
+
+
+def _padded(samples: Tensor, sizes: tuple[int, ...], microbatch_size: int, fill: int) -> Tensor:
+    """Pad every micro-batch to the same size: (b, ...) -> (M * microbatch_size, ...)."""
+    if min(sizes) == microbatch_size:
+        return samples
+    shape = (len(sizes), microbatch_size, *samples.shape[1:])
+    padded = torch.full(shape, fill, dtype=samples.dtype, device=samples.device)
+    for microbatch, real in zip(padded, samples.split(sizes), strict=True):
+        microbatch[: len(real)] = real
+    return padded.flatten(0, 1)

@@ -1,0 +1,76 @@
+"""The score of a model on images."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.score import in_words
+from vigpipe.launch.device import send
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """The score of a model on the images of a split; every image counts exactly once.
+
+    Attributes:
+        loss: mean cross-entropy.
+        top1: fraction of images whose most likely class is right.
+        top5: fraction of images whose class is among the five most likely.
+        num_samples: number of images.
+    """
+
+    main_name: ClassVar[str] = "top1"
+    unit: ClassVar[str] = "images"
+
+    loss: float
+    top1: float
+    top5: float
+    num_samples: int
+
+    def numbers(self) -> dict[str, float]:
+        """Return loss, top1 and top5."""
+        numbers = asdict(self)
+        del numbers["num_samples"]
+        return numbers
+
+    def __str__(self) -> str:
+        return in_words(self)
+
+
+class ImageTally:
+    """Adds up loss, hits and number of images.
+
+    Args:
+        splits: the split that is scored, a single one.
+        device: where the logits are.
+
+    Attributes:
+        sums: (4,) float64: loss, hits of the most likely class and of the five, images.
+    """
+
+    def __init__(self, splits: Sequence[str], device: torch.device) -> None:
+        (self._split,) = splits
+        self._device = device
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+
+    def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
+        """Count the images of a batch; see `vigpipe.job.score.Tally`."""
+        assert batch.labels is not None
+        logits = batch.without_padding(logits)
+        labels = send(batch.without_padding(batch.labels), self._device)
+        self.sums[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
+        is_right = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
+        self.sums[1] += is_right[:, 0].sum()
+        self.sums[2] += is_right.any(1).sum()
+        self.sums[3] += len(labels)
+
+    def scores(self, sums: list[float]) -> dict[str, ImageScore]:
+        """Return the score of the split."""
+        loss, top1, top5, images = sums
+        score = ImageScore(loss / images, top1 / images, top5 / images, int(images))
+        return {self._split: score}

@@ -1,0 +1,1 @@
+"""The seam between the trainer and what it trains on: images (`data`), or one graph (`graphs`)."""

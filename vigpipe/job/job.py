@@ -1,0 +1,198 @@
+"""What a run asks of its job: what is trained on, and what of it one rank reads."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.score import Tally
+from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import Plan
+from vigpipe.parallel.schedule import Loss
+
+
+class Feed(Protocol):
+    """The batches of one rank, which reads only what it needs."""
+
+    def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
+        """Return the batch of a training item, whatever was read before.
+
+        Args:
+            item: number of the item, from 0; the batch depends on nothing else. With D replicas,
+                item k is share k % D of step k // D.
+            ahead: the items after this one, as far as they are known, which may be read ahead of
+                time.
+
+        Raises:
+            InputError: data cannot be read.
+            WorkerError: a worker has ended, or takes too long.
+        """
+        ...
+
+    def test_batches(
+        self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
+    ) -> Iterator[ReplicaBatch]:
+        """Yield this pipeline's share of the samples of some splits.
+
+        Args:
+            splits: names of splits that are scored together, see `Job.passes`.
+            num_pipelines: how many pipelines share the evaluation.
+            place: which of these this one is.
+            most: number of samples, from the first; None for all. A job that scores samples
+                together, as those of a graph, scores them all.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what reads ahead."""
+        ...
+
+
+class Job(Protocol):
+    """What a run trains on, and with which model; the same on every rank.
+
+    Attributes:
+        unit: what the samples are: images or nodes.
+        score_names: the numbers of a score, the main one first.
+    """
+
+    unit: ClassVar[str]
+    score_names: ClassVar[tuple[str, ...]]
+
+    @property
+    def name(self) -> str:
+        """What the user calls the data."""
+        ...
+
+    def with_options(self, config: TrainConfig) -> Self:
+        """Return the same job with other options, which ask for the same data and model."""
+        ...
+
+    @property
+    def passes(self) -> tuple[tuple[str, ...], ...]:
+        """The splits that can be scored; those of one inner tuple are scored together."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user should read before the run."""
+        ...
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row of the inputs: (C, H, W) of an image, or (features,) of a node."""
+        ...
+
+    def make_model(self) -> StagedModel:
+        """Make the unsplit model, with weights from torch's generator, on torch's device."""
+        ...
+
+    def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
+        """Raise InputError if the data or the model cannot be cut as the layout asks for.
+
+        Args:
+            layout: the degrees.
+            model: the unsplit model, on the meta device.
+            plan: which of its blocks goes to which stage.
+        """
+        ...
+
+    def batch_size(self, layout: Layout) -> int:
+        """Return B, the rows of a full step over all replicas."""
+        ...
+
+    def microbatch_size(self, layout: Layout) -> int:
+        """Return the rows of a micro-batch, padding included."""
+        ...
+
+    def most_microbatches(self, layout: Layout) -> int:
+        """Return into how many micro-batches a step can be cut at most, over all replicas."""
+        ...
+
+    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
+        """Return options, and a number M, with which one process takes M micro-batches of a size.
+
+        Args:
+            microbatch_size: rows of a micro-batch, as `microbatch_size` returns it.
+            most: the largest M.
+        """
+        ...
+
+    def describe_step(self, layout: Layout) -> str:
+        """Say what one step takes, such as `100 samples`."""
+        ...
+
+    def steps_per_epoch(self, layout: Layout) -> int:
+        """Return the number of optimizer steps that visit the training data once."""
+        ...
+
+    def why_not_recorded(self, layout: Layout) -> str | None:
+        """Say why steps cannot be recorded as one CUDA graph; None if they can."""
+        ...
+
+    def loss(self, factor: Tensor | None) -> Loss:
+        """Return the loss of a micro-batch, which is multiplied by a factor if there is one."""
+        ...
+
+    def feed(
+        self,
+        layout: Layout,
+        replica_index: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        has_first: bool,
+        has_last: bool,
+    ) -> Feed:
+        """Return the batches of a rank.
+
+        Args:
+            layout: the degrees.
+            replica_index: the replica of the rank.
+            device: where it computes.
+            dtype: of the inputs, and of labels that are floating point.
+            has_first: whether it has the first stage, and so needs inputs.
+            has_last: whether it has the last stage, and so needs labels.
+        """
+        ...
+
+    def tally(self, splits: Sequence[str], device: torch.device) -> Tally:
+        """Begin to add up the scores of some splits."""
+        ...
+
+    def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
+        """Return how many images or nodes a step takes.
+
+        Args:
+            layout: the degrees.
+            item: one of the step's items; those of its team are meant too.
+            num_samples: what its loss is the mean of.
+        """
+        ...
+
+    def rates(
+        self, layout: Layout, item: int, num_samples: int, seconds: float
+    ) -> dict[str, float]:
+        """Return what the row of a step says of its samples; see `num_rows`."""
+        ...
+
+    @property
+    def fingerprint(self) -> dict[str, object]:
+        """Numbers that identify the data, whatever folder it is in."""
+        ...
+
+    def cost_options(self) -> dict[str, str]:
+        """Return what the costs of the model's pieces depend on in the data."""
+        ...
+
+    def weights_metadata(self) -> dict[str, object]:
+        """Return what the weights' file says of the model and its inputs; None is left out."""
+        ...
+
+    def summary(self) -> dict[str, object]:
+        """Return what summary.json says of the data, besides its name."""
+        ...

@@ -1,0 +1,17 @@
+"""The order in which an epoch visits what there is."""
+
+import numpy as np
+
+
+def epoch_order(seed: int, epoch: int, num: int) -> np.ndarray:
+    """Draw the order in which an epoch visits images, or the parts of a graph.
+
+    Args:
+        seed: seed of the run.
+        epoch: number of the epoch.
+        num: n, how many there are.
+
+    Returns:
+        A permutation of 0 ... n - 1, (n,) int64, which depends only on the arguments.
+    """
+    return np.random.default_rng([seed, epoch]).permutation(num)

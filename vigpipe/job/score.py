@@ -1,0 +1,137 @@
+"""What an evaluation says of a model."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from vigpipe.job.batch import ReplicaBatch
+
+
+class Score(Protocol):
+    """The score of a model on one split of the data; every sample counts exactly once.
+
+    Attributes:
+        main_name: name of the number that says best how good a model is, of which more is better.
+        unit: what is counted: images or nodes. A score has their number under this name.
+    """
+
+    main_name: ClassVar[str]
+    unit: ClassVar[str]
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample."""
+        ...
+
+    def numbers(self) -> dict[str, float]:
+        """Return all numbers by name, without how many samples there were."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __str__(self) -> str: ...
+
+
+class Tally(Protocol):
+    """Adds up what the scores of some splits are made of, batch by batch.
+
+    Attributes:
+        sums: (n,) float64 on the device; of several replicas, they are added up.
+    """
+
+    sums: Tensor
+
+    def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            batch: from `Feed.test_batches`.
+            logits: of its rows, padding included.
+        """
+        ...
+
+    def scores(self, sums: list[float]) -> Mapping[str, Score]:
+        """Return the score of each split from the sums of all replicas."""
+        ...
+
+
+class Scores(NamedTuple):
+    """Scores of the weights and of their moving average; all None on ranks without the last stage.
+
+    Attributes:
+        test: score of the weights on the test samples.
+        average: score of the moving average on the test samples; None without one.
+        validation: score of the weights on the validation samples; None without such samples.
+        validation_average: score of the moving average on them; None without one of the two.
+    """
+
+    test: Score | None
+    average: Score | None
+    validation: Score | None = None
+    validation_average: Score | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the numbers of a row of metrics.jsonl; only on ranks of the last stage."""
+        assert self.test is not None
+        return {**as_table(self.test), **_ema(self.average), **self._validation()}
+
+    def as_summary(self) -> dict[str, Any]:
+        """Return the numbers for summary.json; only on ranks of the last stage."""
+        assert self.test is not None
+        return {"test": as_table(self.test), **_ema(self.average), **self._validation()}
+
+    def _validation(self) -> dict[str, Any]:
+        if self.validation is None:
+            return {}
+        return {"validation": {**as_table(self.validation), **_ema(self.validation_average)}}
+
+    def __str__(self) -> str:
+        assert self.test is not None
+        parts: list[str] = []
+        if self.validation is not None:
+            parts.append(f"validation {in_words(self.validation, short=True)}")
+        parts.append(f"test {in_words(self.test)}")
+        if self.average is not None:
+            average = as_text(self.average.main_name, main(self.average))
+            if self.validation_average is not None:
+                validation = as_text(self.average.main_name, main(self.validation_average))
+                average = f"validation {validation}, test {average}"
+            parts.append(f"moving average: {average}")
+        return "; ".join(parts)
+
+
+_NAMES = {"top1": "top-1", "top5": "top-5", "micro_f1": "micro-F1", "macro_f1": "macro-F1"}
+
+
+def as_table(score: Score) -> dict[str, float]:
+    """Return all numbers of a score by name."""
+    return {**score.numbers(), score.unit: score.num_samples}
+
+
+def main(score: Score) -> float:
+    """Return the number that says best how good a model is."""
+    return score.numbers()[score.main_name]
+
+
+def in_words(score: Score, *, short: bool = False) -> str:
+    """Describe a score: its loss and other numbers, or only the main one of these."""
+    numbers: Mapping[str, float] = score.numbers()
+    if short:
+        numbers = {name: numbers[name] for name in ("loss", score.main_name)}
+    texts = ", ".join(as_text(name, value) for name, value in numbers.items())
+    return f"{texts} of {score.num_samples} {score.unit}"
+
+
+def as_text(name: str, value: float) -> str:
+    """Describe one number of a score."""
+    if name == "loss":
+        return f"loss {value:.4f}"
+    return f"{_NAMES.get(name, name)} {value:.2%}"
+
+
+def _ema(average: Score | None) -> dict[str, Any]:
+    return {} if average is None else {"ema": average.numbers()}
