@@ -1,0 +1,119 @@
+"""Partitions made by all four methods."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.graphs.partitions.small_graphs import blocks_graph, edges_of, graphs, make_graph
+from vigpipe.errors import InputError
+from vigpipe.graphs.partitions.induced import Induced
+from vigpipe.graphs.partitions.make import fill_empty, make_partition
+from vigpipe.graphs.partitions.partition import METHODS
+from vigpipe.graphs.partitions.spectral import MOST_NODES
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@every_method
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_parts_are_disjoint_have_all_nodes_and_keep_the_edges_inside(method, data):
+    graph = data.draw(graphs())
+    num_parts = data.draw(st.integers(1, graph.num_nodes))
+    partition = make_partition(graph, method, num_parts, seed=data.draw(st.integers(0, 2**40)))
+    nodes = [partition.nodes_of(part) for part in range(num_parts)]
+    assert all(len(of_part) for of_part in nodes)
+    assert sorted(np.concatenate(nodes).tolist()) == list(range(graph.num_nodes))
+    subgraphs = Induced(graph)
+    kept = []
+    for of_part in nodes:
+        indptr, indices = subgraphs.on(of_part)
+        targets = np.repeat(of_part, np.diff(indptr))
+        kept += zip(of_part[indices].tolist(), targets.tolist(), strict=True)
+    of_parent = Counter(edges_of(graph))
+    assert Counter(kept) <= of_parent
+    assert len(kept) == partition.num_kept
+    assert len(kept) == pytest.approx(partition.kept_edge_fraction * graph.num_edges)
+
+
+@every_method
+def test_a_seed_gives_the_same_parts_and_another_seed_others(method):
+    graph, _ = blocks_graph(200, 4, degree_in=6, degree_out=6, seed=0)
+    parts = [make_partition(graph, method, 5, seed).parts for seed in (0, 0, 1)]
+    assert (parts[0] == parts[1]).all()
+    assert (parts[0] != parts[2]).any()
+
+
+@pytest.mark.parametrize("num_parts", [4, 20])  # METIS bisects for up to 8 parts
+def test_metis_parts_are_of_one_size_and_keep_more_edges_than_random_ones(num_parts):
+    graph, _ = blocks_graph(1000, 20, degree_in=10, degree_out=3, seed=0)
+    metis = make_partition(graph, "metis", num_parts, seed=0)
+    random = make_partition(graph, "random", num_parts, seed=0)
+    assert metis.balance <= 1.1
+    assert metis.kept_edge_fraction > 0.6
+    assert random.kept_edge_fraction == pytest.approx(1 / num_parts, abs=0.03)
+
+
+@pytest.mark.parametrize("method", ["metis", "spectral", "walks"])
+def test_two_blocks_are_found(method):
+    graph, blocks = blocks_graph(400, 2, degree_in=12, degree_out=1, seed=1)
+    found = make_partition(graph, method, 2, seed=3).parts
+    agreement = (found == blocks).mean()
+    assert max(agreement, 1 - agreement) > 0.95  # the numbers of the blocks are arbitrary
+
+
+@pytest.mark.parametrize("method", ["spectral", "walks"])
+def test_many_nodes_without_neighbours_are_not_one_part(method):
+    """A cluster of theirs would be a part without edges, and leave too few to the others."""
+    graph, _ = blocks_graph(200, 2, degree_in=12, degree_out=1, seed=1)
+    with_alone = make_graph(400, graph.indices, np.repeat(np.arange(200), np.diff(graph.indptr)))
+    partition = make_partition(with_alone, method, 2, seed=0)
+    assert partition.balance < 1.2
+    assert partition.kept_edge_fraction > 0.85
+
+
+def test_directions_and_self_loops_do_not_change_metis_parts():
+    graph, _ = blocks_graph(100, 4, degree_in=8, degree_out=1, seed=0)
+    edges = np.array([(a, b) for a, b in edges_of(graph) if a < b])
+    one_way = make_graph(100, edges[:, 0], edges[:, 1])
+    parts = [make_partition(g, "metis", 4, seed=0).parts for g in (graph, one_way)]
+    assert (parts[0] == parts[1]).all()
+
+
+def test_an_empty_part_gets_a_node_of_the_largest_part():
+    parts = np.array([4, 4, 1, 1, 4, 1, 1])  # sizes 0, 4, 0, 0, 3
+    fill_empty(parts, 5)
+    # The last of part 1, whose turn comes again after that, since it goes before part 4.
+    assert parts.tolist() == [4, 4, 1, 1, 3, 2, 0]
+
+
+def test_as_many_random_parts_as_nodes_have_one_node_each():
+    partition = make_partition(make_graph(50, [], []), "random", 50, seed=0)
+    assert partition.sizes.tolist() == [1] * 50
+
+
+@every_method
+@pytest.mark.parametrize("num_parts", [-1, 0, 4, 10**30])
+def test_more_parts_than_nodes_are_refused(method, num_parts):
+    with pytest.raises(InputError, match=r"small: cannot be cut into .* from 1 to 3$"):
+        make_partition(make_graph(3, [0], [1]), method, num_parts, seed=0)
+
+
+def test_wrong_methods_and_seeds_are_refused():
+    graph = make_graph(3, [0], [1])
+    with pytest.raises(
+        InputError, match="no 'louvain' parts; choose random, metis, spectral or walks"
+    ):
+        make_partition(graph, "louvain", 2, seed=0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="seed of its parts is -1; choose 0 or more"):
+        make_partition(graph, "metis", 2, seed=-1)
+
+
+def test_spectral_parts_of_a_large_graph_are_refused():
+    path = np.arange(MOST_NODES + 1)
+    graph = make_graph(MOST_NODES + 1, path[:-1], path[1:])
+    with pytest.raises(InputError, match=r"at most 5,000 .* 5,001 have; choose metis or walks"):
+        make_partition(graph, "spectral", 2, seed=0)

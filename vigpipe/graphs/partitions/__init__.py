@@ -1,0 +1,13 @@
+"""Cut the nodes of one graph into parts, and take the sub-graph of a part.
+
+partition.py   who is in which part, and how many edges are kept
+make.py        make a partition by one of four methods, without empty parts
+uniform.py     random: each node draws its part
+metis.py       metis: few edges between parts of equal size
+spectral.py    spectral: clusters of eigenvectors, for small graphs
+walks.py       walks: clusters of an embedding of random walks
+neighbours.py  the neighbours of every node, which all of these but the first look at
+clusters.py    k-means, for the last two
+cached.py      keep partitions in files, since making one can take minutes
+induced.py     the sub-graph on some nodes
+"""

@@ -1,0 +1,33 @@
+"""Find clusters among the rows of an embedding."""
+
+import warnings
+
+import numpy as np
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
+
+MOST_AT_ONCE = 5000  # points for which k-means takes seconds; for more, batches of them are as good
+
+
+def clusters(points: np.ndarray, num_clusters: int, draws: np.random.Generator) -> np.ndarray:
+    """Run k-means on the directions of vectors: their lengths follow the degrees of the nodes.
+
+    Args:
+        points: (n, d).
+        num_clusters: k, at most n.
+        draws: where k-means starts.
+
+    Returns:
+        (n,) int64; a cluster may be empty if there are fewer directions than clusters.
+    """
+    lengths = np.linalg.norm(points, axis=1, keepdims=True)
+    directions = points / np.where(lengths > 0, lengths, 1)
+    k_means = KMeans if len(points) <= MOST_AT_ONCE else MiniBatchKMeans
+    method = k_means(
+        num_clusters,
+        n_init=10,  # pyright: ignore[reportArgumentType]  # takes more than its default's type
+        random_state=int(draws.integers(1 << 31)),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer directions than clusters
+        return method.fit_predict(directions).astype(np.int64)

@@ -1,0 +1,58 @@
+"""The sub-graph on some nodes of a graph."""
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+
+
+class Induced:
+    """Takes induced sub-graphs of one graph, at a cost that follows the edges of the nodes taken.
+
+    Not for several threads at once, which would share the table.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._local = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
+
+    def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return exactly the edges with both ends among some nodes.
+
+        Args:
+            nodes: (m,) int64, ascending, each once.
+
+        Returns:
+            `indptr`, (m + 1,) int64, and `indices`, int64, as of a Graph; the node i of the
+            sub-graph is nodes[i].
+
+        Raises:
+            ValueError: the nodes are not ascending, or not of the graph.
+        """
+        indptr, indices = self._graph.indptr, self._graph.indices
+        if len(nodes) and not (
+            nodes[0] >= 0 and nodes[-1] < len(self._local) and (np.diff(nodes) > 0).all()
+        ):
+            raise ValueError(f"nodes must ascend from 0 to at most {len(self._local) - 1}")
+        starts = indptr[nodes]
+        degrees = indptr[nodes + 1] - starts
+        ends = np.zeros(len(nodes) + 1, dtype=np.int64)  # in the list of all edges of these nodes
+        np.cumsum(degrees, out=ends[1:])
+        edges = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], degrees)
+        self._local[nodes] = np.arange(len(nodes))
+        sources = self._local[indices[edges]]
+        self._local[nodes] = -1
+        is_kept = sources >= 0
+        num_kept = np.zeros(len(sources) + 1, dtype=np.int64)  # among the first edges
+        np.cumsum(is_kept, out=num_kept[1:])
+        return num_kept[ends], sources[is_kept]
+
+
+def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sub-graph on some nodes once; for many sub-graphs of one graph, keep an Induced.
+
+    Args and returns: see `Induced.on`.
+    """
+    return Induced(graph).on(nodes)

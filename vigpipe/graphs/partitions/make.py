@@ -1,0 +1,97 @@
+"""Make a partition of a graph by one of four methods."""
+
+import time
+
+import numpy as np
+from scipy.sparse import csr_array
+from threadpoolctl import threadpool_limits
+
+from vigpipe.errors import InputError
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.partitions.metis import metis_parts
+from vigpipe.graphs.partitions.neighbours import neighbours
+from vigpipe.graphs.partitions.partition import METHODS, Method, Partition, measured
+from vigpipe.graphs.partitions.spectral import spectral_parts
+from vigpipe.graphs.partitions.uniform import uniform_parts
+from vigpipe.graphs.partitions.walks import walk_parts
+
+
+def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> Partition:
+    """Cut a graph into parts, none of which is empty.
+
+    Where a method leaves parts empty, each of these gets one node, of those parts that are largest
+    then. `spectral` and `walks` know nothing of nodes without neighbours, which draw their parts.
+
+    Args:
+        graph: the graph.
+        method: random, metis, spectral or walks.
+        num_parts: number of parts.
+        seed: the same seed gives the same parts, whatever the number of threads.
+
+    Raises:
+        InputError: there is no such method, the graph has fewer nodes than parts, or it is too
+            large for the method.
+    """
+    check_request(graph, method, num_parts, seed)
+    start = time.perf_counter()
+    # Several threads would add up numbers in another order each time.
+    with threadpool_limits(limits=1):
+        parts = _parts(graph, method, num_parts, np.random.default_rng(seed))
+    fill_empty(parts, num_parts)
+    return measured(graph, method, parts, num_parts, time.perf_counter() - start)
+
+
+def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator) -> np.ndarray:
+    """Return the part of each node, (n,) int64; a part may be empty."""
+    if method == "random":
+        return uniform_parts(graph.num_nodes, num_parts, draws)
+    joined = neighbours(graph)
+    if method == "metis":
+        return metis_parts(joined, num_parts, draws)
+    parts = uniform_parts(graph.num_nodes, num_parts, draws)
+    nodes = np.flatnonzero(np.diff(joined.indptr))
+    if len(nodes):
+        among = csr_array(joined[nodes][:, nodes])
+        clusters = spectral_parts if method == "spectral" else walk_parts
+        parts[nodes] = clusters(among, min(num_parts, len(nodes)), draws)
+    return parts
+
+
+def check_request(graph: Graph, method: str, num_parts: int, seed: int) -> None:
+    """Check what a partition is asked for.
+
+    Raises:
+        InputError: there is no such method, the graph has fewer nodes than parts, or the seed is
+            negative.
+    """
+    if method not in METHODS:
+        raise InputError(
+            f"{graph.name}: there are no {method!r} parts; choose {', '.join(METHODS[:-1])} or "
+            f"{METHODS[-1]}"
+        )
+    if not 1 <= num_parts <= graph.num_nodes:
+        raise InputError(
+            f"{graph.name}: cannot be cut into {num_parts:,} parts, since each has one of the "
+            f"{graph.num_nodes:,} nodes at least; choose a number from 1 to {graph.num_nodes:,}"
+        )
+    if seed < 0:
+        raise InputError(f"{graph.name}: the seed of its parts is {seed}; choose 0 or more")
+
+
+def fill_empty(parts: np.ndarray, num_parts: int) -> None:
+    """Move a node into every empty part, one after the other from the part that is largest then.
+
+    Args:
+        parts: (n,) int64 from 0 to num_parts - 1, which is changed; n is num_parts at least.
+        num_parts: number of parts.
+    """
+    sizes = np.bincount(parts, minlength=num_parts)
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty) == 0:
+        return
+    order = np.argsort(parts, kind="stable")
+    firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    before = np.arange(len(parts)) - firsts  # nodes of the same part before this one
+    # To take from the largest part again and again is to take the nodes with most before them.
+    moved = order[np.argsort(-before, kind="stable")[: len(empty)]]
+    parts[moved] = empty

@@ -1,0 +1,22 @@
+"""The neighbours of every node, which all methods but the random one look at."""
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+
+from vigpipe.graphs.graph import Graph
+
+
+def neighbours(graph: Graph) -> csr_array:
+    """Return which nodes have an edge between them, in either direction, without self-loops.
+
+    Returns:
+        (n, n) bool, symmetric, with ascending columns in each row.
+    """
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    is_other = targets != graph.indices
+    ends = targets[is_other], graph.indices[is_other]
+    shape = graph.num_nodes, graph.num_nodes
+    edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape).tocsr()
+    both = csr_array(edges + edges.T)
+    both.sort_indices()
+    return both

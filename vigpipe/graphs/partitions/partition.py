@@ -1,0 +1,98 @@
+"""Who is in which part of a graph, and what that costs in edges."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+
+# random    each node draws its part
+# metis     few edges between parts of equal size
+# spectral  clusters of the eigenvectors of the adjacency, for small graphs
+# walks     clusters of an embedding of random walks
+Method = Literal["random", "metis", "spectral", "walks"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """A cover of a graph by disjoint parts; every part has a node.
+
+    Attributes:
+        method: how it was made.
+        parts: (n,) int64, the part of each node, from 0.
+        num_parts: number k of parts.
+        num_edges: directed edges of the graph, self-loops included.
+        num_kept: those of them with both ends in the same part.
+        seconds: how long it took to make; NaN if it was read from a file.
+    """
+
+    method: Method
+    parts: np.ndarray
+    num_parts: int
+    num_edges: int
+    num_kept: int
+    seconds: float
+
+    @property
+    def kept_edge_fraction(self) -> float:
+        """Share of the directed edges with both ends in the same part; 1 if there are no edges."""
+        return self.num_kept / self.num_edges if self.num_edges else 1.0
+
+    @property
+    def num_cut(self) -> int:
+        """Number of directed edges between parts."""
+        return self.num_edges - self.num_kept
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Number of nodes of each part, (k,) int64."""
+        return np.bincount(self.parts, minlength=self.num_parts)
+
+    @property
+    def balance(self) -> float:
+        """Number of nodes of the largest part over the mean, at least 1."""
+        return int(self.sizes.max()) * self.num_parts / len(self.parts)
+
+    @cached_property
+    def _in_order(self) -> list[np.ndarray]:
+        nodes = np.argsort(_small(self.parts, self.num_parts), kind="stable")
+        return np.split(nodes, np.cumsum(self.sizes)[:-1])
+
+    def nodes_of(self, part: int) -> np.ndarray:
+        """Return the nodes of one part, ascending, int64; not to be changed."""
+        return self._in_order[part]
+
+    def __str__(self) -> str:
+        came = "read from a file" if math.isnan(self.seconds) else f"{self.seconds:.1f} s"
+        return (
+            f"{self.num_parts} part{'s' * (self.num_parts != 1)} ({self.method}): "
+            f"{100 * self.kept_edge_fraction:.1f} % of the edges kept, {self.num_cut:,} cut, "
+            f"largest part {self.balance:.2f} times the mean, {came}"
+        )
+
+
+def measured(
+    graph: Graph, method: Method, parts: np.ndarray, num_parts: int, seconds: float
+) -> Partition:
+    """Count what a partition keeps of a graph's edges.
+
+    Args:
+        graph: the graph.
+        method: how the partition was made.
+        parts: (n,) int64 from 0 to num_parts - 1.
+        num_parts: number of parts.
+        seconds: how long it took to make; NaN if it was read.
+    """
+    small = _small(parts, num_parts)
+    targets = np.repeat(small, np.diff(graph.indptr))
+    num_kept = int(np.count_nonzero(small[graph.indices] == targets))
+    return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds)
+
+
+def _small(parts: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return parts as the smallest integers: less memory for each edge, and numpy's radix sort."""
+    return parts.astype(np.min_scalar_type(num_parts - 1))
