@@ -1,0 +1,173 @@
+"""Arrays are read as NumPy wrote them, and damaged or forged files are one sentence."""
+
+import io
+import struct
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.files import npy
+from vigpipe.files.npy import read_npy, read_npz
+
+GENERATOR = np.random.default_rng(0)
+ARRAYS = {
+    "float64": GENERATOR.random((5, 3)),
+    "float16": GENERATOR.random(700).astype(np.float16),
+    "big-endian": np.arange(2000, dtype=">i4").reshape(40, 50),
+    "columns first": np.asfortranarray(GENERATOR.random((4, 6))),
+    "three sides": np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+    "truth": GENERATOR.random((3, 9)) < 0.5,
+    "text": np.array(["a", "ü𝔸", ""]),
+    "big-endian text": np.array(["ab", "ü"]).astype(">U2"),
+    "bytes": np.array(b"csr"),
+    "a number": np.array(7, np.uint8),
+    "nothing": np.zeros((0, 3), np.int16),
+}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_are_those_that_were_saved(save, tmp_path):
+    save(tmp_path / "x.npz", **ARRAYS)
+    arrays = read_npz(tmp_path / "x.npz", list(ARRAYS)[:3], [*list(ARRAYS)[3:], "absent"])
+    assert list(arrays) == list(ARRAYS)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+        assert array.dtype == ARRAYS[name].dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_alone_too(name, tmp_path):
+    np.save(tmp_path / "x.npy", ARRAYS[name])
+    np.testing.assert_array_equal(read_npy(tmp_path / "x.npy"), ARRAYS[name])
+
+
+def test_arrays_that_nobody_asked_for_may_be_anything(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.arange(3), b=np.array([{}], dtype=object))
+    assert list(read_npz(tmp_path / "x.npz", ["a"])) == ["a"]
+
+
+def test_truth_values_of_any_byte_are_true_or_false(tmp_path):
+    content = forged("|b1", (3,), b"\x00\x02\xff")
+    (tmp_path / "x.npy").write_bytes(content)
+    array = read_npy(tmp_path / "x.npy")
+    assert array.view(np.uint8).tolist() == [0, 1, 1]
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+def forged(descr, shape, content=b"", is_fortran=False):
+    header = f"{{'descr': {descr!r}, 'fortran_order': {is_fortran}, 'shape': {shape}, }}"
+    text = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
+
+
+FORGED = {
+    "not one": (b"text", "does not begin as NumPy's do"),
+    "empty": (b"", "does not begin"),
+    "a huge shape": (forged("<f8", (1 << 40,), bytes(8)), "136 bytes, but its header says"),
+    "a product that overflows": (forged("<f8", (1 << 62, 4), bytes(0)), "its header says"),
+    "sides below 0": (forged("<i4", (-1, -2), bytes(8)), r"says \(-1, -2\) of <i4"),
+    "a text of no bytes": (forged("<U0", (1 << 40,)), r"says \(1099511627776,\) of <U0"),
+    "objects": (forged("|O", (1,), bytes(8)), "holds Python objects, expected numbers or text"),
+    "records": (forged([("a", "<i4")], (1,), bytes(4)), "expected numbers or text"),
+    "arrays in arrays": (forged("(4,)i4", (1,), bytes(16)), "expected numbers or text"),
+    "dates": (forged("<M8[s]", (1,), bytes(8)), "expected numbers or text"),
+    "complex numbers": (forged("<c16", (1,), bytes(16)), "holds complex128, expected numbers"),
+    "too many bytes": (forged("<i4", (1,), bytes(5)), "has 133 bytes"),
+    "no character": (forged("<U1", (1,), b"\xff\xff\xff\x7f"), "none of Unicode's"),
+    "a long header": (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{", "does not begin"),
+    "code": (forged("<i4", "__import__('os')"), "does not begin"),
+    "65 sides": (forged("<i4", (1,) * 65, bytes(4)), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+@pytest.mark.parametrize("where", ["npy", "npz", "compressed"])
+def test_a_forged_array_is_one_sentence(kind, where, tmp_path):
+    content, message = FORGED[kind]
+    path = tmp_path / f"x.{where[:3]}"
+    if where == "npy":
+        path.write_bytes(content)
+    else:
+        pack = zipfile.ZIP_STORED if where == "npz" else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(path, "w", pack) as archive:
+            archive.writestr("a.npy", content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_npy(path) if where == "npy" else read_npz(path, ["a"])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def zipped(members, pack=zipfile.ZIP_DEFLATED):
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w", pack) as archive:
+        warnings.simplefilter("ignore")  # that a name is there twice
+        for name, content in members:
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+GOOD = forged("<i4", (2,), bytes(8))
+
+
+def test_what_is_no_npz_file_is_one_sentence(tmp_path):
+    path = tmp_path / "x.npz"
+    for content, message in (
+        (b"", "cannot be read as a .npz file"),
+        (b"text", "File is not a zip file"),
+        (zipped([("a.npy", GOOD)])[:-30], "is damaged or not wholly downloaded"),
+        (zipped([("a.npy", GOOD), ("a.npy", GOOD)]), "has two arrays a; save it again with one"),
+        (zipped([("b\n.npy", GOOD)]), r"has the arrays b\\n, but lacks a; save it again with"),
+        (zipped([("a", GOOD)]), "has the arrays none, but lacks a"),
+        (zipped([("a.npy", GOOD)], zipfile.ZIP_BZIP2), "in a way that NumPy does not use"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_npz(path, ["a"])
+    with pytest.raises(InputError, match=r"absent\.npz: cannot be read \(No such file"):
+        read_npz(tmp_path / "absent.npz", ["a"])
+    with pytest.raises(InputError, match="is not a regular file"):
+        read_npz(tmp_path, ["a"])
+
+
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(100_000), b=np.zeros(10))
+    monkeypatch.setattr(npy, "MOST_UNPACKED", 10_000)
+    with pytest.raises(InputError, match=r"have 800128 bytes, at most 10000 .* without compress"):
+        read_npz(tmp_path / "x.npz", ["a"])
+    assert read_npz(tmp_path / "x.npz", ["b"])["b"].size == 10
+
+
+def test_a_member_that_says_it_is_larger_takes_no_memory(tmp_path):
+    """The size in the zip file's list and in the header agree, but the bytes are not there."""
+    num_bytes = 1 << 40
+    content = bytearray(zipped([("a.npy", forged("|u1", (num_bytes - 128,)))], zipfile.ZIP_STORED))
+    place = content.rindex(b"PK\x01\x02")
+    struct.pack_into("<II", content, place + 20, 0xFFFFFFFE, 0xFFFFFFFE)
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(InputError, match="is not wholly there"):
+        read_npz(tmp_path / "x.npz", ["a"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_anywhere_is_a_sentence_or_harmless(seed, tmp_path):
+    generator = np.random.default_rng(seed)
+    save = np.savez_compressed if seed else np.savez
+    save(tmp_path / "good.npz", a=np.arange(50), b=np.array(["x", "yz"]))
+    good = (tmp_path / "good.npz").read_bytes()
+    path, refused = tmp_path / "bad.npz", []
+    for _ in range(150):
+        content = bytearray(good)
+        for place in generator.integers(len(good), size=2):
+            content[place] = generator.integers(256)
+        path.write_bytes(content[: generator.integers(len(good) // 2, 2 * len(good))])
+        try:
+            read_npz(path, ["a", "b"])
+        except InputError as error:
+            refused.append(str(error).startswith(f"{path}: "))
+    assert all(refused)
+    assert len(refused) > 50

@@ -1,0 +1,202 @@
+"""Read NumPy's .npy and .npz files that anybody may have written; nothing in them is unpickled.
+
+Before memory is taken for an array, its header is compared with the number of bytes that are there:
+a header can say any shape, and a small zip file can unpack to any size.
+"""
+
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedReader, BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import opened
+
+MOST_UNPACKED = 8 << 30  # bytes of the compressed arrays of a file, once they are unpacked
+_MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own reader takes 10,000
+_MOST_DIRECTORY_BYTES = 1 << 20  # of the zip file's list of its members: zipfile parses all of it
+_PIECE = 1 << 20  # bytes that are unpacked at once
+_LAST_CHARACTER = 0x10FFFF  # of Unicode
+_KINDS = "biufSU"  # NumPy's letters for truth values, numbers and text
+
+
+def read_npz(
+    path: Path, required: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Read arrays of numbers or text from a .npz file; other arrays in it are left alone.
+
+    Args:
+        path: the file.
+        required: names of arrays that it must have.
+        optional: names of arrays that it may have.
+
+    Returns:
+        The arrays that are there, by name, in the machine's byte order.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, lacks an array, holds Python objects or
+            records in one of these arrays, or unpacks to more than MOST_UNPACKED bytes.
+    """
+    with _archive(path) as archive:
+        members = _members(archive, path)
+        missing = [name for name in required if name not in members]
+        if missing:
+            found = escaped(", ".join(sorted(members)) or "none")
+            raise InputError(
+                f"{path}: has the arrays {found}, but lacks {', '.join(missing)}; save it again "
+                "with all of them"
+            )
+        wanted = [members[name] for name in (*required, *optional) if name in members]
+        packed = sum(info.file_size for info in wanted if info.compress_type)
+        if packed > MOST_UNPACKED:
+            raise InputError(
+                f"{path}: its compressed arrays have {packed} bytes, at most {MOST_UNPACKED} are "
+                "unpacked into memory; save it without compression, "
+                "np.savez('new.npz', **np.load('old.npz'))"
+            )
+        return {_name(info): _read_member(archive, info, path) for info in wanted}
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """Read an array of numbers or text from a .npy file, in the machine's byte order.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, or holds Python objects or records.
+    """
+    with opened(path) as file:
+        try:
+            return _read_array(file, os.fstat(file.fileno()).st_size, f"{path}: its array")
+        except (EOFError, ValueError, OSError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{path}: cannot be read as a .npy file ({escaped(str(error))}); it is damaged or "
+                "not wholly downloaded: fetch or save it again"
+            ) from error
+
+
+class _InPieces(BufferedReader):
+    """A file of which zipfile cannot read an endless list of members at once."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MOST_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"{size} bytes are read at once, as for a list of members")
+        return super().read(size)
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the file; whatever damage does is an InputError."""
+    with opened(path) as plain:
+        try:
+            with _InPieces(plain.raw) as file, zipfile.ZipFile(file) as archive:
+                yield archive
+        except InputError:
+            raise
+        except Exception as error:  # damaged bytes end in almost any exception of zipfile
+            raise InputError(
+                f"{path}: cannot be read as a .npz file ({escaped(str(error))}); it is damaged or "
+                "not wholly downloaded: fetch or save it again"
+            ) from error
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """List the arrays by name."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = _name(info)
+        if name in members:
+            raise InputError(f"{path}: has two arrays {escaped(name)}; save it again with one")
+        if name != info.filename:
+            members[name] = info
+    return members
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    return info.filename.removesuffix(".npy")
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size > path.stat().st_size:
+        raise ValueError(f"{info.filename} is not wholly there")
+    with archive.open(info) as stream:
+        return _read_array(stream, info.file_size, f"{path}: {_name(info)}")
+
+
+def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
+    """Read a .npy file of a known size; zipfile compares its checksum at the end.
+
+    Raises:
+        InputError: it holds no numbers or text, or there is not enough memory for it.
+        EOFError: the stream ends too early.
+        ValueError: it is no .npy file, or its header does not fit its size.
+    """
+    head = stream.read(_MOST_HEADER_BYTES)
+    shape, is_fortran, dtype, offset = _read_header(head)
+    if dtype.kind not in _KINDS or dtype.subdtype is not None:
+        raise InputError(
+            f"{where} holds {'Python objects' if dtype.hasobject else escaped(str(dtype))}, "
+            "expected numbers or text; save it again as an array of numbers or, for names, of "
+            "dtype=str"
+        )
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.itemsize < 1 or min(shape, default=0) < 0 or num_bytes != offset + size:
+        raise ValueError(
+            f"an array has {num_bytes} bytes, but its header says {shape} of {dtype.str}"
+        )
+    try:
+        content = np.empty(size, np.uint8)
+    except MemoryError as error:
+        raise InputError(
+            f"{where} needs {size} bytes of memory, which are not there; take a larger machine"
+        ) from error
+    start = np.frombuffer(head[offset:], np.uint8)
+    content[: len(start)] = start
+    rest = content.data[len(start) :]
+    while rest:
+        piece = stream.readinto(rest[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
+        if not piece:
+            raise EOFError(f"{len(rest)} of {size} bytes are missing")
+        rest = rest[piece:]
+    if stream.read(1):
+        raise ValueError("there are more bytes than numbers")
+    return (
+        _as_array(content, shape[::-1], dtype).T
+        if is_fortran
+        else (_as_array(content, shape, dtype))
+    )
+
+
+def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    if dtype.kind == "b":
+        return (content != 0).reshape(shape)  # in a file, a truth value may be any byte
+    array = content.view(dtype).reshape(shape)
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+    if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > _LAST_CHARACTER:
+        raise ValueError("a text has characters that are none of Unicode's")
+    return array
+
+
+def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, whether columns come first, type, and where the numbers begin."""
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    stream = BytesIO(head)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Python 2 has written it
+            shape, is_fortran, dtype = readers[npy.read_magic(stream)](stream)
+    except Exception as error:  # also MemoryError of Python's parser, for signs by the thousand
+        raise ValueError("an array does not begin as NumPy's do") from error
+    return shape, is_fortran, dtype, stream.tell()
