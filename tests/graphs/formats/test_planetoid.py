@@ -1,0 +1,205 @@
+"""Planetoid's files: nothing in them is executed, and what is wrong with them is one sentence."""
+
+import builtins
+import os
+import pickle
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from tests.graphs.formats.raw_files import planetoid_parts, write_planetoid, write_python2
+from vigpipe.errors import InputError
+from vigpipe.graphs.formats import old_pickle
+from vigpipe.graphs.formats.old_pickle import read_pickle
+from vigpipe.graphs.formats.planetoid import read
+
+MATRIX = sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])[:, [0, 2, 1]])
+CONTENTS = [
+    np.arange(6, dtype=np.int32).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.arange(3, dtype=">f8"),
+    MATRIX,
+    defaultdict(list, {0: [1, 2], 5: []}),
+    {1: [2]},
+]
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, "of Python 2"])
+def test_arrays_matrices_and_tables_are_read(protocol, tmp_path):
+    path = tmp_path / "x"
+    for content in CONTENTS:
+        if protocol == "of Python 2":
+            write_python2(path, content)
+        else:
+            path.write_bytes(pickle.dumps(content, protocol))
+        found = read_pickle(path)
+        if sparse.issparse(content):
+            np.testing.assert_array_equal(found.toarray(), content.toarray())
+        else:
+            np.testing.assert_array_equal(found, content)
+            assert getattr(found, "shape", None) == getattr(content, "shape", None)
+
+
+class Calls:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function, *arguments, state=None):
+        self.reduced = function, arguments, state
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (os.mkdir, ("made",), "posix.mkdir"),
+        (builtins.eval, ("1",), r"(__builtin__|builtins)\.eval"),
+        (builtins.getattr, ({}, "keys"), r"(__builtin__|builtins)\.getattr"),
+        (np.zeros, (3,), "numpy.zeros"),
+        (pickle.loads, (b"",), r"_?pickle\.loads"),
+    ],
+)
+def test_what_a_file_wants_to_call_is_named_and_not_called(
+    function, arguments, name, protocol, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_bytes(pickle.dumps({1: Calls(function, *arguments)}, protocol))
+    with pytest.raises(InputError, match=f"x: needs {name}, and loading that would execute code"):
+        read_pickle(tmp_path / "x")
+    assert os.listdir() == ["x"]
+
+
+def array_of(dtype, shape, content):
+    """A pickle of an array whose parts need not fit together."""
+    make, arguments, _ = np.zeros(0).__reduce__()
+    state = (1, shape, dtype, False, content)
+    return pickle.dumps(Calls(make, *arguments, state=state), 2)
+
+
+F8 = np.dtype("f8")
+DAMAGED = {
+    "empty": (b"", "damaged or not wholly downloaded"),
+    "text": (b"x", "cannot be read as a pickle of numbers"),
+    "cut off": (pickle.dumps(CONTENTS[0], 2)[:-9], "cannot be read as a pickle of numbers"),
+    "an array of objects": (pickle.dumps(np.array([{}, 1], object), 2), "holds object, no numbers"),
+    "an array of text": (pickle.dumps(np.array(["a"]), 2), "no numbers"),
+    "an array too short": (array_of(F8, (1 << 40,), b"12345678"), "has 8 bytes"),
+    "sides below 0": (array_of(F8, (-1, -1), b"12345678"), r"has the shape \(-1, -1\)"),
+    "many sides": (array_of(F8, (2,) * 3, bytes(64)), r"has the shape \(2, 2, 2\)"),
+    "an array without state": (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R.", "cannot be"),
+    "a memo without end": (b"\x80\x02]r\xff\xff\xff\x7f.", "remembers more than it holds"),
+    "a state for a type": (b"\x80\x02cnumpy\ndtype\n}b.", "missing 1 required positional"),
+    "a state for a table": (b"\x80\x02ccollections\ndefaultdict\n)R}b.", "is given a state"),
+    "a state for a name": (b"\x80\x02c_codecs\nencode\nX\1\0\0\0a\x85R}b.", "is given a state"),
+    "a matrix without rows": (b"\x80\x02cscipy.sparse.csr\ncsr_matrix\n)\x81}b.", "_shape"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_or_forged_pickle_is_one_sentence(kind, tmp_path):
+    content, message = DAMAGED[kind]
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_pickle(tmp_path / "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_attribute_of_a_class_of_ours_can_be_set(tmp_path):
+    before = dict(vars(old_pickle._Array))
+    for name in (b"numpy\ndtype", b"numpy.core.multiarray\n_reconstruct", b"__builtin__\nlist"):
+        state = b"(N}U\x07as_rowsK\x01st"  # (None, {'as_rows': 1}): attributes to set
+        (tmp_path / "x").write_bytes(b"\x80\x02c" + name + b"\n" + state + b"b.")
+        with pytest.raises(InputError):
+            read_pickle(tmp_path / "x")
+    assert dict(vars(old_pickle._Array)) == before
+
+
+def test_a_matrix_that_is_none_is_one_sentence(tmp_path):
+    for name, wrong in (
+        ("indptr", np.array([0, 3, 1, 3])),
+        ("indptr", np.array([0.0, 1, 2, 3])),
+        ("indices", np.array([0, 9, 1])),
+        ("indices", np.array([0, -1, 1])),
+        ("data", np.zeros(2)),
+        ("_shape", (1 << 40, 3)),
+        ("_shape", (3, 1 << 40)),
+        ("_shape", (3, 0)),
+        ("_shape", (3,)),
+    ):
+        matrix = MATRIX.copy()
+        matrix.__dict__[name] = wrong
+        write_python2(tmp_path / "x", matrix)
+        with pytest.raises(InputError, match=f"^{tmp_path / 'x'}: "):
+            read_pickle(tmp_path / "x")
+
+
+def test_a_large_file_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(old_pickle, "MOST_BYTES", 10)
+    (tmp_path / "x").write_bytes(pickle.dumps(CONTENTS[0], 2))
+    with pytest.raises(InputError, match="bytes, expected at most 10"):
+        read_pickle(tmp_path / "x")
+
+
+# ---- the files together ---------------------------------------------------------------------
+
+PARTS = planetoid_parts(0)
+MANY = [7] * 3000
+WRONG = {
+    "a part of another": ({"ally": PARTS["ally"][:-1]}, "files do not fit together .allx .532, 9."),
+    "another width": ({"tx": PARTS["tx"][:, :8]}, "do not fit together"),
+    "classes that are missing": ({"y": PARTS["y"][:, :2]}, "do not fit together"),
+    "too few nodes": ({"y": PARTS["ally"][:40]}, "500 nodes for validation"),
+    "no matrix": ({"allx": PARTS["ally"]}, "allx: holds no sparse matrix"),
+    "no classes": ({"ty": PARTS["tx"]}, "ty: holds no array of a row of classes"),
+    "one number a node": ({"y": np.zeros(12)}, "y: holds no array of a row of classes"),
+    "a node twice": ({"test.index": [532] * 30}, "lie in 532 … 532, expected each once, from 532"),
+    "other nodes": ({"test.index": np.arange(30)}, "lie in 0 … 29"),
+    "a far node": ({"test.index": [*range(532, 561), 1 << 40]}, "at most 4194304"),
+    "no number": ({"test.index": ["a"] * 30}, "holds no list of numbers"),
+    "a number too long": ({"test.index": [10**30] * 30}, "holds no list of numbers"),
+    "no numbers": ({"test.index": []}, "holds no list of numbers"),
+    "two classes": ({"ally": np.ones_like(PARTS["ally"])}, "node 0 has not exactly one class"),
+    "an edge to nowhere": ({"graph": {0: [562]}}, "edge 0 goes from node 0 to node 562, but with"),
+    "no graph": ({"graph": [0, 1]}, "graph: holds no table of the neighbours"),
+    "neighbours that are none": ({"graph": {0: 1}}, "graph: holds no table of the neighbours"),
+    "a graph that grows": ({"graph": dict.fromkeys(range(500), MANY)}, "holds no table"),
+    "broken numbers": ({"graph": {0: [0.5]}}, "holds no table"),
+    "words": ({"graph": {0: ["a"]}}, "holds no table"),
+    "a node that is none": ({"graph": {"a": [0]}}, "holds no table"),
+    "a number beyond all": ({"graph": {0: [1 << 70]}}, "expected whole numbers"),
+    "lists in lists": ({"graph": {0: [[1], [1, 2]]}}, "holds no table"),
+    "a class without training": ({"y": PARTS["y"][:2]}, r"class 2 \('2'\) has no training nodes"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_files_that_do_not_fit_are_one_sentence(kind, tmp_path):
+    change, message = WRONG[kind]
+    folder = write_planetoid(tmp_path, "Cora", {**PARTS, **change})
+    with pytest.raises(InputError, match=message) as caught:
+        read("Cora", folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["tx", "graph", "ally"])
+def test_damage_anywhere_is_a_sentence_or_harmless(part, tmp_path):
+    generator = np.random.default_rng(0)
+    folder = write_planetoid(tmp_path, "Cora", PARTS)
+    path = folder / f"ind.cora.{part}"
+    good, refused = path.read_bytes(), []
+    for _ in range(60):
+        content = bytearray(good)
+        for place in (generator.random(2) ** 3 * len(good)).astype(int):
+            content[place] = generator.integers(256)
+        path.write_bytes(content[: generator.integers(len(good) // 2, 2 * len(good))])
+        try:
+            read("Cora", folder)
+        except InputError as error:
+            refused.append(str(folder) in str(error))
+    assert all(refused)
+    assert len(refused) > 10

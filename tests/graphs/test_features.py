@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+from sklearn.feature_extraction.text import TfidfTransformer
+
+from vigpipe.errors import InputError
+from vigpipe.graphs.features import scaled
+
+GENERATOR = np.random.default_rng(0)
+DENSE = (GENERATOR.random((50, 7)) * (GENERATOR.random((50, 7)) < 0.4)).astype(np.float32)
+DENSE[3] = 0
+DENSE[:, 5] = 0
+BOTH = pytest.mark.parametrize("features", [DENSE, csr_array(DENSE)], ids=["dense", "sparse"])
+
+
+def as_dense(features, like):
+    assert type(features) is type(like)
+    assert features.dtype == np.float32
+    return features if isinstance(features, np.ndarray) else features.toarray()
+
+
+@BOTH
+def test_raw_features_are_those_that_were_given(features):
+    assert scaled(features, "raw", "x") is features
+
+
+@BOTH
+def test_rows_are_divided_by_their_sums_and_rows_of_zeros_stay(features):
+    expected = DENSE / np.maximum(DENSE.sum(axis=1, keepdims=True), 1e-9)
+    found = as_dense(scaled(features, "row", "x"), features)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert not found[3].any()
+
+
+@BOTH
+def test_tfidf_is_scikit_learn_s(features):
+    expected = TfidfTransformer().fit_transform(csr_array(DENSE.astype(np.float64))).toarray()
+    found = as_dense(scaled(features, "tfidf", "x"), features)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@BOTH
+def test_what_was_given_is_not_changed(features):
+    before = features.copy()
+    for scaling in ("row", "tfidf"):
+        scaled(features, scaling, "x")
+        np.testing.assert_array_equal(as_dense(features, before), as_dense(before, features))
+
+
+@BOTH
+@pytest.mark.parametrize("scaling", ["row", "tfidf"])
+def test_features_below_0_cannot_be_scaled(features, scaling):
+    with pytest.raises(
+        InputError, match=f"^x: has features below 0 .* --features {scaling} cannot"
+    ):
+        scaled(features * np.float32(-1), scaling, "x")

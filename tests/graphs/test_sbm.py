@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
+from vigpipe.graphs.sbm import draw
+
+
+def targets(graph):
+    return np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("sbm:3003", (3003, 10, 64)),
+        ("sbm:3003,7", (3003, 7, 64)),
+        ("sbm:3003,7,5", (3003, 7, 5)),
+        ("sbm:3003,7,5,20", (3003, 7, 5)),
+        ("sbm:5,1,1,1", (5, 1, 1)),
+    ],
+)
+def test_it_has_the_sizes_that_were_asked_for(name, sizes):
+    graph = draw(name, 0)
+    assert graph.name == name
+    assert (graph.num_nodes, graph.num_classes, graph.num_features) == sizes
+    assert graph.features.dtype == np.float32
+    assert graph.split.dtype == np.int8
+    counts = np.bincount(graph.labels)
+    assert counts.max() - counts.min() <= 1
+    for label in range(graph.num_classes):
+        parts = np.bincount(graph.split[graph.labels == label])
+        assert parts.argmax() == TRAIN
+        assert abs(parts[TRAIN] - 3 * parts[VALIDATION]) <= 3
+        assert abs(parts[VALIDATION] - parts[TEST]) <= 1
+
+
+def test_it_is_undirected_without_loops_and_joins_classes():
+    graph = draw("sbm:3000,10,8,20", 1)
+    ends = np.stack((graph.indices, targets(graph)))
+    assert (ends[0] != ends[1]).all()
+    order = np.lexsort(ends[::-1])
+    np.testing.assert_array_equal(ends[:, order], ends[::-1][:, np.lexsort(ends)])
+    assert 0.95 * 20 < graph.num_edges / graph.num_nodes <= 20
+    within = (graph.labels[ends[0]] == graph.labels[ends[1]]).mean()
+    assert 0.79 < within < 0.85  # four of five on purpose, and a tenth of the others
+
+
+def test_every_class_has_a_mean_of_its_own():
+    graph = draw("sbm:20000,4,30", 2)
+    assert isinstance(graph.features, np.ndarray)
+    means = np.stack([graph.features[graph.labels == label].mean(axis=0) for label in range(4)])
+    assert 0.8 < means.std() < 1.2
+    assert 2.9 < (graph.features - means[graph.labels]).std() < 3.1
+
+
+def test_the_seed_says_which():
+    graphs = [draw("sbm:200", seed) for seed in (0, 0, 1)]
+    assert graphs[0].sha256 == graphs[1].sha256 != graphs[2].sha256
+    np.testing.assert_array_equal(graphs[0].features, graphs[1].features)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sbm:", r"expected whole numbers as sbm:NODES\[,CLASSES"),
+        ("sbm:ten", "expected whole numbers"),
+        ("sbm:100,", "expected whole numbers"),
+        ("sbm:-100", "expected whole numbers"),
+        ("sbm:100,2,3,4,5", "expected whole numbers"),
+        ("sbm:²", "expected whole numbers"),
+        ("sbm:" + "9" * 5000, "expected whole numbers"),
+        ("sbm:100,0", "every number is at least 1"),
+        ("sbm:100,30", "a class has at least 5 nodes .got 100 nodes in 30 classes"),
+        ("sbm:100000000,10,64", "at most 2147483648; choose smaller numbers"),
+        ("sbm:1000000,10,1,9999", "at most 2147483648; choose smaller numbers"),
+    ],
+)
+def test_another_form_or_size_is_one_sentence(name, message):
+    with pytest.raises(InputError, match=f"^--data {name.split('9999')[0]}.*{message}"):
+        draw(name, 0)

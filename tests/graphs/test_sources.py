@@ -1,0 +1,134 @@
+"""Which graph a word stands for, and who fetches what is not there."""
+
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.graphs.formats.raw_files import planetoid_parts, write_graphsaint, write_planetoid
+from vigpipe.errors import InputError
+from vigpipe.graphs.graph import symmetric
+from vigpipe.graphs.sources import open_graph
+
+
+def opened(data, data_dir=Path("data"), **options):
+    options = {"download": False, "features": "raw", "symmetric": False, "seed": 0, **options}
+    return open_graph(data, data_dir=data_dir, **options)
+
+
+def test_a_file_a_name_and_a_draw(tmp_path, monkeypatch):
+    write_planetoid(tmp_path, "Cora", planetoid_parts(0))
+    assert opened("cORA", tmp_path).name == "Cora"
+    assert opened("sbm:100,2", seed=1).sha256 == opened("sbm:100,2", seed=1).sha256
+    graph = opened("sbm:100,2")
+    assert isinstance(graph.features, np.ndarray)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.savez(
+        tmp_path / "cora.npz",
+        edge_src=graph.indices,
+        edge_dst=np.repeat(np.arange(100), np.diff(graph.indptr)),
+        x=graph.features,
+        y=graph.labels,
+        split=graph.split,
+    )
+    again = opened("~/cora.npz")
+    assert again.sha256 == graph.sha256
+    np.testing.assert_array_equal(again.features, graph.features)
+
+
+def test_features_are_scaled_and_edges_added_on_request(tmp_path):
+    write_graphsaint(tmp_path / "Flickr", 0, multi_label=False)
+    path = tmp_path / "Flickr" / "raw" / "feats.npy"
+    np.save(path, np.abs(np.load(path)))
+    graph = opened("flickr", tmp_path)
+    other = opened("flickr", tmp_path, features="row", symmetric=True)
+    np.testing.assert_allclose(other.features.sum(axis=1), 1, rtol=1e-6)
+    assert graph.features.sum(axis=1).std() > 0.1
+    assert other.num_edges > graph.num_edges
+    np.testing.assert_array_equal(other.indices, symmetric(graph)[1])
+    np.testing.assert_array_equal(other.indptr, symmetric(graph)[0])
+    assert other.sha256 != graph.sha256
+
+
+@pytest.mark.parametrize("data", ["coral", "graph.npy", "", "/tmp", "ogbn-arxiv", "sbm"])
+def test_another_word_lists_what_there_is(data):
+    names = "Cora, CiteSeer, PubMed, Reddit, Reddit2, Flickr, Yelp, AmazonProducts"
+    form = r"a graph file \(\*\.npz\) or sbm:NODES"
+    with pytest.raises(
+        InputError, match=f"^--data {data}: no such graph; give one of {names}, {form}"
+    ):
+        opened(data)
+
+
+def test_without_its_files_a_data_set_says_which(tmp_path):
+    folder = write_planetoid(tmp_path, "Cora", planetoid_parts(0))
+    (folder / "ind.cora.tx").unlink()
+    (folder / "ind.cora.graph").unlink()
+    with pytest.raises(
+        InputError, match=r"raw: lacks ind\.cora\.tx, ind\.cora\.graph of Cora; add"
+    ):
+        opened("Cora", tmp_path)
+    with pytest.raises(InputError, match=r"lacks adj_full\.npz, feats\.npy, .*--download"):
+        opened("Yelp", tmp_path)
+    assert not (tmp_path / "Yelp").exists()
+
+
+class Fetches:
+    """Stands for a data set of torch-geometric, whose `download` copies the files of a folder."""
+
+    source = Path()
+
+    def __init__(self):
+        raise AssertionError("it would write a pickled copy")
+
+    @property
+    def raw_dir(self):
+        return f"{self.root}/raw"  # pyright: ignore[reportAttributeAccessIssue]
+
+    def download(self):
+        assert Path(self.raw_dir).is_dir()
+        shutil.copytree(self.source, self.raw_dir, dirs_exist_ok=True)
+
+
+class Fails(Fetches):
+    def download(self):
+        (Path(self.raw_dir) / "feats.npy").write_text("half of it")
+        raise ConnectionError("no route\nto host")
+
+
+@pytest.fixture
+def torch_geometric(monkeypatch):
+    """A module in the place of torch-geometric, which takes seconds to import."""
+    datasets = ModuleType("torch_geometric.datasets")
+    package = ModuleType("torch_geometric")
+    package.datasets = datasets  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "torch_geometric", package)
+    monkeypatch.setitem(sys.modules, "torch_geometric.datasets", datasets)
+    return datasets
+
+
+def test_missing_files_are_fetched_and_nothing_else_is_left(tmp_path, torch_geometric):
+    Fetches.source = write_graphsaint(tmp_path / "there", 0, multi_label=True)
+    torch_geometric.Yelp = Fetches
+    data_dir = tmp_path / "here"
+    graph = opened("yelp", data_dir, download=True)
+    torch_geometric.Yelp = None  # the files are there, so nothing is fetched again
+    assert opened("yelp", data_dir, download=True).sha256 == graph.sha256
+    files = sorted(str(path.relative_to(data_dir)) for path in data_dir.rglob("*"))
+    names = ("adj_full.npz", "class_map.json", "feats.npy", "role.json")
+    assert files == ["Yelp", "Yelp/raw", *(f"Yelp/raw/{name}" for name in names)]
+
+
+def test_what_cannot_be_fetched_is_one_sentence_and_leaves_no_half(tmp_path, torch_geometric):
+    torch_geometric.Yelp = Fails
+    with pytest.raises(
+        InputError, match=r"Yelp could not be fetched \(ConnectionError: no route\\n"
+    ):
+        opened("yelp", tmp_path, download=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["Yelp", "raw"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"could not be fetched \(NotADirectoryError"):
+        opened("yelp", tmp_path / "file", download=True)

@@ -1,0 +1,69 @@
+"""Scale the features of nodes; what is sparse stays sparse."""
+
+from typing import Any, Literal
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from vigpipe.errors import InputError
+
+Scaling = Literal["raw", "row", "tfidf"]
+
+
+def scaled(
+    features: np.ndarray | csr_array, scaling: Scaling, where: str
+) -> np.ndarray | csr_array:
+    r"""Scale the features of all nodes.
+
+    `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
+    x_ij · (ln((1 + n) / (1 + n_j)) + 1), where n_j of the n nodes have a feature j that is not 0,
+    and then each row is divided by its Euclidean length. Rows of zeros stay. As torch-geometric's
+    NormalizeFeatures, both look at the features of all nodes, also of those to test with.
+
+    Args:
+        features: (n, d) float32, dense or as rows of numbers that are not 0; not changed.
+        scaling: `raw` returns the features as they are.
+        where: what the message of an error begins with.
+
+    Returns:
+        (n, d) float32, sparse if they were.
+
+    Raises:
+        InputError: there are features below 0, which have no such scales.
+    """
+    if scaling == "raw":
+        return features
+    least = (features.data if isinstance(features, csr_array) else features).min(initial=0)
+    if least < 0:
+        raise InputError(
+            f"{where}: has features below 0 (the least is {least}), which --features {scaling} "
+            "cannot scale; take --features raw"
+        )
+    if scaling == "row":
+        return _divided(features, features.sum(axis=1, dtype=np.float64))
+    shape: Any = features.shape  # scipy says it can be None
+    num_nodes, num_features = shape
+    if isinstance(features, csr_array):
+        nodes_with = np.bincount(features.indices, minlength=num_features)
+    else:
+        nodes_with = np.count_nonzero(features, axis=0)
+    weights = (np.log((1 + num_nodes) / (1 + nodes_with)) + 1).astype(np.float32)
+    if isinstance(features, csr_array):
+        weighted = features.copy()
+        weighted.data *= weights[features.indices]
+        squares = weighted.astype(np.float64).power(2).sum(axis=1)
+    else:
+        weighted = features * weights
+        squares = np.einsum("ij,ij->i", weighted, weighted, dtype=np.float64)
+    return _divided(weighted, np.sqrt(squares))
+
+
+def _divided(features: np.ndarray | csr_array, lengths: np.ndarray) -> np.ndarray | csr_array:
+    """Divide each row by its length, (n,) float64; where that is 0, the row stays."""
+    lengths = np.where(lengths == 0, 1, lengths)
+    if isinstance(features, csr_array):
+        divided = features.copy()
+        lengths = np.repeat(lengths, np.diff(features.indptr))
+        np.divide(divided.data, lengths, out=divided.data, casting="same_kind")
+        return divided
+    return np.divide(features, lengths[:, None], out=np.empty_like(features), casting="same_kind")

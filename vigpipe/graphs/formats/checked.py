@@ -1,0 +1,267 @@
+"""Make a graph of parts that a stranger has written, or say in one sentence why that cannot be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped, is_plain
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, in_rows
+
+MOST_FEATURES = 1 << 24  # of a node: the first layer has a row of weights for each
+_SPLITS = ((TRAIN, "training"), (TEST, "test"))
+
+
+def make_graph(
+    *,
+    name: str,
+    where: str,
+    sources: np.ndarray,
+    targets: np.ndarray,
+    features: np.ndarray | csr_array,
+    labels: np.ndarray,
+    split: np.ndarray,
+    class_names: Sequence[str] | None = None,
+) -> Graph:
+    """Check the parts of a graph and put them together.
+
+    Args:
+        name: what the user calls the graph.
+        where: the file or folder, which messages begin with.
+        sources: (e,) integers, the nodes that edges come from. An edge that is there more than once
+            counts once.
+        targets: (e,) integers, the nodes that they end in.
+        features: (n, d) numbers, dense or from `make_rows`.
+        labels: (n,) integers, NO_CLASS for none; or (n, C) zeros and ones.
+        split: (n,) integers: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class gets
+            NO_SPLIT, because there is nothing to train or to score it with.
+        class_names: names of the C classes; by default the classes are called by their numbers.
+
+    Raises:
+        InputError: the parts do not fit together, a number is out of range or not finite, there are
+            no training or no test nodes, or a class has no training nodes.
+    """
+    num_nodes = len(labels) if labels.ndim else 0
+    shape: Any = features.shape  # scipy says it can be None
+    if num_nodes < 1:
+        raise InputError(f"{where}: has no nodes, expected at least one; it may be the wrong file")
+    for what, length in (
+        ("features", shape[0] if shape else 0),
+        ("split", len(np.atleast_1d(split))),
+    ):
+        if length != num_nodes:
+            raise InputError(
+                f"{where}: has labels of {num_nodes} nodes, but {what} of {length}; save all "
+                "arrays in the same order of nodes"
+            )
+    _check_edges(sources, targets, num_nodes, where)
+    features = _check_features(features, where)
+    multi_label = labels.ndim == 2
+    labels = _zeros_and_ones(labels, where) if multi_label else _whole_numbers(labels, where)
+    num_classes = labels.shape[1] if multi_label else int(labels.max()) + 1
+    names = _check_names(class_names, num_classes, multi_label, where)
+    split = _check_split(split, where)
+    if not multi_label:
+        split[labels == NO_CLASS] = NO_SPLIT
+    for part, text in _SPLITS:
+        if not (split == part).any():
+            raise InputError(
+                f"{where}: has no {text} nodes (with a class); mark some with {part} in its split"
+            )
+    if not multi_label:
+        trained = np.bincount(labels[split == TRAIN], minlength=len(names))
+        if not trained.all():
+            absent = int(trained.argmin())
+            raise InputError(
+                f"{where}: class {absent} ('{escaped(names[absent])}') has no training nodes; put "
+                "some of its nodes into the training split, or leave the class out"
+            )
+    indptr, indices = in_rows(sources, targets, num_nodes)
+    return Graph(name, indptr, indices, features, labels, split, names)
+
+
+def make_rows(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    values: np.ndarray | None,
+    shape: tuple[int, int],
+    where: str,
+) -> csr_array:
+    """Make sparse features of compressed rows (CSR).
+
+    Args:
+        indptr: (n + 1,) integers; the numbers of row i are those from indptr[i] to indptr[i + 1].
+        indices: (m,) integers, the column of each number. Numbers of the same place are added.
+        values: (m,) numbers; None for ones.
+        shape: (n, d).
+        where: what messages begin with.
+
+    Raises:
+        InputError: these are no compressed rows of that shape.
+    """
+    num_rows, num_columns = shape
+    if not 1 <= num_columns <= MOST_FEATURES:
+        raise InputError(
+            f"{where}: has {num_columns} features of a node, expected 1 … {MOST_FEATURES}; leave "
+            "out those that are always 0"
+        )
+    if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
+        raise InputError(
+            f"{where}: x_indptr and x_indices have {indptr.dtype} and {indices.dtype}, expected "
+            "whole numbers; save a scipy csr_array's indptr and indices"
+        )
+    if indptr.shape != (num_rows + 1,) or indices.ndim != 1:
+        raise InputError(
+            f"{where}: x_indptr has the shape {indptr.shape} and x_indices {indices.shape}, "
+            f"expected ({num_rows + 1},) and one dimension; save a scipy csr_array of a row for "
+            "each node"
+        )
+    ascending = (indptr[1:] >= indptr[:-1]).all()
+    if indptr[0] != 0 or indptr[-1] != len(indices) or not ascending:
+        raise InputError(
+            f"{where}: x_indptr does not ascend from 0 to {len(indices)}, the number of x_indices; "
+            "save a scipy csr_array's own indptr"
+        )
+    if len(indices) and (indices.min() < 0 or indices.max() >= num_columns):
+        raise InputError(
+            f"{where}: x_indices lie in {indices.min()} … {indices.max()}, but with {num_columns} "
+            f"features they belong in 0 … {num_columns - 1}; correct them or the number of features"
+        )
+    if values is None:
+        values = np.ones(len(indices), np.float32)
+    if values.shape != indices.shape or values.dtype.kind not in "biuf":
+        raise InputError(
+            f"{where}: x_data has {values.dtype} of shape {values.shape}, expected a number for "
+            f"each of the {len(indices)} x_indices; save a scipy csr_array's own data"
+        )
+    # All of them fit into int64 now, and scipy takes int32 where that is enough.
+    rows = csr_array(
+        (_as_float32(values), indices.astype(np.int64), indptr.astype(np.int64)), shape=shape
+    )
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
+    return rows
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is infinite, and refused
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _check_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, where: str) -> None:
+    for ends in (sources, targets):
+        if ends.ndim != 1 or ends.dtype.kind not in "iu" or ends.shape != sources.shape:
+            raise InputError(
+                f"{where}: the ends of its edges are {sources.dtype} of shape {sources.shape} and "
+                f"{targets.dtype} of shape {targets.shape}, expected whole numbers of the same "
+                "shape (e,); save the two ends of every edge"
+            )
+    wrong = (sources < 0) | (sources >= num_nodes) | (targets < 0) | (targets >= num_nodes)
+    if wrong.any():
+        edge = int(wrong.argmax())
+        raise InputError(
+            f"{where}: edge {edge} goes from node {sources[edge]} to node {targets[edge]}, but "
+            f"with {num_nodes} nodes they count from 0 to {num_nodes - 1}; correct the edge"
+        )
+
+
+def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray | csr_array:
+    shape: Any = features.shape
+    if len(shape) != 2 or features.dtype.kind not in "biuf" or shape[1] < 1:
+        raise InputError(
+            f"{where}: its features are {features.dtype} of shape {shape}, expected "
+            "numbers of shape (n, d) with d of at least 1"
+        )
+    if isinstance(features, csr_array):
+        finite = np.isfinite(features.data)
+        if not finite.all():
+            place = int(finite.argmin())
+            node = int(np.searchsorted(features.indptr, place, side="right")) - 1
+            _refuse_number(where, node, int(features.indices[place]))
+        return features
+    features = _as_float32(features)
+    finite = np.isfinite(features)
+    if not finite.all():
+        node, column = np.unravel_index(finite.argmin(), finite.shape)
+        _refuse_number(where, int(node), int(column))
+    return features
+
+
+def _refuse_number(where: str, node: int, column: int) -> None:
+    raise InputError(
+        f"{where}: feature {column} of node {node} is not a finite number of float32; mend or "
+        "remove it"
+    )
+
+
+def _whole_numbers(labels: np.ndarray, where: str) -> np.ndarray:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected whole "
+            "numbers of shape (n,), or zeros and ones of shape (n, C) where a node may have "
+            "several classes"
+        )
+    # Every class needs a training node, so there are fewer classes than nodes.
+    wrong = (labels < NO_CLASS) | (labels >= len(labels))
+    if wrong.any():
+        node = int(wrong.argmax())
+        raise InputError(
+            f"{where}: node {node} has the label {labels[node]}, but classes count from 0, with "
+            f"{NO_CLASS} for none; number the classes 0, 1, 2 and so on"
+        )
+    return labels.astype(np.int64)
+
+
+def _zeros_and_ones(labels: np.ndarray, where: str) -> np.ndarray:
+    if (
+        labels.shape[1] < 1
+        or labels.dtype.kind not in "biu"
+        or ((labels != 0) & (labels != 1)).any()
+    ):
+        raise InputError(
+            f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected zeros and "
+            "ones in this shape; where a node has one class, save its number in the shape (n,)"
+        )
+    return np.ascontiguousarray(labels != 0)
+
+
+def _check_names(
+    names: Sequence[str] | None, num_classes: int, multi_label: bool, where: str
+) -> tuple[str, ...]:
+    if names is None:
+        return tuple(str(label) for label in range(num_classes))
+    if num_classes > len(names) or (multi_label and num_classes < len(names)):
+        raise InputError(
+            f"{where}: its labels are of {num_classes} classes, but it names {len(names)}; name "
+            "every class"
+        )
+    for label, name in enumerate(names):
+        if not name.strip() or not is_plain(name):
+            raise InputError(
+                f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
+                "characters in it; rename it"
+            )
+    if len(set(names)) < len(names):
+        twice = next(name for label, name in enumerate(names) if name in names[:label])
+        raise InputError(
+            f"{where}: two classes are called '{escaped(twice)}'; give each a name of its own"
+        )
+    return tuple(names)
+
+
+def _check_split(split: np.ndarray, where: str) -> np.ndarray:
+    if split.ndim != 1 or split.dtype.kind not in "iu":
+        raise InputError(
+            f"{where}: its split is {split.dtype} of shape {split.shape}, expected whole numbers "
+            "of shape (n,)"
+        )
+    wrong = (split < NO_SPLIT) | (split > TEST)
+    if wrong.any():
+        node = int(wrong.argmax())
+        raise InputError(
+            f"{where}: the split of node {node} is {split[node]}, expected 0 for training, 1 for "
+            "validation, 2 for test or -1 for none; correct it"
+        )
+    return split.astype(np.int8)

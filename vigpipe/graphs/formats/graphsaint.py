@@ -1,0 +1,126 @@
+"""Reddit2, Flickr, Yelp and AmazonProducts, in the four files of GraphSAINT.
+
+Source: Zeng, Zhou, Srivastava, Kannan, Prasanna, GraphSAINT: Graph Sampling Based Inductive
+Learning Method, ICLR 2020 (arXiv 1907.04931); read as torch-geometric reads them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vigpipe.errors import InputError
+from vigpipe.files.npy import read_npy, read_npz
+from vigpipe.files.untrusted import read_json
+from vigpipe.graphs.formats.checked import make_graph
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, VALIDATION, Graph
+
+FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
+_ROLES = {"tr": TRAIN, "va": VALIDATION, "te": TEST}
+_MOST_JSON = 2 << 30  # AmazonProducts' classes are zeros and ones of 1,569,960 × 107
+
+
+def read(name: str, folder: Path) -> Graph:
+    """Read a graph. Its features are not scaled; GraphSAINT's own code scales them.
+
+    Args:
+        name: what the user calls it.
+        folder: with the files.
+
+    Raises:
+        InputError: a file cannot be read, or they do not fit together.
+    """
+    adjacency, features_path, classes, roles = (folder / file for file in FILES)
+    features = read_npy(features_path)
+    if not features.size or features.ndim != 2:
+        raise InputError(
+            f"{features_path}: has the shape {features.shape}, expected (n, d): the d features of "
+            "each node; fetch it again"
+        )
+    num_nodes = len(features)
+    sources, targets = _edges(adjacency)
+    return make_graph(
+        name=name,
+        where=str(folder),
+        sources=sources,
+        targets=targets,
+        features=features,
+        labels=_labels(classes, num_nodes),
+        split=_split(roles, num_nodes),
+    )
+
+
+def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read the adjacency matrix, in compressed rows: an edge goes from its row to its column."""
+    arrays = read_npz(path, ("indptr", "indices"))
+    indptr, targets = arrays["indptr"], arrays["indices"]
+    is_whole = indptr.dtype.kind in "iu" and targets.dtype.kind in "iu"
+    if not is_whole or indptr.ndim != 1 or targets.ndim != 1 or not _ascends(indptr, len(targets)):
+        raise InputError(
+            f"{path}: its indptr does not ascend from 0 to the number of its indices; fetch it "
+            "again"
+        )
+    counts = np.diff(indptr.astype(np.int64))
+    return np.repeat(np.arange(len(counts)), counts), targets
+
+
+def _ascends(indptr: np.ndarray, last: int) -> bool:
+    ascending = bool((indptr[1:] >= indptr[:-1]).all())
+    return len(indptr) > 0 and indptr[0] == 0 and indptr[-1] == last and ascending
+
+
+def _labels(path: Path, num_nodes: int) -> np.ndarray:
+    """Read the table of each node's class, a number, or classes, zeros and ones."""
+    table = _table(path)
+    try:
+        nodes = np.fromiter(map(int, table), np.int64, len(table))
+        found = np.array(list(table.values()))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InputError(
+            f"{path}: its keys are no numbers of nodes, or its values are neither classes nor "
+            "lists of zeros and ones of the same length; fetch it again"
+        ) from error
+    if not len(nodes) or nodes.min() < 0 or nodes.max() >= num_nodes:
+        raise InputError(
+            f"{path}: has classes of other nodes than 0 … {num_nodes - 1}, those that have "
+            "features; fetch it again"
+        )
+    labels = np.full((num_nodes, *found.shape[1:]), NO_CLASS if found.ndim == 1 else 0, found.dtype)
+    labels[nodes] = found
+    return labels
+
+
+def _split(path: Path, num_nodes: int) -> np.ndarray:
+    table = _table(path)
+    split = np.full(num_nodes, NO_SPLIT, np.int8)
+    for role, part in _ROLES.items():
+        nodes = _numbers(table.get(role), num_nodes)
+        if nodes is None:
+            raise InputError(
+                f"{path}: '{role}' is no list of numbers of nodes from 0 to {num_nodes - 1}; fetch "
+                "it again"
+            )
+        if (split[nodes] != NO_SPLIT).any():
+            raise InputError(
+                f"{path}: '{role}' has nodes of another part of the split; fetch it again"
+            )
+        split[nodes] = part
+    return split
+
+
+def _numbers(found: object, num_nodes: int) -> np.ndarray | None:
+    """Return a list of numbers of nodes as an array; None if it is none."""
+    try:
+        nodes = np.array(found)
+    except ValueError:  # lists of different lengths
+        return None
+    if nodes.ndim != 1 or nodes.dtype != np.int64:
+        return None
+    return nodes if nodes.min() >= 0 and nodes.max() < num_nodes else None
+
+
+def _table(path: Path) -> dict[str, Any]:
+    found = read_json(path, _MOST_JSON)
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is no table; fetch it again")
+    return found

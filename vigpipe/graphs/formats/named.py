@@ -1,0 +1,100 @@
+"""Data sets that are known by their names: where their files lie, and who fetches them.
+
+The files are fetched by torch-geometric, from the addresses that it knows, and read by the readers
+of this folder: torch-geometric's own would leave a pickled copy of each data set beside them.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.graphs.formats import graphsaint, planetoid, reddit
+from vigpipe.graphs.graph import Graph
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set.
+
+    Attributes:
+        name: in torch-geometric's spelling.
+        files: names of its files in the folder `<name>/raw`.
+        read: reads the graph, given its name and the folder.
+        is_planetoid: whether torch-geometric has one class for several names.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    read: Callable[[str, Path], Graph]
+    is_planetoid: bool = False
+
+
+_ALL = (
+    *(
+        DataSet(name, planetoid.file_names(name), planetoid.read, is_planetoid=True)
+        for name in ("Cora", "CiteSeer", "PubMed")
+    ),
+    DataSet("Reddit", reddit.FILES, reddit.read),
+    *(
+        DataSet(name, graphsaint.FILES, graphsaint.read)
+        for name in ("Reddit2", "Flickr", "Yelp", "AmazonProducts")
+    ),
+)
+DATA_SETS = {data_set.name.lower(): data_set for data_set in _ALL}
+
+
+def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
+    """Read a data set from `data_dir/<name>/raw`, torch-geometric's own layout.
+
+    Args:
+        data_set: the data set.
+        data_dir: the folder of all data sets.
+        download: fetch the files if one of them is not there. One process at a time may do so.
+
+    Raises:
+        InputError: files are missing, cannot be fetched or cannot be read.
+    """
+    folder = data_dir / data_set.name / "raw"
+    missing = [name for name in data_set.files if not (folder / name).exists()]
+    if missing and not download:
+        raise InputError(
+            f"{folder}: lacks {', '.join(missing)} of {data_set.name}; add --download to fetch "
+            "them, or name the folder above with --data-dir"
+        )
+    if missing:
+        _fetch(data_set, data_dir, folder)
+    return data_set.read(data_set.name, folder)
+
+
+def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
+    """Fetch the files into a hidden folder first, so that none is ever there by half."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as root:
+            fetched = _download(data_set, Path(root))
+            for name in data_set.files:
+                (fetched / name).replace(folder / name)
+    except Exception as error:  # of the file system, or any of several libraries for addresses
+        raise InputError(
+            f"{folder}: {data_set.name} could not be fetched ({type(error).__name__}: "
+            f"{escaped(str(error))}); try again, or put {', '.join(data_set.files)} there"
+        ) from error
+
+
+def _download(data_set: DataSet, root: Path) -> Path:
+    """Call torch-geometric's download of a data set, and return the folder of the files."""
+    with warnings.catch_warnings():  # warnings about its own code while it is imported
+        warnings.simplefilter("ignore")
+        from torch_geometric import datasets
+    class_ = datasets.Planetoid if data_set.is_planetoid else getattr(datasets, data_set.name)
+    fetcher: Any = class_.__new__(class_)  # its __init__ would write the pickled copy
+    fetcher.root, fetcher.name, fetcher.split = str(root), data_set.name, "public"
+    folder = Path(fetcher.raw_dir)
+    folder.mkdir(parents=True)
+    fetcher.download()
+    return folder
