@@ -1,0 +1,125 @@
+"""Rows of a graph, its transpose, self-loops and weights, against dense matrices."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.model.gnn.graphs import edge_index, from_dense, pyg, random_adjacency, to_dense
+from vigpipe.ops.adjacency import Adjacency
+
+graphs = st.builds(
+    random_adjacency, st.integers(0, 12), st.sampled_from([0.0, 0.2, 0.7, 1.0]), st.integers(0, 99)
+)
+
+
+def theirs_of(*inputs: Any, **options: Any) -> Any:
+    pyg()
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+    return gcn_norm(*inputs, **options)
+
+
+def of(*rows):
+    """Rows of sources."""
+    indptr = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    return Adjacency(indptr, torch.tensor([*chain(*rows)], dtype=torch.int64))
+
+
+def test_a_picture():
+    graph = of([1, 2], [], [0, 2])
+    assert (graph.num_targets, graph.num_sources, graph.num_edges) == (3, 3, 4)
+    assert graph.targets.tolist() == [0, 0, 2, 2]
+    assert graph.in_degrees.tolist() == [2, 0, 2]
+    looped = graph.with_loops()
+    assert looped.indptr.tolist() == [0, 3, 4, 6]
+    assert looped.indices.tolist() == [0, 1, 2, 1, 0, 2]
+    turned, edges = graph.transposed
+    assert turned.indptr.tolist() == [0, 1, 2, 4]
+    assert turned.indices.tolist() == [2, 0, 0, 2]
+    assert edges.tolist() == [2, 0, 1, 3]
+    rows = graph.rows(1, 3)
+    assert (rows.indptr.tolist(), rows.indices.tolist()) == ([0, 0, 2], [0, 2])
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_the_transpose_is_that_of_the_matrix(graph):
+    turned, edges = graph.transposed
+    assert torch.equal(to_dense(turned), to_dense(graph).T)
+    assert torch.equal(turned.targets, graph.indices[edges])
+    assert torch.equal(turned.indices, graph.targets[edges])
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_every_node_gets_one_self_loop(graph):
+    expected = to_dense(graph) | torch.eye(graph.num_targets, dtype=torch.bool)
+    looped, other = graph.with_loops(), from_dense(expected)
+    assert torch.equal(looped.indptr, other.indptr)
+    assert torch.equal(looped.indices, other.indices)
+    assert graph.with_loops() is looped
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_weights_of_gcn_are_those_of_torch_geometric(graph):
+    num_nodes, looped = graph.num_targets, graph.with_loops()
+    edges, theirs = theirs_of(edge_index(graph), num_nodes=num_nodes, dtype=torch.float64)
+    dense = torch.zeros(num_nodes, num_nodes, dtype=torch.float64)
+    dense[edges[1], edges[0]] = theirs
+    ours = looped.weights("gcn", torch.float64)
+    torch.testing.assert_close(ours.values, dense[looped.targets, looped.indices])
+    assert torch.equal(ours.transposed, ours.values[looped.transposed.edges])
+    narrow = looped.weights("gcn", torch.float32)
+    assert torch.equal(narrow.values, ours.values.float())
+    assert looped.weights("gcn", torch.float32) is narrow
+
+
+@settings(deadline=None)
+@given(graphs, st.data())
+def test_rows_have_degrees_loops_and_weights_of_the_whole(graph, data):
+    n = graph.num_targets
+    start = data.draw(st.integers(0, n))
+    end = data.draw(st.integers(start, n))
+    for whole, rows in (
+        (graph, graph.rows(start, end)),
+        (graph.with_loops(), graph.rows(start, end).with_loops()),
+    ):
+        assert torch.equal(to_dense(rows), to_dense(whole)[start:end])
+        assert torch.equal(rows.in_degrees, whole.in_degrees[start:end])
+        own = (whole.targets >= start) & (whole.targets < end)
+        for kind in ("ones", "mean", "gcn"):
+            values = whole.weights(kind, torch.float32).values[own]
+            weights = rows.weights(kind, torch.float32)
+            assert torch.equal(weights.values, values)
+            assert torch.equal(weights.transposed, values[rows.transposed.edges])
+    rows, x = graph.rows(start, end), torch.arange(n)
+    assert torch.equal(rows.own(x), x[start:end])
+    assert torch.equal(rows.rows(0, end - start).own(x), x[start:end])
+    assert graph.own(x) is x
+    assert graph.to("cpu") is graph
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "message"),
+    [
+        ([], [], "rows begin at 0"),
+        ([1, 2], [0, 0], "rows begin at 0"),
+        ([0, 1], [0, 0], "rows begin at 0 and end at the number of edges, 2"),
+        ([0, 1], [1], "from nodes 1 to 1 of 1"),
+        ([0, 1], [-1], "from nodes -1 to -1 of 1"),
+        ([0, 2, 1], [0], "must not have a negative length"),
+    ],
+)
+def test_what_is_no_graph_is_refused(indptr, indices, message):
+    with pytest.raises(ValueError, match=message):
+        Adjacency(torch.tensor(indptr, dtype=torch.int64), torch.tensor(indices, dtype=torch.int64))
+
+
+def test_edges_are_int64():
+    with pytest.raises(ValueError, match=r"edges are int64 \(got torch.int32"):
+        Adjacency(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))

@@ -1,0 +1,192 @@
+"""The edges of one graph in rows, and what follows from them alone."""
+
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+Kind = Literal["ones", "mean", "gcn"]
+
+
+class Weights(NamedTuple):
+    """Constant weights of all edges.
+
+    Attributes:
+        values: (e,), by number of the edge.
+        transposed: the same weights, (e,), in the order of the transposed graph's edges.
+    """
+
+    values: Tensor
+    transposed: Tensor
+
+
+class Transposed(NamedTuple):
+    """The graph with every edge turned round.
+
+    Attributes:
+        adjacency: its edges in rows.
+        edges: (e,) int64; its edge k is edge `edges[k]` of the graph.
+    """
+
+    adjacency: "Adjacency"
+    edges: Tensor
+
+
+class Adjacency:
+    """Compressed sparse rows of a graph: row v lists where the edges that end in v come from.
+
+    What is derived from the edges is computed at its first use and kept.
+
+    Args:
+        indptr: (m + 1,) int64; the edges that end in node v have the numbers indptr[v] ...
+            indptr[v + 1] - 1.
+        indices: (e,) int64, the node that each edge comes from, ascending for each v. An edge may
+            be there once only; there may be self-loops.
+        num_sources: n, number of nodes that edges may come from; by default m, all nodes.
+
+    Raises:
+        ValueError: these are not the rows of a graph.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, num_sources: int | None = None) -> None:
+        self.indptr, self.indices = indptr, indices
+        self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
+        self.num_sources = self.num_targets if num_sources is None else num_sources
+        self._weights: dict[tuple[Kind, torch.dtype], Weights] = {}
+        if {indptr.dtype, indices.dtype} != {torch.int64}:
+            raise ValueError(f"edges are int64 (got {indptr.dtype} and {indices.dtype})")
+        if self.num_targets < 0 or int(indptr[0]) != 0 or int(indptr[-1]) != self.num_edges:
+            raise ValueError(f"rows begin at 0 and end at the number of edges, {self.num_edges}")
+        if self.num_edges == 0:
+            return
+        least, most = (int(end) for end in indices.aminmax())
+        if least < 0 or most >= self.num_sources or bool((indptr.diff() < 0).any()):
+            raise ValueError(
+                f"edges come from nodes {least} to {most} of {self.num_sources}, in rows that "
+                "must not have a negative length"
+            )
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The node that each edge ends in, (e,) int64."""
+        nodes = torch.arange(self.num_targets, device=self.indptr.device)
+        return nodes.repeat_interleave(self.in_degrees, output_size=self.num_edges)
+
+    @cached_property
+    def in_degrees(self) -> Tensor:
+        """Number of edges that end in each node, (m,) int64."""
+        return self.indptr.diff()
+
+    @cached_property
+    def transposed(self) -> Transposed:
+        """The graph with every edge turned round."""
+        arrays = (t.cpu().numpy() for t in (self.indices, self.indptr))
+        numbered = csr_array(
+            (np.arange(self.num_edges), *arrays), shape=(self.num_targets, self.num_sources)
+        ).tocsc()
+        indptr, indices, edges = (
+            torch.from_numpy(array.astype(np.int64, copy=False)).to(self.indptr.device)
+            for array in (numbered.indptr, numbered.indices, numbered.data)
+        )
+        return Transposed(Adjacency(indptr, indices, self.num_targets), edges)
+
+    def with_loops(self) -> "Adjacency":
+        """Return the graph with a self-loop at every node; those that it has stay."""
+        return self._with_loops
+
+    @cached_property
+    def _with_loops(self) -> "Adjacency":
+        loops = self.indices == self.targets
+        is_missing = torch.ones(self.num_targets, dtype=torch.bool, device=self.indptr.device)
+        is_missing[self.targets[loops]] = False
+        added = torch.zeros_like(self.indptr)  # self-loops added to the rows before
+        torch.cumsum(is_missing, 0, out=added[1:])
+        # An edge moves by the loops of earlier rows, and by that of its own row if it comes after.
+        is_after = is_missing[self.targets] & (self.indices > self.targets)
+        places = torch.arange(self.num_edges, device=self.indptr.device)
+        places += added[self.targets] + is_after
+        indptr = self.indptr + added
+        nodes = torch.arange(self.num_targets, device=self.indptr.device)
+        indices = nodes.repeat_interleave(indptr.diff())
+        indices[places] = self.indices
+        return Adjacency(indptr, indices)
+
+    def weights(self, kind: Kind, dtype: torch.dtype) -> Weights:
+        """Return constant weights of all edges, computed in float64.
+
+        Args:
+            kind: `ones`; `mean`, 1 / d_i for an edge that ends in node i, which has d_i edges that
+                end in it; `gcn`, 1 / sqrt(d_i d_j) for an edge from j to i, 0 where that is not
+                finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2).
+            dtype: type of the weights.
+        """
+        if (kind, dtype) not in self._weights:
+            values = self._weights_in_float64(kind).to(dtype)
+            self._weights[kind, dtype] = Weights(values, values[self.transposed.edges])
+        return self._weights[kind, dtype]
+
+    def _weights_in_float64(self, kind: Kind) -> Tensor:
+        degrees = self.in_degrees.double()
+        if kind == "ones":
+            return degrees.new_ones(self.num_edges)
+        if kind == "mean":
+            return degrees.reciprocal()[self.targets]
+        roots = degrees.rsqrt()
+        roots[degrees == 0] = 0
+        return roots[self.targets] * roots[self.indices]
+
+    def rows(self, start: int, end: int) -> "Rows":
+        """Return the edges that end in nodes start ... end - 1, from any node.
+
+        Degrees, self-loops and weights are those of the whole graph.
+        """
+        return Rows(self, start, end)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the rows of x, (n, ...), that belong to the targets: (m, ...)."""
+        return x
+
+    def to(self, device: torch.device | str) -> "Adjacency":
+        """Return the graph on a device; the graph itself if it is there."""
+        if self.indptr.device == torch.device(device):
+            return self
+        return Adjacency(self.indptr.to(device), self.indices.to(device), self.num_sources)
+
+
+class Rows(Adjacency):
+    """The edges that end in some nodes of a graph; see `Adjacency.rows`.
+
+    Args:
+        whole: the graph.
+        start: the first of the nodes, which has number 0 among the targets here.
+        end: the node after the last.
+    """
+
+    def __init__(self, whole: Adjacency, start: int, end: int) -> None:
+        self.whole, self.start, self.end = whole, start, end
+        first, last = (int(whole.indptr[node]) for node in (start, end))
+        self._edges = slice(first, last)
+        indptr = whole.indptr[start : end + 1] - first
+        super().__init__(indptr, whole.indices[self._edges], whole.num_sources)
+
+    def with_loops(self) -> "Rows":
+        """Return these rows of the graph with a self-loop at every node."""
+        return self.whole.with_loops().rows(self.start, self.end)
+
+    def _weights_in_float64(self, kind: Kind) -> Tensor:
+        return self.whole.weights(kind, torch.float64).values[self._edges]
+
+    def rows(self, start: int, end: int) -> "Rows":
+        """Return some of these rows, counted from the first of these."""
+        return self.whole.rows(self.start + start, self.start + end)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the rows of x, (n, ...), that belong to the targets: (m, ...)."""
+        return x[self.start : self.end]
+
+    def to(self, device: torch.device | str) -> "Adjacency":
+        """Return the rows on a device."""
+        return self.whole.to(device).rows(self.start, self.end)
