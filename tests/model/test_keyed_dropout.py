@@ -9,11 +9,14 @@ from tests.reference import GOLDEN, splitmix64
 from vigpipe.model import keyed_dropout as noise
 from vigpipe.model.keyed_dropout import (
     PADDING,
+    ChannelDropout,
     Draws,
     DropPath,
     KeyedDropout,
     draw,
     fresh_keys,
+    kept_channels,
+    pair_keys,
     sample_keys,
     uniform,
 )
@@ -249,3 +252,75 @@ def test_draws_travel_as_one_message(drop_paths, dtype):
         assert sent.scales is not None
         assert sent.scales.dtype == dtype
         assert torch.equal(sent.scales, draws.scales)
+
+
+# ---- wide rows ---------------------------------------------------------------------------------
+
+
+def kept_by_python(key, stream, channel, rate):
+    bits = splitmix64(splitmix64(key + GOLDEN) ^ (((stream << 32) + channel // 4) * GOLDEN))
+    lane = (bits >> 16 * (channel % 4)) % 2**16
+    return (lane + 2**15) % 2**16 >= round(rate * 2**16)  # lanes are compared as signed numbers
+
+
+@many
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 1000),
+    st.integers(1, 9),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_four_channels_share_a_hash(key, stream, num, rate):
+    kept, probability = kept_channels(torch.tensor([key]), stream, num, rate)
+    expected_rate = min(round(rate * 2**16), 2**16 - 1) / 2**16
+    assert kept[0].tolist() == [
+        kept_by_python(key, stream, channel, expected_rate) for channel in range(num)
+    ]
+    assert probability == 1 - expected_rate
+
+
+def test_a_channel_does_not_depend_on_the_width_or_on_other_rows():
+    keys = sample_keys(0, 0, torch.arange(50))
+    wide, _ = kept_channels(keys, 3, 11, 0.5)
+    for num in range(11):
+        assert torch.equal(kept_channels(keys, 3, num, 0.5)[0], wide[:, :num])
+    assert torch.equal(kept_channels(keys[7:9], 3, 11, 0.5)[0], wide[7:9])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+def test_channels_are_dropped_at_the_rate_and_independently(rate):
+    x = torch.ones(10_000, 16, dtype=torch.float64)
+    dropout = ChannelDropout(rate, stream=5)
+    y = dropout(x, Draws(sample_keys(0, 0, torch.arange(10_000)), None, ()))
+    dropped = (y == 0).double()
+    spread = (rate * (1 - rate)) ** 0.5
+    assert (dropped.mean(0) - rate).abs().max() < 5 * spread / 100  # five standard errors
+    between = torch.corrcoef(dropped.T).fill_diagonal_(0)  # channels 0 to 3 share a hash
+    assert between.abs().max() < 5 / 100
+    assert abs(float(y.mean()) - 1) < 5 * spread / (1 - rate) / 400
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_channels_that_remain_are_scaled_and_so_are_gradients(dtype):
+    x = (torch.rand(30, 13) + 1).to(dtype).requires_grad_()
+    dropout, draws = ChannelDropout(0.5, stream=0), Draws(torch.arange(30), None, ())
+    y = dropout(x, draws)
+    assert y.dtype == dtype
+    kept = y != 0
+    assert torch.equal(y[kept], 2 * x[kept])
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2 * kept.to(dtype))
+
+
+def test_channels_need_keys_in_training_and_nothing_is_dropped_elsewhere():
+    x = torch.rand(3, 5)
+    assert ChannelDropout(0.5, stream=0).eval()(x, None) is x
+    assert ChannelDropout(0.0, stream=0)(x, None) is x
+    with pytest.raises(ValueError, match=r"needs the samples' keys: model\(x, keys\)"):
+        ChannelDropout(0.5, stream=0)(x, None)
+
+
+def test_ordered_pairs_have_keys_of_their_own():
+    one, other = torch.arange(100).repeat_interleave(100), torch.arange(100).repeat(100)
+    assert len(pair_keys(one, other).unique()) == 10_000

@@ -74,6 +74,81 @@ def _numbers(keys: Tensor, counters: Tensor) -> Tensor:
     return _shifted(bits, 11).to(torch.float64) * 2.0**-53
 
 
+def pair_keys(first: Tensor, second: Tensor) -> Tensor:
+    """Make the key of each ordered pair of keys: two times (B,) int64 -> (B,) int64."""
+    return _mixed(_mixed(first + _signed(_GOLDEN)) + second * _signed(_GOLDEN))
+
+
+def kept_channels(keys: Tensor, stream: int, num: int, rate: float) -> tuple[Tensor, float]:
+    """Draw which channels of wide rows are kept, four from each 64-bit hash.
+
+    Whether channel c is kept depends on key, stream, c and rate only, not on the number of
+    channels.
+
+    Args:
+        keys: sample keys, (B,) int64.
+        stream: stream number, which is different for every mask of the model.
+        num: C, number of channels.
+        rate: probability that a channel is dropped; it is rounded to a multiple of 2^-16, and is
+            below 1.
+
+    Returns:
+        (B, C) bool, and the probability, rounded, that a channel is kept.
+    """
+    num_dropped = min(round(rate * (1 << 16)), (1 << 16) - 1)
+    groups = torch.arange((num + 3) // 4, device=keys.device)
+    counters = (stream * (1 << 32) + groups) * _signed(_GOLDEN)
+    bits = _mixed(keys + _signed(_GOLDEN))[:, None] ^ counters
+    # As `_mixed`, in place: (B, C / 4) int64 is half as large as the features in float32.
+    shifted = torch.empty_like(bits)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        torch.bitwise_right_shift(bits, shift, out=shifted)
+        bits.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1))
+        if factor != 1:
+            bits.mul_(_signed(factor))
+    lanes = bits.view(torch.int16)[:, :num]  # from -2^15, the lowest bits first
+    return lanes >= num_dropped - (1 << 15), 1.0 - num_dropped / (1 << 16)
+
+
+class ChannelDropout(nn.Module):
+    """Dropout of single channels of wide rows; see `kept_channels`.
+
+    Args:
+        rate: probability that a channel is set to zero.
+        stream: stream number, which is different for every mask of the model.
+    """
+
+    def __init__(self, rate: float, stream: int) -> None:
+        super().__init__()
+        self.rate, self.stream = rate, stream
+
+    def forward(self, x: Tensor, draws: "Draws | None") -> Tensor:
+        """Apply the mask: (B, C) -> (B, C); what remains is divided by its probability.
+
+        Args:
+            x: features, (B, C).
+            draws: of these samples; may be None where no mask is needed.
+
+        Raises:
+            ValueError: a mask is needed and there are no draws.
+        """
+        return self.masked(x, _needed(draws).keys) if self.is_on else x
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to drop."""
+        return self.training and self.rate > 0.0
+
+    def masked(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Apply the mask of these keys, (B,), to x, (B, C)."""
+        kept, probability = kept_channels(keys.to(x.device), self.stream, x.shape[1], self.rate)
+        return x * kept * (1.0 / probability)  # the backward needs `kept` alone, a byte each
+
+    def extra_repr(self) -> str:
+        """Show rate and stream."""
+        return f"rate={self.rate:.3g}, stream={self.stream}"
+
+
 class KeyedDropout(nn.Module):
     """Dropout of single numbers, whose mask is keyed by sample.
 
