@@ -53,13 +53,20 @@ _collected: list[str] | None = None  # messages of `collected_anomalies`; None o
 
 @contextmanager
 def collected_anomalies() -> Iterator[list[str]]:
-    """Make `check_finite` add its messages to a list instead of raising, inside the with-block."""
+    """Make `report_anomaly` add to a list instead of raising, inside the with-block."""
     global _collected
     _collected = messages = []
     try:
         yield messages
     finally:
         _collected = None
+
+
+def report_anomaly(message: str) -> None:
+    """Raise FloatingPointError with this message, or collect it; see `collected_anomalies`."""
+    if _collected is None:
+        raise FloatingPointError(f"{message}; {ANOMALY_ADVICE}")
+    _collected.append(message)
 
 
 def check_finite(x: Tensor, block: str) -> None:
@@ -71,9 +78,7 @@ def check_finite(x: Tensor, block: str) -> None:
         f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
         f"{len(bad)} images, have NaN or infinite features before the graph is made"
     )
-    if _collected is None:
-        raise FloatingPointError(f"{message}; {ANOMALY_ADVICE}")
-    _collected.append(message)
+    report_anomaly(message)
 
 
 @torch.no_grad()

@@ -1,0 +1,39 @@
+"""Choices that a model does not have are refused, in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.model.gnn.create import create_graph_model
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("gcn3", {}, "--model gcn3: no such model; choose one of gcn, sage"),
+        ("gcn", {"num_layers": 0}, "--layers 0: a model has at least 1 layer"),
+        ("gcn", {"heads": 2}, "--heads 2: gat and gatv2 have 1 or more"),
+        ("gat", {"heads": 0}, "--heads 0: gat and gatv2 have 1 or more"),
+        ("gat", {"heads": 3}, "--width 8 with --heads 3: .* take a multiple of 3"),
+        ("gcn", {"width": 0}, "--width 0 "),
+        ("gcn", {"dropout": 1.0}, r"--dropout 1\.0: the rate is from 0 to less than 1"),
+        ("gcn", {"dropout": -0.1}, r"--dropout -0\.1"),
+        ("gcn", {"norm": "group"}, "--norm group: gcn has none, batch, layer"),
+        ("gcn", {"aggregator": "max"}, "--aggregator max: sage has mean, max, pool"),
+        ("sage", {"aggregator": "lstm"}, "--aggregator lstm: sage has mean, max, pool"),
+    ],
+)
+def test_choices_that_a_model_does_not_have(name, options, expected):
+    sizes: Any = {"in_channels": 9, "num_classes": 5, "num_layers": 2, "width": 8}
+    with pytest.raises(InputError, match=expected):
+        create_graph_model(name, **(sizes | options))
+
+
+def test_the_width_is_that_of_all_heads_and_the_last_layer_has_one():
+    model: Any = create_graph_model(
+        "gat", in_channels=9, num_classes=5, num_layers=3, width=8, heads=4
+    )
+    shapes = [tuple(layer.att_src.shape) for layer in model.convs.values()]
+    assert shapes == [(1, 4, 2), (1, 4, 2), (1, 1, 5)]
+    assert [model.boundary_shape(i) for i in range(4)] == [(9,), (8,), (8,), (5,)]

@@ -1,0 +1,93 @@
+"""Logits and all gradients against torch-geometric's layers with the same weights."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model.gnn.graphs import PygModel, edge_index, pyg, random_adjacency
+from vigpipe.model.gnn.create import GRAPH_MODELS, create_graph_model
+
+SIZES: dict[str, Any] = {"in_channels": 9, "num_classes": 5, "width": 8}
+CASES = [
+    ("gcn", {}),
+    ("sage", {"aggregator": "mean"}),
+    ("sage", {"aggregator": "max"}),
+    ("sage", {"aggregator": "pool"}),
+    ("gat", {"heads": 4}),
+    ("gatv2", {"heads": 2}),
+    ("gin", {}),
+    ("gcn2", {}),
+]
+
+
+def outcome(model: Any, x, *rest):
+    x = x.clone().requires_grad_()
+    y = model(x, *rest)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+    return y.detach(), x.grad, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_equal_to_torch_geometric(name, options, num_layers):
+    torch.manual_seed(0)
+    adjacency = random_adjacency()
+    assert (adjacency.indices == adjacency.targets).any()
+    ours = create_graph_model(name, num_layers=num_layers, **SIZES, **options).double()
+    theirs = PygModel(name, num_layers=num_layers, **SIZES, **options).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(40, 9, dtype=torch.float64)
+    y, d_x, grads = outcome(ours, x, None, adjacency)
+    their_y, their_d_x, their_grads = outcome(theirs, x, edge_index(adjacency))
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    close(y, their_y)
+    close(d_x, their_d_x)
+    close(grads, their_grads)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("name", GRAPH_MODELS)
+def test_norms_are_those_of_torch(name, norm):
+    torch.manual_seed(0)
+    adjacency = random_adjacency()
+    sizes: Any = {**SIZES, "num_layers": 3, "norm": norm}
+    ours, theirs = create_graph_model(name, **sizes).double(), PygModel(name, **sizes).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(40, 9, dtype=torch.float64)
+    close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+    for training in (True, False):  # in the second, with the running statistics of the first
+        ours.train(training)
+        theirs.train(training)
+        y, d_x, grads = outcome(ours, x, None, adjacency)
+        their_y, their_d_x, their_grads = outcome(theirs, x, edge_index(adjacency))
+        close((y, d_x, grads), (their_y, their_d_x, their_grads))
+        ours.zero_grad()
+        theirs.zero_grad()
+    close(ours.state_dict(), dict(theirs.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("gcn", "GCN"), ("sage", "GraphSAGE"), ("gin", "GIN"), ("gat", "GAT"), ("gatv2", "GAT")],
+)
+def test_names_are_those_of_the_basic_models(name, theirs):
+    options = {"gin": {"train_eps": True}, "gatv2": {"v2": True}}.get(name, {})
+    model = create_graph_model(name, num_layers=3, **SIZES)
+    basic = getattr(pyg(), theirs)(9, 8, 3, 5, **options)
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    assert shapes == {key: value.shape for key, value in basic.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", GRAPH_MODELS)
+def test_initial_weights_have_the_ranges_of_torch_geometric(name):
+    """Largest values of 20,000 weights and more are within 1 % of a uniform distribution's end."""
+    sizes: Any = {"in_channels": 300, "num_classes": 200, "width": 200, "num_layers": 2}
+    torch.manual_seed(0)
+    ours = create_graph_model(name, **sizes).state_dict()
+    theirs = PygModel(name, **sizes).state_dict()
+    assert ours.keys() == theirs.keys()
+    for key, weight in ours.items():
+        spread = 0.01 if weight.numel() > 10_000 else 0.1
+        torch.testing.assert_close(weight.abs().max(), theirs[key].abs().max(), rtol=spread, atol=0)

@@ -1,0 +1,154 @@
+"""Graph models cut into stages, their random masks, recomputation and half precision."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model.gnn.graphs import from_dense, random_adjacency, to_dense
+from vigpipe.model.gnn.create import GRAPH_MODELS, create_graph_model
+from vigpipe.parallel.plan import even_plan
+from vigpipe.parallel.split import cut_stages
+
+N = 40
+every = pytest.mark.parametrize("name", GRAPH_MODELS)
+
+
+def build(name: Any, norm: Any = "batch", dropout=0.4, dtype=torch.float64, **options) -> Any:
+    torch.manual_seed(0)
+    if name == "sage":
+        options = {"aggregator": "pool", **options}
+    if name.startswith("gat"):
+        options = {"heads": 2, **options}
+    sizes: Any = {"in_channels": 9, "num_classes": 5, "num_layers": 4, "width": 8}
+    return create_graph_model(name, dropout=dropout, norm=norm, **sizes, **options).to(dtype)
+
+
+def nodes(dtype=torch.float64) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randint(2**62, (N,), generator=generator)
+    return torch.randn(N, 9, generator=generator, dtype=dtype), keys
+
+
+def backward(y):
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+@every
+def test_stages_are_the_model_bit_for_bit(name, num_stages):
+    whole, adjacency = build(name).train(), random_adjacency()
+    plan = even_plan(4, num_stages)
+    stages = cut_stages(lambda: build(name), plan, tuple(range(num_stages)))
+    x, keys = nodes()
+    x.requires_grad_()
+    y = whole(x, keys, adjacency)
+    backward(y)
+
+    inputs, outputs = [], []
+    there = x.detach()
+    for stage in stages:
+        inputs.append(there.clone().requires_grad_())
+        outputs.append(stage.train()(inputs[-1], stage.draw(keys, torch.float64), adjacency))
+        there = outputs[-1].detach()
+        assert stage.has_readout or there.shape[1:] == stage.boundary_shape(stage.span[1])
+    assert torch.equal(there, y)
+    backward(outputs[-1])
+    for i in range(num_stages - 1, 0, -1):
+        outputs[i - 1].backward(inputs[i].grad)
+    assert torch.equal(inputs[0].grad, x.grad)
+    grads = {name: p.grad for stage in stages for name, p in stage.named_parameters()}
+    assert grads.keys() == dict(whole.named_parameters()).keys()
+    for key, parameter in whole.named_parameters():
+        assert torch.equal(grads[key], parameter.grad), key
+
+
+@every
+def test_recomputation_changes_no_bit(name):
+    results = []
+    for recompute in (False, True):
+        model, (x, keys) = build(name).train(), nodes()
+        model.recompute = recompute
+        y = model(x, keys, random_adjacency())
+        backward(y)
+        results.append([y.detach(), *(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@every
+def test_masks_follow_the_nodes_through_any_order(name):
+    model, adjacency = build(name).train(), random_adjacency()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+    x, keys = nodes()
+    reordered = from_dense(to_dense(adjacency)[order][:, order])
+    one, other = model(x, keys, adjacency), model(x[order], keys[order], reordered)
+    torch.testing.assert_close(other, one[order], rtol=1e-10, atol=1e-10)
+
+
+@every
+def test_masks_drop_something_in_training_only(name):
+    model, adjacency, (x, keys) = build(name), random_adjacency(), nodes()
+    assert not torch.equal(model(x, keys, adjacency), model(x, keys + 1, adjacency))
+    model.eval()
+    assert torch.equal(model(x, None, adjacency), model(x, keys, adjacency))
+
+
+@pytest.mark.parametrize("name", ["sage", "gin"])
+def test_features_of_the_graph_are_not_dropped(name):
+    assert [layer.dropout.rate for layer in build(name).convs.values()] == [0, 0.4, 0.4, 0.4]
+
+
+def test_without_keys_masks_are_drawn():
+    model, adjacency, (x, _) = build("gcn"), random_adjacency(), nodes()
+    assert not torch.equal(model(x, adjacency=adjacency), model(x, adjacency=adjacency))
+
+
+@every
+def test_half_precision_is_near(name):
+    model = build(name, norm="none", dtype=torch.float32)
+    adjacency, (x, keys) = random_adjacency(), nodes(torch.float32)
+
+    def outcome(is_lowered):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_lowered):
+            y = model(x, keys, adjacency).float()
+        backward(y)
+        return y.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    (y, grad), (lowered, lowered_grad) = outcome(False), outcome(True)
+    assert 0 < (lowered - y).norm() / y.norm() < 0.03
+    assert (lowered_grad - grad).norm() / grad.norm() < 0.05
+
+
+@every
+def test_edges_of_other_nodes_are_refused(name):
+    model, (x, keys) = build(name), nodes()
+    for adjacency in (None, random_adjacency(41), random_adjacency().rows(0, 7)):
+        with pytest.raises(ValueError, match=r"needs the edges of its 40 nodes"):
+            model(x, keys, adjacency)
+
+
+@every
+def test_the_layer_whose_results_are_not_finite_is_named(name):
+    model, adjacency, (x, keys) = build(name, norm="none").eval(), random_adjacency(), nodes()
+    model.set_detect_anomaly(True)
+    model(x, keys, adjacency)
+    x[3, 0] = torch.nan  # node 3 has no edges, so it stays the only one
+    with pytest.raises(FloatingPointError, match=r"^block 0: 1 of 40 nodes have NaN or infinite"):
+        model(x, keys, adjacency)
+    model.set_detect_anomaly(False)
+    assert not model(x, keys, adjacency)[3].isfinite().any()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 39, 40, 100])
+@every
+def test_layer_by_layer_equals_forward(name, chunk):
+    model, adjacency, (x, keys) = build(name).eval(), random_adjacency(), nodes()
+    y = model.by_layer(x, adjacency, chunk)
+    torch.testing.assert_close(y, model(x, keys, adjacency), rtol=1e-12, atol=1e-12)
+    assert not y.requires_grad
+
+
+def test_layer_by_layer_only_evaluates():
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        build("gcn").by_layer(nodes()[0], random_adjacency(), 10)

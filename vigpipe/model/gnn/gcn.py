@@ -1,0 +1,48 @@
+"""Graph convolution, Kipf & Welling 2017 (arXiv:1609.02907)."""
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.model.gnn.layer import Activation, GraphLayer, glorot_linear
+from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.sparse import constant_sum
+
+
+class GcnLayer(GraphLayer):
+    """Compute D^-1/2 (A + I) D^-1/2 X W + b, equation 2, as torch-geometric's GCNConv does.
+
+    Args:
+        in_channels: C.
+        out_channels: C'.
+        index: index of the layer.
+        dropout: dropout rate of the input.
+        norm: norm after the update.
+        activation: activation after the norm; None for none.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        index: int,
+        dropout: float,
+        norm: nn.Module,
+        activation: Activation | None,
+    ) -> None:
+        super().__init__(index, dropout, norm, activation)
+        self.lin = glorot_linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def messages(self, x: Tensor) -> Tensor:
+        """Return what nodes send: (n, C) -> (n, C')."""
+        return self.lin(x)
+
+    def aggregate(
+        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Sum what the edges and a self-loop bring, with normalised weights: (m, C')."""
+        return constant_sum(adjacency.with_loops(), messages, "gcn")
+
+    def update(self, total: Tensor, own: Tensor) -> Tensor:
+        """Add the bias: (m, C') -> (m, C')."""
+        return total + self.bias

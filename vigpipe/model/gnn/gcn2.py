@@ -1,0 +1,59 @@
+"""GCNII, Chen, Wei, Huang, Ding, Li 2020 (arXiv:2007.02133)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.model.gnn.layer import GraphLayer, glorot
+from vigpipe.model.keyed_dropout import Draws
+from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.sparse import constant_sum
+
+ALPHA, THETA = 0.1, 0.5  # share of the first features; how fast the share of the weights falls
+
+
+class Gcn2Layer(GraphLayer):
+    """Compute z ((1 - b) I + b W) with z = (1 - a) P h + a h_0, equation 5.
+
+    P = D^-1/2 (A + I) D^-1/2, a = 0.1, b = log(0.5 / l + 1) in layer l = 1, 2, ... As
+    torch-geometric's GCN2Conv with shared weights. The first features h_0 pass through the layer
+    unchanged: its input and output have h and h_0 side by side.
+
+    Args:
+        width: C, channels of h.
+        index: index of the layer, from 0.
+        dropout: dropout rate of h.
+        norm: norm after the update.
+    """
+
+    def __init__(self, width: int, index: int, dropout: float, norm: nn.Module) -> None:
+        super().__init__(index, dropout, norm, torch.relu)
+        self.width, self.beta = width, math.log(THETA / (index + 1) + 1)
+        self.weight1 = nn.Parameter(torch.empty(width, width))
+        glorot(self.weight1)
+
+    def dropped(self, x: Tensor, draws: Draws | None) -> Tensor:
+        """Apply dropout to h: (n, 2C) -> (n, 2C)."""
+        if not self.dropout.is_on:
+            return x
+        h, first = x.split(self.width, dim=1)
+        return torch.cat((self.dropout(h, draws), first), dim=1)
+
+    def messages(self, x: Tensor) -> Tensor:
+        """Return what nodes send, h: (n, 2C) -> (n, C)."""
+        return x[:, : self.width]
+
+    def aggregate(
+        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Sum what the edges and a self-loop bring, with normalised weights: (m, C)."""
+        return constant_sum(adjacency.with_loops(), messages, "gcn")
+
+    def update(self, total: Tensor, own: Tensor) -> Tensor:
+        """Mix in the first features, and multiply by the weights: (m, C), (m, 2C) -> (m, C)."""
+        z = (1 - ALPHA) * total + ALPHA * own[:, self.width :]
+        return torch.addmm(z, z, self.weight1, beta=1 - self.beta, alpha=self.beta)
+
+    def _finished(self, total: Tensor, own: Tensor) -> Tensor:
+        return torch.cat((super()._finished(total, own), own[:, self.width :]), dim=1)

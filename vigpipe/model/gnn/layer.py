@@ -1,0 +1,113 @@
+"""The base class of the layers: dropout, aggregation, update, norm and activation."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.model.keyed_dropout import ChannelDropout, Draws
+from vigpipe.model.regions import region
+from vigpipe.ops.adjacency import Adjacency
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class GraphLayer(nn.Module):
+    """One layer of a graph model, which is a block of the staged model.
+
+    Every node sends a message, which follows from its features alone; a node aggregates the
+    messages that its edges bring, and the update makes its new features.
+
+    Args:
+        index: index of the layer, which its random masks depend on.
+        dropout: dropout rate of the layer's input.
+        norm: norm after the update.
+        activation: activation after the norm; None for none.
+    """
+
+    def __init__(
+        self, index: int, dropout: float, norm: nn.Module, activation: Activation | None
+    ) -> None:
+        super().__init__()
+        self.norm, self.activation = norm, activation
+        self.dropout = ChannelDropout(dropout, stream=2 * index)
+
+    def forward(self, x: Tensor, draws: Draws | None, adjacency: Adjacency) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: node features, (n, C).
+            draws: random choices for the nodes; None in evaluation mode.
+            adjacency: edges between the nodes.
+
+        Returns:
+            New features of the nodes, (n, C').
+        """
+        x = self.dropped(x, draws)
+        return self.received(self.messages(x), x, adjacency, None if draws is None else draws.keys)
+
+    def received(
+        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Aggregate messages and update the nodes that they go to.
+
+        Args:
+            messages: what the n sources send, (n, M).
+            own: features of the m targets, (m, C), after dropout.
+            adjacency: edges from sources to targets.
+            keys: the nodes' keys, (n,); None in evaluation mode.
+
+        Returns:
+            New features of the targets, (m, C').
+        """
+        total = region("aggregation", self.aggregate, messages, own, adjacency, keys)
+        return region("update", self._finished, total, own)
+
+    def _finished(self, total: Tensor, own: Tensor) -> Tensor:
+        y = self.norm(self.update(total, own))
+        return y if self.activation is None else self.activation(y)
+
+    def dropped(self, x: Tensor, draws: Draws | None) -> Tensor:
+        """Apply dropout to the layer's input, (n, C)."""
+        return self.dropout(x, draws)
+
+    def messages(self, x: Tensor) -> Tensor:
+        """Return what nodes send: (n, C) -> (n, M); by default their features."""
+        return x
+
+    def aggregate(
+        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Reduce what the edges bring; see `received`: (m, A)."""
+        raise NotImplementedError
+
+    def update(self, total: Tensor, own: Tensor) -> Tensor:
+        """Make new features, before norm and activation.
+
+        Args:
+            total: the result of `aggregate`, (m, A).
+            own: features of the targets, (m, C), after dropout.
+
+        Returns:
+            (m, C').
+        """
+        raise NotImplementedError
+
+
+@torch.no_grad()
+def glorot(weight: Tensor) -> None:
+    """Draw weights, (..., a, b), from U(-r, r) with r = sqrt(6 / (a + b)).
+
+    Glorot & Bengio 2010, "Understanding the difficulty of training deep feedforward neural
+    networks", equation 16, as torch-geometric applies it to tensors of any shape.
+    """
+    bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
+    weight.uniform_(-bound, bound)
+
+
+def glorot_linear(in_channels: int, out_channels: int, bias: bool) -> nn.Linear:
+    """Make a linear layer with such weights; its bias is drawn as torch does."""
+    linear = nn.Linear(in_channels, out_channels, bias)
+    glorot(linear.weight)
+    return linear

@@ -1,0 +1,195 @@
+"""A staged model whose samples are nodes of one graph, and whose blocks are graph layers."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.model.gnn.layer import GraphLayer
+from vigpipe.model.graph import report_anomaly
+from vigpipe.model.keyed_dropout import ChannelDropout, Draws
+from vigpipe.model.regions import region
+from vigpipe.model.staged import StagedModel
+from vigpipe.ops.adjacency import Adjacency
+
+
+class GraphModel(StagedModel):
+    """Graph layers, the last of which gives the logits; stem and readout have no parameters.
+
+    Parameter names are those of torch-geometric's BasicGNN, apart from the norms', which are parts
+    of their layers.
+
+    Args:
+        in_channels: channels of the graph's features.
+        width: channels between two layers.
+        num_classes: number of logits.
+        layers: the layers, in order.
+    """
+
+    blocks_name = "convs"
+
+    def __init__(
+        self, in_channels: int, width: int, num_classes: int, layers: Sequence[GraphLayer]
+    ) -> None:
+        super().__init__(len(layers), num_classes)
+        self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
+        self.detect_anomaly = False
+        self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """Return the shape of a node's input to a layer, or to the readout: (C,)."""
+        if block == 0:
+            return (self.in_channels,)
+        return (self.num_classes if block == self.num_layers else self.width,)
+
+    def embed(self, images: Tensor, draws: Draws | None = None) -> Tensor:
+        """Return the features of the graph, (n, in_channels), as they are."""
+        return images
+
+    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
+        """Return the logits, (n, num_classes), as they are."""
+        return x
+
+    def set_detect_anomaly(self, enable: bool) -> None:
+        """Make layers raise FloatingPointError on NaN or infinite results, or stop that."""
+        self.detect_anomaly = enable
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, keys: Tensor | Draws | None = None, adjacency: Adjacency | None = None
+    ) -> Tensor:
+        """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
+
+        Args:
+            x: the graph's features, (n, in_channels), if the stem is present; otherwise the output
+                of the previous stage, (n, *boundary_shape(span[0])).
+            keys: keys of the nodes, which random masks depend on, (n,) int64; by default drawn from
+                torch's own generator in training mode. Or what `draw` made of them.
+            adjacency: edges between these nodes.
+
+        Returns:
+            Logits, (n, num_classes), if the readout is present; otherwise the input of the next
+            stage.
+
+        Raises:
+            ValueError: there is no adjacency, or it is one of other nodes.
+        """
+        if adjacency is None or {adjacency.num_targets, adjacency.num_sources} != {len(x)}:
+            raise ValueError(f"a graph model needs the edges of its {len(x)} nodes")
+        draws = self.draws_for(x, keys)
+        if self.has_stem:
+            x = region("stem", self.embed, x, draws)
+        for name, layer in self.convs.items():
+            x = self.run(name, layer, x, draws, adjacency)
+            if self.detect_anomaly:
+                _check_finite(x, name)
+        return region("readout", self.read_out, x, draws) if self.has_readout else x
+
+    @torch.no_grad()
+    def by_layer(self, x: Tensor, adjacency: Adjacency, chunk: int) -> Tensor:
+        """Evaluate what is present on a whole graph, each layer in chunks of nodes.
+
+        Besides the input and the output of one layer, and what all nodes send in it, memory holds
+        what a chunk needs. Results equal those of `forward` up to rounding, because a matrix
+        product may sum in another order for another number of rows.
+
+        Args:
+            x: as for `forward`, for all n nodes.
+            adjacency: edges of the graph.
+            chunk: number of nodes that are computed at a time.
+
+        Returns:
+            As `forward`.
+
+        Raises:
+            ValueError: the model is in training mode.
+        """
+        if self.training:
+            raise ValueError("by_layer evaluates: call model.eval() first")
+        if self.has_stem:
+            x = _in_chunks(lambda start, end: self.embed(x[start:end]), len(x), chunk)
+        for layer in self.convs.values():
+            assert isinstance(layer, GraphLayer)
+            x = _layer_in_chunks(layer, x, adjacency, chunk)
+        if self.has_readout:
+            x = _in_chunks(lambda start, end: self.read_out(x[start:end], None), len(x), chunk)
+        return x
+
+
+class Gcn2Model(GraphModel):
+    """GCNII: a linear stem with ReLU, layers that keep the width, a linear readout.
+
+    Between layers, every node has its features and its first features side by side.
+
+    Args:
+        in_channels: channels of the graph's features.
+        width: channels of the features between stem and readout.
+        num_classes: number of logits.
+        layers: the layers, in order.
+        dropout: dropout rate before stem and readout.
+    """
+
+    stem_names = ("stem",)
+    readout_names = ("readout",)
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        num_classes: int,
+        layers: Sequence[GraphLayer],
+        dropout: float,
+    ) -> None:
+        super().__init__(in_channels, width, num_classes, layers)
+        self.stem = nn.Linear(in_channels, width)
+        self.readout = nn.Linear(width, num_classes)
+        # Layers have the streams 0 ... 2 * num_layers - 1.
+        self.stem_dropout = ChannelDropout(dropout, stream=2 * len(layers))
+        self.readout_dropout = ChannelDropout(dropout, stream=2 * len(layers) + 1)
+
+    def boundary_shape(self, block: int) -> tuple[int, ...]:
+        """Return the shape of a node's input to a layer, or to the readout: (2 * width,)."""
+        return (2 * self.width,)
+
+    def embed(self, images: Tensor, draws: Draws | None = None) -> Tensor:
+        """Run the stem: (n, in_channels) -> (n, 2 * width)."""
+        first = self.stem(self.stem_dropout(images, draws)).relu()
+        return torch.cat((first, first), dim=1)
+
+    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
+        """Run the readout: (n, 2 * width) -> (n, num_classes)."""
+        return self.readout(self.readout_dropout(x[:, : self.width], draws))
+
+
+def _layer_in_chunks(layer: GraphLayer, x: Tensor, adjacency: Adjacency, chunk: int) -> Tensor:
+    first = x[:chunk]
+    if layer.messages(first) is first:
+        messages = x
+    else:
+        messages = _in_chunks(lambda start, end: layer.messages(x[start:end]), len(x), chunk)
+
+    def received(start: int, end: int) -> Tensor:
+        return layer.received(messages, x[start:end], adjacency.rows(start, end), None)
+
+    return _in_chunks(received, len(x), chunk)
+
+
+def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int) -> Tensor:
+    """Concatenate compute(start, end), one chunk of rows after the other."""
+    y = compute(0, min(chunk, num_rows))
+    if num_rows <= chunk:
+        return y
+    whole = y.new_empty(num_rows, *y.shape[1:])
+    whole[:chunk] = y
+    for start in range(chunk, num_rows, chunk):
+        end = min(start + chunk, num_rows)
+        whole[start:end] = compute(start, end)
+    return whole
+
+
+def _check_finite(x: Tensor, name: str) -> None:
+    num_bad = int((~x.isfinite().all(1)).sum())
+    if num_bad:
+        report_anomaly(
+            f"block {name}: {num_bad} of {len(x)} nodes have NaN or infinite features after the "
+            "layer"
+        )
