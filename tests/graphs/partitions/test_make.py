@@ -75,6 +75,19 @@ def test_many_nodes_without_neighbours_are_not_one_part(method):
     assert partition.kept_edge_fraction > 0.85
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_metis_keeps_edges_where_parts_have_few_nodes(seed):
+    """Symptom: 38 % of Cora's edges in 200 parts, and 69 % of CiteSeer's in 20 for some seeds.
+
+    METIS cut into k parts at once, where bisecting keeps 64 % and 92 %. In this tree, whose nodes
+    mostly hang on the first ones, it is 62 % and 73 %.
+    """
+    nodes = np.arange(1, 1000)
+    above = nodes * np.random.default_rng(0).random(999) ** 3
+    tree = make_graph(1000, above.astype(int), nodes)
+    assert make_partition(tree, "metis", 100, seed).kept_edge_fraction > 0.7
+
+
 def test_directions_and_self_loops_do_not_change_metis_parts():
     graph, _ = blocks_graph(100, 4, degree_in=8, degree_out=1, seed=0)
     edges = np.array([(a, b) for a, b in edges_of(graph) if a < b])
