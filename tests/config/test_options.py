@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vigpipe.cli import main
-from vigpipe.config.choices import MODELS, NORMS, RECIPES
+from vigpipe.config.check_job import check_job
+from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, RECIPES
 from vigpipe.config.files import as_toml, read_config_file
 from vigpipe.config.options import (
     MODEL_DEFAULTS,
@@ -125,8 +126,21 @@ def test_what_is_resolved_is_within_bounds_and_stays_when_read_back(model, recip
     assert with_model_defaults(TrainConfig(**table)) == config
 
 
+@pytest.mark.parametrize("sampler", ["full", "parts"])
+@pytest.mark.parametrize("model", GRAPH_MODELS)
+def test_a_graph_model_has_no_options_of_images_and_stays_when_read_back(model, sampler):
+    config = with_model_defaults(TrainConfig(model=model, data="Cora", sampler=sampler))
+    check_numbers(config)
+    check_job(config)
+    assert config.partition == ("metis" if sampler == "parts" else None)
+    table: dict[str, Any] = as_toml(config) | {"data_dir": config.data_dir}
+    again = TrainConfig(**table)
+    check_job(again)
+    assert with_model_defaults(again) == config
+
+
 def test_every_model_has_defaults():
-    assert set(MODEL_DEFAULTS) == set(MODELS)
+    assert set(MODEL_DEFAULTS) == {*MODELS, *GRAPH_MODELS}
 
 
 NUMBERS = [f.name for f in fields(TrainConfig) if f.type in (float, float | None)]

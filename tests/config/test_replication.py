@@ -68,7 +68,6 @@ def test_options_that_are_resolved_stay_as_they_are(config):
             replace(PERIODIC, average="gradients", outer_momentum=0.5),
             "--outer-momentum 0.5: is for --average outer, and --average is gradients",
         ),
-        (replace(PERIODIC, final="best"), "--final best: the validation images choose"),
         (replace(PERIODIC, timing=True), "--timing: accounts for steps"),
         (TrainConfig(pairs="any"), "--pairs any: says how"),
         (replace(PERIODIC, gossip_between="hosts"), "--gossip-between hosts: is for --strategy"),

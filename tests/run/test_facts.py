@@ -29,6 +29,7 @@ def test_steps_win_over_epochs():
 
 def test_the_published_learning_rate_goes_with_the_batch_and_a_given_one_does_not():
     published = MODEL_DEFAULTS["vig_ti_224"]
+    assert published.batch_size is not None
     big = {"model": "vig_ti_224", "data": "fake", "batch_size": 2 * published.batch_size}
     assert run(**big).config.lr == pytest.approx(2 * published.lr)
     assert run(**big, lr=0.125).config.lr == 0.125
@@ -136,6 +137,11 @@ def test_held_out_images_are_not_trained_on_and_the_user_is_told():
     again = run(validation=0.2, stages=2, dp=2, microbatches=3, schedule="1f1b")
     assert again.fingerprint == ours.fingerprint
     assert run(validation=0.2, seed=1).fingerprint["training images"] == 1150
+
+
+def test_without_validation_images_there_is_no_best_replica():
+    with pytest.raises(InputError, match="--final best: the validation images choose"):
+        run(strategy="periodic", dp=2, final="best")
 
 
 def test_replicas_share_a_step_between_them():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Model
+from vigpipe.config.choices import Device, VigModel
 from vigpipe.config.options import TrainConfig
 
 FILES = ("README.md", "rows.csv", "profile.json", "checkpoints")  # what the benchmarks write
@@ -18,7 +18,7 @@ class PipelineBench(TrainConfig):
         repeats: timed steps of every contender.
     """
 
-    model: Model = "vig_ti_224"
+    model: VigModel = "vig_ti_224"
     data: str = "fake"
     stages: int | Literal["auto"] | Path = 2
     microbatches: int = 5
@@ -50,7 +50,7 @@ class PredictBench(PipelineBench):
 class CutsBench(PipelineBench):
     """Options of `vigpipe bench cuts`: those of train, with a pyramid, whose blocks are unequal."""
 
-    model: Model = "pvig_cifar_ti"
+    model: VigModel = "pvig_cifar_ti"
     batch_size: int | None = 40
 
 
@@ -207,7 +207,7 @@ class SoakBench:
         out: output folder; by default runs/<time>.
     """
 
-    model: Model = "vig_digits"
+    model: VigModel = "vig_digits"
     data: str = "digits"
     stages: int = 2
     dp: int = 2
@@ -243,4 +243,4 @@ class FeedBench(OpsBench):
     images: int = 5000
     batch_size: int = 50
     workers: int = 1
-    model: Model | None = None
+    model: VigModel | None = None

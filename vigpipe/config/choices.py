@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-Model = Literal[
+VigModel = Literal[
     "vig_digits",
     "vig_study",
     "vig_ti_224",
@@ -15,7 +15,11 @@ Model = Literal[
     "vig_cifar_ti",
     "pvig_cifar_ti",
 ]
+GnnModel = Literal["gcn", "sage", "gat", "gin", "gcn2"]
+Model = Literal[VigModel, GnnModel]
+Job = Literal["images", "graph"]  # what a model is for
 Norm = Literal["batch", "layer", "group"]
+GraphNorm = Literal["none", "batch", "layer"]
 Graph = Literal["grid", "knn"]
 # Where the neighbours of a node come from:
 # knn        the nearest nodes in the whole image, found by the block itself
@@ -26,6 +30,10 @@ Graph = Literal["grid", "knn"]
 # lookahead  as for reuse; the block also makes a kNN graph of its own features for the next block,
 #            so that making it can overlap with the convolution (GraphLeap, arXiv:2604.21290)
 Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
+Sampler = Literal["full", "parts"]
+Partition = Literal["random", "metis", "spectral", "walks"]
+Features = Literal["raw", "row", "tfidf"]
+Decay = Literal["all", "first"]
 Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]
 Sync = Literal["double", "drain", "ddp"]
 Strategy = Literal["synchronous", "periodic", "gossip", "server"]
@@ -48,12 +56,14 @@ Compat = Literal["reference"]
 Impl = Literal["fused", "plain"]
 Shell = Literal["bash", "zsh", "fish"]
 Track = Literal["tensorboard", "wandb", "mlflow", "csv"]
-KeepBest = Literal["top1", "loss"]
+KeepBest = Literal["top1", "loss", "accuracy", "micro_f1", "macro_f1"]
 Boundary = Literal["full", "bfloat16"]
 Recompute = Literal["never", "except-last", "always"]
 
 AGGREGATORS: tuple[str, ...] = get_args(Aggregator)
-MODELS: tuple[str, ...] = get_args(Model)
+MODELS: tuple[str, ...] = get_args(VigModel)
+GRAPH_MODELS: tuple[str, ...] = get_args(GnnModel)
 NORMS: tuple[str, ...] = get_args(Norm)
 POLICIES: tuple[str, ...] = get_args(Policy)
+GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
 RECIPES: tuple[str, ...] = get_args(Recipe)

@@ -4,16 +4,26 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "weights", "new_classifier", "graph", "aggregator", "stochastic_dilation"),
         *("stem_stride", "norm", "drop_path", "dropout", "compat", "impl", "compile", "cuda_graph"),
-        *("dtype", "tf32"),
+        *("layers", "width", "heads", "dtype", "tf32"),
     ),
     "Data": (
         *("data", "data_dir", "download", "image_size", "crop_pct", "augment", "random_crop"),
         *("auto_augment", "color_jitter", "erasing", "mixup", "cutmix", "smoothing"),
         *("repeated_augment", "workers", "skip_bad_images", "validation"),
+        *("features", "symmetric", "sampler", "partition", "parts", "merge"),
     ),
     "Training": (
         *("config", "out", "recipe", "epochs", "steps", "batch_size", "opt", "lr", "weight_decay"),
-        *("layer_decay", "lr_schedule", "min_lr", "warmup_epochs", "warmup_lr", "clip", "ema"),
+        *(
+            "decay",
+            "layer_decay",
+            "lr_schedule",
+            "min_lr",
+            "warmup_epochs",
+            "warmup_lr",
+            "clip",
+            "ema",
+        ),
         *("seed", "evaluate_every", "log_every", "track", "on_nan", "detect_anomaly"),
     ),
     "Layout": (
@@ -44,6 +54,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 SHORT = frozenset(
     (
         *("model", "weights", "data", "image_size", "workers", "validation"),
+        *("layers", "width", "dropout", "sampler", "partition", "parts"),
         *("config", "out", "recipe", "epochs", "batch_size", "lr", "track"),
         *("stages", "microbatches", "schedule", "device", "dp"),
         *("checkpoint_every", "keep_best", "resume", "timing"),

@@ -22,12 +22,21 @@ class TrainKeywords(TypedDict, total=False):
     impl: choices.Impl
     compile: bool
     cuda_graph: bool
-    norm: choices.Norm
+    norm: choices.Norm | choices.GraphNorm | None
+    layers: int | None
+    width: int | None
+    heads: int | None
     drop_path: float | None
     dropout: float
     data: str
     data_dir: Path | str
     download: bool
+    features: choices.Features | None
+    symmetric: bool | None
+    sampler: choices.Sampler | None
+    partition: choices.Partition | None
+    parts: int | None
+    merge: int | None
     image_size: int | str | None
     crop_pct: float | None
     recipe: choices.Recipe | None
@@ -74,6 +83,7 @@ class TrainKeywords(TypedDict, total=False):
     opt: choices.Optimizer | None
     lr: float | None
     weight_decay: float | None
+    decay: choices.Decay | None
     layer_decay: float
     lr_schedule: choices.LrSchedule | None
     min_lr: float | None

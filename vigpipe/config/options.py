@@ -12,9 +12,12 @@ from vigpipe.config.choices import (
     Between,
     Boundary,
     Compat,
+    Decay,
     Device,
     Dtype,
+    Features,
     Final,
+    GraphNorm,
     Impl,
     Items,
     KeepBest,
@@ -24,16 +27,19 @@ from vigpipe.config.choices import (
     OnNan,
     Optimizer,
     Pairs,
+    Partition,
     RandomCrop,
     Recipe,
     Recompute,
+    Sampler,
     Strategy,
     Sync,
     Track,
 )
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.interval import parse_interval
-from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
+from vigpipe.config.of_jobs import OF_IMAGES
+from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, PARTS_DEFAULTS, RECIPES
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
 
@@ -57,7 +63,8 @@ class TrainConfig:
         graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
             comma-separated list of these, which is repeated over the blocks.
         aggregator: how a node combines its neighbours: max, edge, sage, gin or maxmean, or a
-            comma-separated list of these, which is repeated over the blocks.
+            comma-separated list of these, which is repeated over the blocks. Of graph models, sage
+            has mean, the default, max and pool, and gat has v1, the default, and v2.
         stochastic_dilation: probability that, in training, a block draws a sample's k neighbours at
             random from its k times dilation nearest.
         stem_stride: side, in pixels, of the patch that becomes a node; by default the model's own.
@@ -70,14 +77,28 @@ class TrainConfig:
         cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
             their kernels at once; for one stage on a GPU.
         norm: normalisation layer; with layer and group, the result does not depend on how a batch
-            is cut into micro-batches.
+            is cut into micro-batches. By default batch for images, and none for a graph.
+        layers: number of layers of a graph model; by default 2, and 16 for gcn2.
+        width: channels between two layers of a graph model; by default 128.
+        heads: attention heads of gat, which share the width; by default 8.
         drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
-        dropout: dropout rate in the readout.
+        dropout: dropout rate in the readout; of graph models, before or between their layers.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
             test/<class>/<image>; or tar files, MNIST's files, a .npz file, or a folder of Hugging
-            Face's save_to_disk or of parquet files.
-        data_dir: folder of the CIFAR-10 files.
-        download: fetch CIFAR-10 if it is not in the data folder.
+            Face's save_to_disk or of parquet files. For graph models: a graph file (.npz), the name
+            of a data set, such as Cora or Reddit, or sbm:NODES,CLASSES for a random graph.
+        data_dir: folder of the CIFAR-10 files, or of the data sets of graphs that have a name.
+        download: fetch CIFAR-10, or the data set, if it is not in the data folder.
+        features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
+            they are; row divides each node's by their sum; tfidf gives rare ones more weight.
+        symmetric: use every edge of a graph in both directions, as by default.
+        sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
+            parts takes the parts of --partition.
+        partition: how a graph is cut into parts: metis, the default, cuts few edges; random draws
+            each node's part; spectral and walks look for clusters.
+        parts: number of parts; by default 40.
+        merge: number of parts that are joined in a micro-batch, with the edges between them
+            (Cluster-GCN); by default 1.
         image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
         crop_pct: fraction of the side of a resized test image that is kept.
         recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
@@ -159,6 +180,8 @@ class TrainConfig:
         opt: optimizer.
         lr: learning rate.
         weight_decay: weight decay; it is not applied to biases, norms and positional tables.
+        decay: which layers of a graph model decay: all, the default, or the first, as published for
+            gcn.
         layer_decay: factor by which the learning rate falls from each layer to the one before it;
             every layer warms up to its own rate.
         lr_schedule: course of the learning rate after the warm-up.
@@ -178,7 +201,8 @@ class TrainConfig:
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
         keep_best: also keep the checkpoint whose evaluation has the highest top1 or the lowest
             loss, of the moving average where there is one; the validation images choose it, or
-            the test images without --validation.
+            the test images without --validation. For a graph: the highest accuracy, micro_f1 or
+            macro_f1, or the lowest loss.
         resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
             taken; auto looks in --out, and starts anew if no run is there. A finished run goes on
             if --epochs or --steps is larger now.
@@ -218,12 +242,21 @@ class TrainConfig:
     impl: Impl = "fused"
     compile: bool = False
     cuda_graph: bool = False
-    norm: Norm = "batch"
+    norm: Norm | GraphNorm | None = None
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
     drop_path: float | None = None
     dropout: float = 0.0
     data: str = "digits"
     data_dir: Path = Path("data")
     download: bool = False
+    features: Features | None = None
+    symmetric: bool | None = None
+    sampler: Sampler | None = None
+    partition: Partition | None = None
+    parts: int | None = None
+    merge: int | None = None
     image_size: int | str | None = None
     crop_pct: float | None = None
     recipe: Recipe | None = None
@@ -270,6 +303,7 @@ class TrainConfig:
     opt: Optimizer | None = None
     lr: float | None = None
     weight_decay: float | None = None
+    decay: Decay | None = None
     layer_decay: float = 1.0
     lr_schedule: LrSchedule | None = None
     min_lr: float | None = None
@@ -322,13 +356,17 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     elif asked_for:
         defaults["augment"] = True
 
-    batch_size: int = config.batch_size or defaults["batch_size"]
+    batch_size: int = config.batch_size or defaults["batch_size"] or 1
     if defaults["lr_images"] is not None:
         defaults["lr"] *= batch_size / defaults["lr_images"]
     defaults["ema"] = min(MOST_EMA, defaults["ema"] ** (batch_size / defaults["ema_images"]))
+    if (config.sampler or model.sampler) == "parts":
+        defaults |= PARTS_DEFAULTS
     size = parse_image_size(config.image_size or defaults["image_size"])
     if size is not None and max(size) <= SMALL_IMAGE:
         defaults["crop_pct"] = 1.0
+    if model.job == "graph":
+        defaults = {name: value for name, value in defaults.items() if name not in OF_IMAGES}
     missing = {
         f.name: defaults[f.name]
         for f in fields(config)
@@ -411,6 +449,11 @@ def check_numbers(config: TrainConfig) -> None:
         "timing_warmup": (0, 1e6),
         "timing_steps": (1, 1e6),
         "seed": (0, (1 << 63) - 1),
+        "layers": (1, 1 << 12),
+        "width": (1, 1 << 20),
+        "heads": (1, 1 << 12),
+        "parts": (1, 1 << 30),
+        "merge": (1, 1 << 30),
     }
     for name, (least, most) in bounds.items():
         value = getattr(config, name)

@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from vigpipe.config.choices import LrSchedule, Optimizer, RandomCrop
+from vigpipe.config.choices import (
+    Decay,
+    Features,
+    GraphNorm,
+    Job,
+    LrSchedule,
+    Norm,
+    Optimizer,
+    RandomCrop,
+    Sampler,
+)
 
 
 @dataclass(frozen=True)
@@ -17,6 +27,7 @@ class ModelDefaults:
             scaled in proportion. None if the learning rate does not depend on the batch size.
         image_mean: mean that is subtracted from the pixels, which lie in 0 ... 1.
         image_std: standard deviation that the pixels are divided by afterwards.
+        job: what the model is for: images, or one graph.
     """
 
     opt: Optimizer
@@ -25,7 +36,7 @@ class ModelDefaults:
     lr_schedule: LrSchedule
     min_lr: float
     warmup_epochs: int
-    batch_size: int
+    batch_size: int | None
     epochs: int
     lr_images: int | None = None
     drop_path: float = 0.0
@@ -34,6 +45,16 @@ class ModelDefaults:
     crop_pct: float = 1.0
     image_mean: float = 0.0
     image_std: float = 1.0
+    job: Job = "images"
+    norm: Norm | GraphNorm = "batch"
+    sampler: Sampler | None = None
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    aggregator: str | None = None
+    features: Features | None = None
+    symmetric: bool | None = None
+    decay: Decay | None = None
 
 
 # Han et al. 2022 (arXiv:2206.00272), table 3: lr 2e-3 for 1,024 images a step.
@@ -56,6 +77,26 @@ _PUBLISHED = ModelDefaults(
 )
 _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
 
+# Kipf & Welling 2017 (arXiv:1609.02907): Adam with this learning rate, for 200 epochs.
+_GRAPH = ModelDefaults(
+    opt="adam",
+    lr=1e-2,
+    weight_decay=0.0,
+    lr_schedule="constant",
+    min_lr=0.0,
+    warmup_epochs=0,
+    batch_size=None,
+    epochs=200,
+    job="graph",
+    norm="none",
+    sampler="full",
+    layers=2,
+    width=128,
+    features="raw",
+    symmetric=True,
+    decay="all",
+)
+
 MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
     # The study's mini-batch of 1,000 needs about 100 GB if it is not cut; 100 fits a laptop.
@@ -69,7 +110,15 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "pvig_b_224": replace(_PUBLISHED, crop_pct=0.95),
     "vig_cifar_ti": _CIFAR,
     "pvig_cifar_ti": _CIFAR,
+    "gcn": _GRAPH,
+    "sage": replace(_GRAPH, aggregator="mean"),
+    "gat": replace(_GRAPH, aggregator="v1", heads=8),
+    "gin": _GRAPH,
+    "gcn2": replace(_GRAPH, layers=16),
 }
+
+# With --sampler parts; the number is that of the subject of most studies of random parts.
+PARTS_DEFAULTS = {"partition": "metis", "parts": 40, "merge": 1}
 
 
 @dataclass(frozen=True, kw_only=True)

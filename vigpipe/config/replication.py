@@ -135,11 +135,6 @@ def _check_together(config: TrainConfig) -> None:
             f"while each goes on, and {what}; leave it out, or choose --strategy periodic with "
             "--average weights or outer"
         )
-    if config.final == "best" and not config.validation:
-        raise InputError(
-            "--final best: the validation images choose the best replica, and there are none; hold "
-            "some out with --validation 0.1, or choose --final mean"
-        )
     if config.timing or config.trace:
         raise InputError(
             f"{'--timing' if config.timing else '--trace'}: accounts for steps that all replicas "

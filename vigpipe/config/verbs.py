@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Dtype, Model
+from vigpipe.config.choices import Device, Dtype, VigModel
 from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
@@ -30,7 +30,7 @@ class GraphConfig:
     """
 
     image: Path
-    model: Model | None = None
+    model: VigModel | None = None
     weights: Path | None = None
     node: str | None = None
     block: str | None = None
@@ -67,7 +67,7 @@ class PredictConfig:
     """
 
     weights: Path
-    model: Model | None = None
+    model: VigModel | None = None
     image_size: str | None = None
     format: Format = "text"
     skip_bad_images: bool = False
@@ -105,7 +105,7 @@ class PlanConfig(TrainConfig):
         out: plan file to write; by default stages/<model>-<stages>.toml.
     """
 
-    model: Model = "vig_ti_224"
+    model: VigModel = "vig_ti_224"
     data: str = "fake"
     stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]

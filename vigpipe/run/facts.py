@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vigpipe.config.check_job import check_job
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
@@ -171,6 +172,7 @@ def prepare(
     """
     check_numbers(config)
     check_tracker(config.track)
+    check_job(config)
     config = with_replication_defaults(with_model_defaults(config))
     job = open_job(config, left_out)
     if config.final == "best" and not any("validation" in splits for splits in job.passes):

@@ -1,8 +1,10 @@
 """Open the job that a run's model is for; the only place that knows every kind of job."""
 
 from vigpipe.config.options import TrainConfig
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.job import open_images
 from vigpipe.data.stored import ImageId
+from vigpipe.graphs.job import open_graph_job
 from vigpipe.job.job import Job
 
 LeftOut = frozenset[ImageId]
@@ -18,4 +20,6 @@ def open_job(config: TrainConfig, left_out: LeftOut = frozenset()) -> Job:
     Raises:
         InputError: there is no such data, or it does not fit the options.
     """
+    if MODEL_DEFAULTS[config.model].job == "graph":
+        return open_graph_job(config)
     return open_images(config, left_out)

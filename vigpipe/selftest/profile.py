@@ -11,7 +11,7 @@ from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
 from vigpipe.bench.alone import begin_peak, end_peak
-from vigpipe.config.choices import Device, Dtype, Model
+from vigpipe.config.choices import Device, Dtype, VigModel
 from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize
 from vigpipe.launch.join import device_alone
 from vigpipe.report.markup import Shortened, folded, paragraph, share, size, table
@@ -29,7 +29,7 @@ NUM_SHOWN, LONGEST_NAME = 20, 70
 
 def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Profile a training step of the first model that speed is measured of."""
-    model: Model = "vig_ti_224" if machine.gpus else "vig_cifar_ti"
+    model: VigModel = "vig_ti_224" if machine.gpus else "vig_cifar_ti"
     dtype: Dtype = "bfloat16" if machine.gpus else "float32"
     batch_size = batch_size_of(machine)
     kernels: list[Row] = []
@@ -50,7 +50,7 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
 
 
 def profile_step(
-    model: Model, batch_size: int, dtype: Dtype, device_name: Device, num_threads: int
+    model: VigModel, batch_size: int, dtype: Dtype, device_name: Device, num_threads: int
 ) -> dict[str, Any]:
     """Profile a step of `vigpipe train`; runs in a process of its own.
 

@@ -57,7 +57,7 @@ def pyg_layer(name: str, channels: tuple[int, int], heads: int, aggregator: str 
         return lib.SAGEConv(first, last, aggr=aggr, project=aggregator == "pool")
     if name == "gin":
         return lib.GINConv(lib.MLP([first, last, last], norm=None), train_eps=True)
-    kind = lib.GATConv if name == "gat" else lib.GATv2Conv
+    kind = lib.GATv2Conv if aggregator == "v2" else lib.GATConv
     return kind(first, last // heads, heads)
 
 

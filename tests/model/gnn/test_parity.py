@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.model.gnn.graphs import PygModel, edge_index, pyg, random_adjacency
-from vigpipe.model.gnn.create import GRAPH_MODELS, create_graph_model
+from vigpipe.config.choices import GRAPH_MODELS
+from vigpipe.model.gnn.create import create_graph_model
 
 SIZES: dict[str, Any] = {"in_channels": 9, "num_classes": 5, "width": 8}
 CASES = [
@@ -16,7 +17,7 @@ CASES = [
     ("sage", {"aggregator": "max"}),
     ("sage", {"aggregator": "pool"}),
     ("gat", {"heads": 4}),
-    ("gatv2", {"heads": 2}),
+    ("gat", {"heads": 2, "aggregator": "v2"}),
     ("gin", {}),
     ("gcn2", {}),
 ]
@@ -69,12 +70,17 @@ def test_norms_are_those_of_torch(name, norm):
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"),
-    [("gcn", "GCN"), ("sage", "GraphSAGE"), ("gin", "GIN"), ("gat", "GAT"), ("gatv2", "GAT")],
+    ("name", "aggregator", "theirs", "options"),
+    [
+        ("gcn", None, "GCN", {}),
+        ("sage", None, "GraphSAGE", {}),
+        ("gin", None, "GIN", {"train_eps": True}),
+        ("gat", "v1", "GAT", {}),
+        ("gat", "v2", "GAT", {"v2": True}),
+    ],
 )
-def test_names_are_those_of_the_basic_models(name, theirs):
-    options = {"gin": {"train_eps": True}, "gatv2": {"v2": True}}.get(name, {})
-    model = create_graph_model(name, num_layers=3, **SIZES)
+def test_names_are_those_of_the_basic_models(name, aggregator, theirs, options):
+    model = create_graph_model(name, num_layers=3, aggregator=aggregator, **SIZES)
     basic = getattr(pyg(), theirs)(9, 8, 3, 5, **options)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     assert shapes == {key: value.shape for key, value in basic.state_dict().items()}

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.model.gnn.graphs import from_dense, random_adjacency, to_dense
-from vigpipe.model.gnn.create import GRAPH_MODELS, create_graph_model
+from vigpipe.config.choices import GRAPH_MODELS
+from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.parallel.plan import even_plan
 from vigpipe.parallel.split import cut_stages
 

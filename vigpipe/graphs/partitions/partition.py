@@ -1,5 +1,6 @@
 """Who is in which part of a graph, and what that costs in edges."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,22 @@ class Partition:
     def nodes_of(self, part: int) -> np.ndarray:
         """Return the nodes of one part, ascending, int64; not to be changed."""
         return self._in_order[part]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the part of each node, in hexadecimal digits."""
+        return hashlib.sha256(self.parts.tobytes()).hexdigest()
+
+    def as_table(self) -> dict[str, object]:
+        """Return what summary.json says of the parts."""
+        return {
+            "method": self.method,
+            "parts": self.num_parts,
+            "kept_edge_fraction": self.kept_edge_fraction,
+            "cut_edges": self.num_cut,
+            "balance": self.balance,
+            "seconds": None if math.isnan(self.seconds) else self.seconds,
+        }
 
     def __str__(self) -> str:
         came = "read from a file" if math.isnan(self.seconds) else f"{self.seconds:.1f} s"

@@ -24,6 +24,9 @@ class GraphModel(StagedModel):
         width: channels between two layers.
         num_classes: number of logits.
         layers: the layers, in order.
+
+    Attributes:
+        decays: the layers whose weights decay: all, or the first.
     """
 
     blocks_name = "convs"
@@ -33,7 +36,7 @@ class GraphModel(StagedModel):
     ) -> None:
         super().__init__(len(layers), num_classes)
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
-        self.detect_anomaly = False
+        self.detect_anomaly, self.decays = False, "all"
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
@@ -53,6 +56,12 @@ class GraphModel(StagedModel):
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make layers raise FloatingPointError on NaN or infinite results, or stop that."""
         self.detect_anomaly = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters without weight decay, besides biases and norms."""
+        if self.decays == "all":
+            return set()
+        return {name for name, _ in self.named_parameters() if not name.startswith("convs.0.")}
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | Draws | None = None, adjacency: Adjacency | None = None

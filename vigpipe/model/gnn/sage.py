@@ -1,14 +1,10 @@
 """GraphSAGE, Hamilton, Ying, Leskovec 2017 (arXiv:1706.02216)."""
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Activation, GraphLayer
 from vigpipe.ops import sparse
 from vigpipe.ops.adjacency import Adjacency
-
-SageAggregator = Literal["mean", "max", "pool"]
 
 
 class SageLayer(GraphLayer):
@@ -35,10 +31,10 @@ class SageLayer(GraphLayer):
         dropout: float,
         norm: nn.Module,
         activation: Activation | None,
-        aggregator: SageAggregator = "mean",
+        aggregator: str = "mean",
     ) -> None:
         super().__init__(index, dropout, norm, activation)
-        self.aggregator: SageAggregator = aggregator
+        self.aggregator = aggregator
         if aggregator == "pool":
             self.lin = nn.Linear(in_channels, in_channels)
         self.lin_l = nn.Linear(in_channels, out_channels)

@@ -1,0 +1,56 @@
+"""Check the options of a run against what its model is for."""
+
+from typing import Any, get_args
+
+from vigpipe.config.choices import GraphNorm, Norm
+from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.errors import InputError
+
+_OF_PARTS = ("partition", "parts", "merge")
+_SCORES = {
+    "images": ("top1", "loss"),
+    "graph": ("accuracy", "micro_f1", "macro_f1", "loss"),
+}
+_NORMS = {"images": get_args(Norm), "graph": get_args(GraphNorm)}
+_NOTHING_SAID = TrainConfig()
+
+
+def check_job(config: TrainConfig) -> None:
+    """Check the options against what the model is for.
+
+    Args:
+        config: the options as the user gave them.
+
+    Raises:
+        InputError: an option is for models of another kind.
+    """
+    job = MODEL_DEFAULTS[config.model].job
+    others, what = (OF_IMAGES, "images") if job == "graph" else (OF_GRAPHS, "a graph")
+    model = f"{config.model} is a model of {'a graph' if job == 'graph' else 'images'}"
+    for name in others:
+        value = getattr(config, name)
+        if value != getattr(_NOTHING_SAID, name):
+            raise InputError(
+                f"{_as_given(name, value)}: is for {what}, and {model}; leave it out, or choose "
+                "another --model"
+            )
+    for name, choices in (("norm", _NORMS[job]), ("keep_best", _SCORES[job])):
+        value = getattr(config, name)
+        if value not in (None, *choices):
+            raise InputError(f"{flag(name)} {value}: {model}, so choose {' or '.join(choices)}")
+    for name in _OF_PARTS:
+        value = getattr(config, name)
+        if value is not None and config.sampler != "parts":
+            raise InputError(
+                f"{_as_given(name, value)}: is for --sampler parts, and --sampler is "
+                f"{config.sampler or 'full'}; choose parts, or leave it out"
+            )
+
+
+def _as_given(name: str, value: Any) -> str:  # noqa: ANN401
+    """Return an option as it stands on a command line."""
+    if value is True:
+        return flag(name)
+    return flag(f"no_{name}") if value is False else f"{flag(name)} {value}"

@@ -1,0 +1,174 @@
+"""The batches of one rank that trains on a graph: M sub-graphs an item.
+
+An item is determined by its number: with D replicas, item k is share k % D of step k // D. A step
+takes the next D * M sub-graphs of its epoch; the last step of an epoch may find fewer, and leaves
+micro-batches empty. Every stage makes the edges that it needs from graph, seed and item, so only
+features travel.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from vigpipe.graphs.graph import TRAIN, Graph
+from vigpipe.graphs.sampler import Sampler, SubGraph, whole
+from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.model.keyed_dropout import PADDING, sample_keys
+from vigpipe.parallel.layout import Layout
+
+
+class GraphFeed:
+    """The batches of one rank.
+
+    Args:
+        graph: the graph.
+        sampler: draws its sub-graphs.
+        layout: the degrees.
+        seed: of the keys.
+        device: where the rank computes.
+        dtype: of the features, and of the labels of nodes with several classes.
+        has_first: whether it has the first stage, and so needs features.
+        has_last: whether it has the last stage, and so needs labels.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        layout: Layout,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        has_first: bool,
+        has_last: bool,
+    ) -> None:
+        self._graph, self._sampler, self._seed = graph, sampler, seed
+        self._layout, self._device, self._dtype = layout, device, dtype
+        self._has_first, self._has_last = has_first, has_last
+        self._steps_per_epoch = steps_per_epoch(sampler, layout)
+
+    def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
+        """Return the batch of a training item; see `vigpipe.job.job.Feed.batch`."""
+        layout, bound = self._layout, self._sampler.most_nodes
+        step, replica = divmod(item, layout.num_replicas)
+        num_microbatches = layout.num_microbatches
+        epoch, numbers = sub_graphs(step, replica, self._sampler, layout)
+        drawn = [None if n is None else self._sampler.draw(epoch, n) for n in numbers]
+        sizes = tuple(0 if sub_graph is None else len(sub_graph.nodes) for sub_graph in drawn)
+        first = (step * layout.num_replicas + replica) * num_microbatches
+        keys = torch.full((num_microbatches, bound), PADDING)
+        for i, (sub_graph, size) in enumerate(zip(drawn, sizes, strict=True)):
+            if sub_graph is not None:
+                nodes = torch.from_numpy(sub_graph.nodes)
+                keys[i, :size] = sample_keys(self._seed, first + i, nodes)
+        return ReplicaBatch(
+            step,
+            num_training_nodes(item, self._sampler, layout),
+            sizes,
+            keys.flatten(),
+            self._inputs(drawn) if self._has_first else None,
+            self._labels(drawn) if self._has_last else None,
+            tuple(s and s.adjacency.to(self._device) for s in drawn),
+        )
+
+    def test_batches(
+        self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
+    ) -> Iterator[ReplicaBatch]:
+        """Yield the whole graph; see `vigpipe.job.job.Feed.test_batches`.
+
+        Every pipeline computes all of it, and the first one counts: the others would only wait.
+        """
+        graph, whole_graph = self._graph, self._whole
+        counts = self._has_last and place == 0
+        yield ReplicaBatch(
+            0,
+            graph.num_nodes,
+            (graph.num_nodes,),
+            torch.full((graph.num_nodes,), PADDING),
+            self._features(whole_graph.nodes).to(self._device) if self._has_first else None,
+            torch.from_numpy(graph.labels) if counts else None,
+            (whole_graph.adjacency,),
+            by_layer=True,
+        )
+
+    def close(self) -> None:
+        """End what reads ahead: nothing does."""
+
+    @cached_property
+    def _whole(self) -> SubGraph:
+        nodes, adjacency = whole(self._graph)
+        return SubGraph(nodes, adjacency.to(self._device))
+
+    def _features(self, nodes: np.ndarray) -> Tensor:
+        features = self._graph.features
+        rows = features[nodes] if len(nodes) < self._graph.num_nodes else features
+        dense = rows.toarray() if isinstance(rows, csr_array) else np.asarray(rows)
+        return torch.from_numpy(dense).to(self._dtype)
+
+    def _inputs(self, drawn: Sequence[SubGraph | None]) -> Tensor:
+        """Return the features of all micro-batches, padded: (M * most_nodes, d)."""
+        bound = self._sampler.most_nodes
+        if len(drawn) == 1 and drawn[0] is not None and len(drawn[0].nodes) == bound:
+            return self._features(drawn[0].nodes).to(self._device)
+        inputs = torch.zeros(len(drawn), bound, self._graph.num_features, dtype=self._dtype)
+        for rows, sub_graph in zip(inputs, drawn, strict=True):
+            if sub_graph is not None:
+                rows[: len(sub_graph.nodes)] = self._features(sub_graph.nodes)
+        return inputs.flatten(0, 1).to(self._device)
+
+    def _labels(self, drawn: Sequence[SubGraph | None]) -> Tensor:
+        """Return the labels of all micro-batches, padded; only training nodes have one."""
+        graph, bound = self._graph, self._sampler.most_nodes
+        dtype = self._dtype if graph.is_multi_label else torch.int64
+        shape = len(drawn), bound, *graph.labels.shape[1:]
+        labels = torch.full(shape, NO_LABEL, dtype=dtype)
+        for rows, sub_graph in zip(labels, drawn, strict=True):
+            if sub_graph is not None:
+                places = np.flatnonzero(graph.split[sub_graph.nodes] == TRAIN)
+                of_nodes = torch.from_numpy(graph.labels[sub_graph.nodes[places]])
+                rows[torch.from_numpy(places)] = of_nodes.to(dtype)
+        return labels.flatten(0, 1)
+
+
+def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:
+    """Return the number of steps that take every sub-graph of an epoch once."""
+    return -(-sampler.num_per_epoch // (layout.num_replicas * layout.num_microbatches))
+
+
+def sub_graphs(
+    step: int, replica: int, sampler: Sampler, layout: Layout
+) -> tuple[int, list[int | None]]:
+    """Return which sub-graphs a replica takes in a step.
+
+    Returns:
+        The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
+        the epoch has no more.
+    """
+    epoch, of_epoch = divmod(step, steps_per_epoch(sampler, layout))
+    num_microbatches = layout.num_microbatches
+    first = (of_epoch * layout.num_replicas + replica) * num_microbatches
+    numbers = range(first, first + num_microbatches)
+    return epoch + 1, [n if n < sampler.num_per_epoch else None for n in numbers]
+
+
+def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
+    """Return the nodes of an item, and of those that its team takes in the same step."""
+    return sum(count for count, _ in _counts(item, sampler, layout))
+
+
+def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
+    """Return how many of these nodes are trained on."""
+    return sum(count for _, count in _counts(item, sampler, layout))
+
+
+def _counts(item: int, sampler: Sampler, layout: Layout) -> Iterator[tuple[int, int]]:
+    step, replica = divmod(item, layout.num_replicas)
+    first = replica - layout.team_of(replica)[1]
+    for of_team in range(first, first + layout.team_size):
+        epoch, numbers = sub_graphs(step, of_team, sampler, layout)
+        yield from (sampler.count(epoch, n) for n in numbers if n is not None)

@@ -1,0 +1,254 @@
+"""A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from vigpipe.config.choices import GnnModel, GraphNorm
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.graphs.feed import GraphFeed, num_nodes, steps_per_epoch
+from vigpipe.graphs.graph import VALIDATION, Graph
+from vigpipe.graphs.loss import NodeLoss
+from vigpipe.graphs.partitions.cached import cached_partition
+from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.sampler import Parts, Sampler, WholeGraph
+from vigpipe.graphs.score import NodeTally
+from vigpipe.graphs.sources import open_graph
+from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import Plan
+
+
+@dataclass(frozen=True)
+class GraphJob:
+    """One large graph, how it is cut into sub-graphs, and the model that is trained on them.
+
+    Attributes:
+        config: all options, with the defaults of the model filled in.
+        graph: the graph.
+        sampler: draws its sub-graphs.
+        partition: the parts that these are made of; None for the whole graph.
+    """
+
+    unit: ClassVar[str] = "nodes"
+    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "micro_f1", "macro_f1", "loss")
+
+    config: TrainConfig
+    graph: Graph
+    sampler: Sampler
+    partition: Partition | None
+
+    @property
+    def name(self) -> str:
+        """What the user calls the graph."""
+        return self.graph.name
+
+    def with_options(self, config: TrainConfig) -> "GraphJob":
+        """Return the same job with other options, which ask for the same graph and model."""
+        return replace(self, config=config)
+
+    @property
+    def passes(self) -> tuple[tuple[str, ...], ...]:
+        """The splits that can be scored, all in one pass over the graph."""
+        has_validation = len(self.graph.nodes_of(VALIDATION)) > 0
+        return (("validation", "test") if has_validation else ("test",),)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the graph is, and how it is cut."""
+        graph = self.graph
+        whole = (
+            f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
+            f"{graph.num_features:,} features, {graph.num_classes} classes"
+        )
+        return (whole,) if self.partition is None else (whole, str(self.partition))
+
+    @property
+    def row_shape(self) -> tuple[int]:
+        """Shape of a node's features, (d,)."""
+        return (self.graph.num_features,)
+
+    def make_model(self) -> StagedModel:
+        """Make the unsplit model."""
+        config, graph = self.config, self.graph
+        assert config.layers is not None
+        assert config.width is not None
+        model = create_graph_model(
+            cast(GnnModel, config.model),
+            in_channels=graph.num_features,
+            num_classes=graph.num_classes,
+            num_layers=config.layers,
+            width=config.width,
+            heads=config.heads or 1,
+            dropout=config.dropout,
+            aggregator=config.aggregator,
+            norm=cast(GraphNorm, config.norm),
+        )
+        model.set_impl(config.impl)
+        model.decays = config.decay or "all"
+        return model
+
+    def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
+        """Raise InputError if an epoch has fewer sub-graphs than a step takes."""
+        wanted, most = layout.num_replicas * layout.num_microbatches, self.most_microbatches(layout)
+        if wanted > most:
+            of = f"--sampler {self.config.sampler}"
+            advice = "take both as 1, or choose --sampler parts"
+            if self.partition is not None:
+                of += f" with --parts {self.partition.num_parts} and --merge {self.config.merge}"
+                advice = "choose more parts, or fewer micro-batches or replicas"
+            raise InputError(
+                f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas}: a step "
+                f"takes {wanted} sub-graphs, but {of} has {most} an epoch; {advice}"
+            )
+
+    def batch_size(self, layout: Layout) -> int:
+        """Return the rows of a full step over all replicas, padding included."""
+        return layout.num_replicas * layout.num_microbatches * self.sampler.most_nodes
+
+    def microbatch_size(self, layout: Layout) -> int:
+        """Return the nodes of a sub-graph, padding included: what the sampler is bound to."""
+        return self.sampler.most_nodes
+
+    def most_microbatches(self, layout: Layout) -> int:
+        """Return the number of sub-graphs of an epoch."""
+        return self.sampler.num_per_epoch
+
+    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
+        """Return options and a number of micro-batches; see `vigpipe.job.job.Job.for_trial`."""
+        return self.config, min(most, self.sampler.num_per_epoch)
+
+    def describe_step(self, layout: Layout) -> str:
+        """Say how many sub-graphs one step takes."""
+        number = layout.num_replicas * layout.num_microbatches
+        what = "the whole graph" if self.partition is None else "a sub-graph"
+        return what if number == 1 else f"{number} sub-graphs"
+
+    def steps_per_epoch(self, layout: Layout) -> int:
+        """Return the number of optimizer steps that take every sub-graph of an epoch once."""
+        return steps_per_epoch(self.sampler, layout)
+
+    def why_not_recorded(self, layout: Layout) -> str | None:
+        """Say why steps cannot be recorded as one CUDA graph."""
+        return "its micro-batches have one size, and sub-graphs have different edges"
+
+    def loss(self, factor: Tensor | None) -> NodeLoss:
+        """Return the loss of a sub-graph."""
+        return NodeLoss(factor)
+
+    def feed(
+        self,
+        layout: Layout,
+        replica_index: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        has_first: bool,
+        has_last: bool,
+    ) -> GraphFeed:
+        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
+        return GraphFeed(
+            self.graph,
+            self.sampler,
+            layout,
+            self.config.seed,
+            device,
+            dtype,
+            has_first=has_first,
+            has_last=has_last,
+        )
+
+    def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
+        """Begin to add up the scores of some splits."""
+        return NodeTally(self.graph, splits, device)
+
+    def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
+        """Return how many nodes a step takes."""
+        return num_nodes(item, self.sampler, layout)
+
+    def rates(
+        self, layout: Layout, item: int, num_samples: int, seconds: float
+    ) -> dict[str, float]:
+        """Return what the row of a step says of its nodes."""
+        rate = self.num_rows(layout, item, num_samples) / seconds
+        return {"nodes_per_second": rate, "training_nodes": num_samples}
+
+    @property
+    def fingerprint(self) -> dict[str, object]:
+        """Numbers that identify the graph and its parts, whatever file it is in."""
+        graph = self.graph
+        numbers: dict[str, object] = {
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "SHA-256 of edges and labels": graph.sha256,
+        }
+        if self.partition is not None:
+            numbers["SHA-256 of the parts"] = self.partition.sha256
+        return numbers
+
+    def cost_options(self) -> dict[str, str]:
+        """Return what the costs of the model's pieces depend on, as a profile has it."""
+        names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"
+        options = {name: str(getattr(self.config, name)) for name in names}
+        return {**options, "graph": self.graph.sha256}
+
+    def weights_metadata(self) -> dict[str, object]:
+        """Return what the weights' file says of the model, and of the features of its nodes."""
+        config, graph = self.config, self.graph
+        names = "layers", "width", "heads", "aggregator", "norm", "features", "symmetric"
+        return {
+            "num_classes": graph.num_classes,
+            "num_features": graph.num_features,
+            "multi_label": graph.is_multi_label,
+            "class_names": json.dumps(graph.class_names, ensure_ascii=False),
+            **{name: getattr(config, name) for name in names},
+        }
+
+    def summary(self) -> dict[str, object]:
+        """Return the size of the graph, and how it is cut."""
+        graph = self.graph
+        numbers: dict[str, object] = {"nodes": graph.num_nodes, "edges": graph.num_edges}
+        if self.partition is not None:
+            numbers["partition"] = self.partition.as_table()
+        return {"graph": numbers}
+
+
+def open_graph_job(config: TrainConfig) -> GraphJob:
+    """Open the graph that the options name, and cut it.
+
+    Args:
+        config: all options, with the defaults of the model filled in.
+
+    Raises:
+        InputError: there is no such graph, or it cannot be cut so.
+    """
+    assert config.features is not None
+    assert config.symmetric is not None
+    graph = open_graph(
+        config.data,
+        data_dir=config.data_dir,
+        download=config.download,
+        features=config.features,
+        symmetric=config.symmetric,
+        seed=config.seed,
+    )
+    if config.sampler == "full":
+        return GraphJob(config, graph, WholeGraph(graph), None)
+    assert config.partition is not None
+    assert config.parts is not None
+    assert config.merge is not None
+    if config.merge > config.parts:
+        raise InputError(
+            f"--merge {config.merge}: joins parts, and --parts is {config.parts}; join fewer"
+        )
+    path = Path(config.data)
+    beside = path if path.suffix == ".npz" else None
+    partition = cached_partition(graph, config.partition, config.parts, config.seed, beside)
+    return GraphJob(config, graph, Parts(graph, partition, config.merge, config.seed), partition)

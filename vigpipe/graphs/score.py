@@ -1,0 +1,123 @@
+"""The score of a model on the nodes of a graph."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vigpipe.graphs.graph import TEST, VALIDATION, Graph
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.score import in_words
+
+SPLITS = {"validation": VALIDATION, "test": TEST}
+
+
+@dataclass(frozen=True)
+class NodeScore:
+    """The score of a model on the nodes of a split; every node counts exactly once.
+
+    Attributes:
+        loss: mean cross-entropy; of nodes that may have several classes, the binary one.
+        accuracy: share of the nodes whose most likely class is right; where nodes may have several
+            classes, share of all pairs of a node and a class that are right.
+        micro_f1: F1 of all pairs of a node and a class taken together. With one class a node this
+            is the accuracy.
+        macro_f1: mean over the classes of each one's F1. As in scikit-learn, a class that no node
+            has, and none is said to have, does not count.
+        num_samples: number of nodes.
+    """
+
+    main_name: ClassVar[str] = "accuracy"
+    unit: ClassVar[str] = "nodes"
+
+    loss: float
+    accuracy: float
+    micro_f1: float
+    macro_f1: float
+    num_samples: int
+
+    def numbers(self) -> dict[str, float]:
+        """Return loss, accuracy and both F1."""
+        numbers = asdict(self)
+        del numbers["num_samples"]
+        return numbers
+
+    def __str__(self) -> str:
+        return in_words(self)
+
+
+class NodeTally:
+    """Counts what the scores of some splits are made of, from the logits of a whole graph.
+
+    Args:
+        graph: the graph.
+        splits: names of the splits.
+        device: where the logits are.
+
+    Attributes:
+        sums: (splits * (3 + 3 C),) float64: of each split the loss, what is right and the number of
+            nodes, then for each class the nodes that have it and are said to, those that have it,
+            and those that are said to.
+    """
+
+    def __init__(self, graph: Graph, splits: Sequence[str], device: torch.device) -> None:
+        self._graph, self._splits = graph, splits
+        size = 3 + 3 * graph.num_classes
+        self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
+
+    def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
+        """Count the nodes of the whole graph.
+
+        Args:
+            batch: from `GraphFeed.test_batches`, with the classes of all nodes; without them where
+                another pipeline counts.
+            logits: (n, C).
+        """
+        if batch.labels is None:
+            return
+        for split, sums in zip(self._splits, self.sums.chunk(len(self._splits)), strict=True):
+            nodes = torch.from_numpy(self._graph.nodes_of(SPLITS[split]))
+            of_split = logits[nodes.to(logits.device)].double()
+            labels = batch.labels[nodes].to(logits.device)
+            sums += (_multi if self._graph.is_multi_label else _single)(of_split, labels)
+
+    def scores(self, sums: list[float]) -> Mapping[str, NodeScore]:
+        """Return the score of each split."""
+        rows = torch.tensor(sums, dtype=torch.float64).chunk(len(self._splits))
+        return {split: self._score(row) for split, row in zip(self._splits, rows, strict=True)}
+
+    def _score(self, sums: Tensor) -> NodeScore:
+        loss, right, num_nodes = sums[:3].tolist()
+        both, actual, said = sums[3:].chunk(3)
+        occurs = actual + said > 0
+        f1 = 2 * both / (actual + said).clamp(min=1)
+        micro = 2 * both.sum() / (actual + said).sum().clamp(min=1)
+        macro = f1[occurs].mean() if occurs.any() else torch.zeros(())
+        num_pairs = num_nodes * (self._graph.num_classes if self._graph.is_multi_label else 1)
+        return NodeScore(
+            loss / num_nodes, right / num_pairs, micro.item(), macro.item(), int(num_nodes)
+        )
+
+
+def _single(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sums of nodes with one class each: logits (b, C), labels (b,) int64."""
+    said, num_classes = logits.argmax(1), logits.shape[1]
+    is_right = said == labels
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    counts = [labels[is_right], labels, said]
+    by_class = [torch.bincount(c, minlength=num_classes).double() for c in counts]
+    totals = torch.stack((loss, is_right.sum().double(), loss.new_tensor(len(labels))))
+    return torch.cat((totals, *by_class))
+
+
+def _multi(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sums of nodes with any number of classes: logits and labels, (b, C)."""
+    said, actual = logits > 0, labels > 0
+    loss = F.binary_cross_entropy_with_logits(logits, actual.double(), reduction="sum")
+    by_class = [kind.sum(0).double() for kind in (said & actual, actual, said)]
+    right = (said == actual).sum().double()
+    totals = torch.stack((loss / logits.shape[1], right, loss.new_tensor(len(labels))))
+    return torch.cat((totals, *by_class))
