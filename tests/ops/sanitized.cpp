@@ -29,6 +29,8 @@ void vigpipe_norm_backward_float32(const float* grad, const float* x, const doub
                                    double eps, const float* sample_scale, float* dx, float* d_weight,
                                    float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
                                    int threads);
+void vigpipe_lanes_at_least(const int64_t* rows, uint8_t* kept, int64_t first, int64_t threshold,
+                            int64_t R, int64_t C, int threads);
 void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, const float* B,
                               float* y, int64_t R, int64_t H, int threads);
 void vigpipe_hidden_backward_7_float32(const float* grad, const float* x, const float* A,
@@ -106,15 +108,25 @@ void call_hidden(int threads) {
                                       dx.data(), dA.data(), da.data(), dB.data(), R, H, threads);
 }
 
+void call_lanes(int threads) {
+    const int64_t R = between(0, 300), C = between(0, 600);
+    std::vector<int64_t> rows(R);
+    for (auto& row : rows) row = between(0, int64_t(1) << 40) - (int64_t(1) << 39);
+    std::vector<uint8_t> kept(R * C);
+    vigpipe_lanes_at_least(rows.data(), kept.data(), int64_t(7) << 32, between(-32768, 32767), R, C,
+                           threads);
+}
+
 }  // namespace
 
 int main() {
     int calls = 0;
-    for (int i = 0; i < 150; ++i, calls += 3) {
+    for (int i = 0; i < 150; ++i, calls += 4) {
         const int threads = 1 + i % 3;
         call_neighbours(threads);
         call_norm(threads);
         call_hidden(threads);
+        call_lanes(threads);
     }
     std::printf("calls: %d\n", calls);
 }

@@ -13,25 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vigpipe.ops.splitmix import GOLDEN as _GOLDEN
+from vigpipe.ops.splitmix import lanes_at_least
+from vigpipe.ops.splitmix import mixed as _mixed
+from vigpipe.ops.splitmix import shifted as _shifted
+from vigpipe.ops.splitmix import signed as _signed
+
 PADDING = -1  # the key of a padding row, which holds no sample
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # >> on int64 repeats the sign bit; mask it away
-
-
-def _mixed(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
-    return x ^ _shifted(x, 31)
 
 
 def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
@@ -79,7 +67,9 @@ def pair_keys(first: Tensor, second: Tensor) -> Tensor:
     return _mixed(_mixed(first + _signed(_GOLDEN)) + second * _signed(_GOLDEN))
 
 
-def kept_channels(keys: Tensor, stream: int, num: int, rate: float) -> tuple[Tensor, float]:
+def kept_channels(
+    keys: Tensor, stream: int, num: int, rate: float, *, fused: bool = True
+) -> tuple[Tensor, float]:
     """Draw which channels of wide rows are kept, four from each 64-bit hash.
 
     Whether channel c is kept depends on key, stream, c and rate only, not on the number of
@@ -91,23 +81,15 @@ def kept_channels(keys: Tensor, stream: int, num: int, rate: float) -> tuple[Ten
         num: C, number of channels.
         rate: probability that a channel is dropped; it is rounded to a multiple of 2^-16, and is
             below 1.
+        fused: use the fused operator where there is one; the bits are the same.
 
     Returns:
         (B, C) bool, and the probability, rounded, that a channel is kept.
     """
     num_dropped = min(round(rate * (1 << 16)), (1 << 16) - 1)
-    groups = torch.arange((num + 3) // 4, device=keys.device)
-    counters = (stream * (1 << 32) + groups) * _signed(_GOLDEN)
-    bits = _mixed(keys + _signed(_GOLDEN))[:, None] ^ counters
-    # As `_mixed`, in place: (B, C / 4) int64 is half as large as the features in float32.
-    shifted = torch.empty_like(bits)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-        torch.bitwise_right_shift(bits, shift, out=shifted)
-        bits.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1))
-        if factor != 1:
-            bits.mul_(_signed(factor))
-    lanes = bits.view(torch.int16)[:, :num]  # from -2^15, the lowest bits first
-    return lanes >= num_dropped - (1 << 15), 1.0 - num_dropped / (1 << 16)
+    rows = _mixed(keys + _signed(_GOLDEN))
+    kept = lanes_at_least(rows, stream * (1 << 32), num, num_dropped - (1 << 15), fused=fused)
+    return kept, 1.0 - num_dropped / (1 << 16)
 
 
 class ChannelDropout(nn.Module):
@@ -117,6 +99,8 @@ class ChannelDropout(nn.Module):
         rate: probability that a channel is set to zero.
         stream: stream number, which is different for every mask of the model.
     """
+
+    fused = True
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
@@ -141,7 +125,9 @@ class ChannelDropout(nn.Module):
 
     def masked(self, x: Tensor, keys: Tensor) -> Tensor:
         """Apply the mask of these keys, (B,), to x, (B, C)."""
-        kept, probability = kept_channels(keys.to(x.device), self.stream, x.shape[1], self.rate)
+        kept, probability = kept_channels(
+            keys.to(x.device), self.stream, x.shape[1], self.rate, fused=self.fused
+        )
         return x * kept * (1.0 / probability)  # the backward needs `kept` alone, a byte each
 
     def extra_repr(self) -> str:

@@ -384,3 +384,21 @@ def hidden_backward(
     name = f"hidden_backward_{x.shape[1]}_{_dtype(x)}"
     _call(name, *inputs, *grads, *sizes, _threads(x.shape[0] * first.shape[1]))
     return grads[0], grads[1], grads[2], grads[3]
+
+
+def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor:
+    """Compare lanes of hashes with a threshold, as `vigpipe.ops.splitmix` describes.
+
+    Args:
+        rows: numbers of the rows, (B,) int64.
+        first: counter of channels 0 to 3.
+        num: C, number of channels.
+        threshold: from -2^15 to 2^15 - 1.
+
+    Returns:
+        (B, C) bool.
+    """
+    kept = rows.new_empty(len(rows), num, dtype=torch.bool)
+    sizes = _sizes(first, threshold, len(rows), num)
+    _call("lanes_at_least", rows.contiguous(), kept, *sizes, _threads(kept.numel()))
+    return kept

@@ -1,0 +1,40 @@
+"""Lanes of hashes: the C++ version has the bits of the plain one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ops.test_sparse import threads
+from vigpipe.ops.compiler import library
+from vigpipe.ops.splitmix import lanes_at_least
+
+numbers = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(numbers, max_size=6),
+    st.integers(0, 2**40),
+    st.integers(0, 600),
+    st.integers(-(2**15), 2**15 - 1),
+)
+def test_fused_lanes_are_the_plain_ones(rows, first, num, threshold):
+    inputs = (torch.tensor(rows, dtype=torch.int64), first, num, threshold)
+    plain, fused = (lanes_at_least(*inputs, fused=fused) for fused in (False, True))
+    assert plain.shape == (len(rows), num)
+    assert torch.equal(fused, plain)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_many_rows_on_several_threads_are_the_plain_ones(number):
+    rows = torch.randint(-(2**62), 2**62, (5000,))
+    with threads(number):
+        fused = lanes_at_least(rows, 5 << 32, 70, 100)
+    assert torch.equal(fused, lanes_at_least(rows, 5 << 32, 70, 100, fused=False))
+
+
+def test_there_is_a_fused_version_where_there_is_a_compiler():
+    rows, functions = torch.arange(3), library().functions
+    assert functions is None or functions.vigpipe_lanes_at_least
+    assert lanes_at_least(rows, 0, 5, -(2**15)).all()  # every lane is at least the lowest number
