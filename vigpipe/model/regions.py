@@ -5,6 +5,8 @@
     block 3/grapher/knn        no gradient flows through the choice of neighbours
     block 3/grapher/aggregation
     block 3/ffn
+    block 3/aggregation        of a graph model: what the edges bring, reduced
+    block 3/update             of a graph model: new features, norm and activation
 
 Without a listener, a region only calls its function. A listener gets the region's name, function
 and inputs, and must return what the function returns.

@@ -8,6 +8,7 @@ import torch
 from tests.model.gnn.graphs import from_dense, random_adjacency, to_dense
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.regions import listening
 from vigpipe.parallel.plan import even_plan
 from vigpipe.parallel.split import cut_stages
 
@@ -153,3 +154,43 @@ def test_layer_by_layer_equals_forward(name, chunk):
 def test_layer_by_layer_only_evaluates():
     with pytest.raises(ValueError, match=r"call model\.eval"):
         build("gcn").by_layer(nodes()[0], random_adjacency(), 10)
+
+
+class Aliases:
+    """A listener that keeps names, and gives functions views of their inputs."""
+
+    def __init__(self) -> None:
+        self.names, self.path = [], []
+
+    def __call__(self, name, function, inputs):
+        self.path.append(name)
+        self.names.append("/".join(self.path))
+        views = (x.view_as(x) if isinstance(x, torch.Tensor) else x for x in inputs)
+        result = function(*views)
+        self.path.pop()
+        return result
+
+
+@every
+def test_regions_have_names_and_reorder_no_sum(name):
+    results = []
+    for listener in (None, Aliases()):
+        model, (x, keys) = build(name).train(), nodes()
+        x.requires_grad_()
+        with listening(listener):
+            y = model(x, keys, random_adjacency())
+        backward(y)
+        results.append([y.detach(), x.grad, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert listener is not None
+    blocks = [f"block {i}{part}" for i in range(4) for part in ("", "/aggregation", "/update")]
+    assert listener.names == ["stem", *blocks, "readout"]
+
+
+@every
+def test_plain_and_fused_masks_are_the_same(name):
+    model, adjacency, (x, keys) = build(name).train(), random_adjacency(), nodes()
+    fused = model(x, keys, adjacency)
+    model.set_impl("plain")
+    assert not any(dropout.fused for dropout in model.modules() if hasattr(dropout, "stream"))
+    torch.testing.assert_close(model(x, keys, adjacency), fused, rtol=1e-12, atol=1e-12)
