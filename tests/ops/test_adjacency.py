@@ -72,10 +72,11 @@ def test_weights_of_gcn_are_those_of_torch_geometric(graph):
     dense = torch.zeros(num_nodes, num_nodes, dtype=torch.float64)
     dense[edges[1], edges[0]] = theirs
     ours = looped.weights("gcn", torch.float64)
-    torch.testing.assert_close(ours.values, dense[looped.targets, looped.indices])
-    assert torch.equal(ours.transposed, ours.values[looped.transposed.edges])
+    torch.testing.assert_close(ours, dense[looped.targets, looped.indices])
+    turned = looped.weights("gcn", torch.float64, transposed=True)
+    assert torch.equal(turned, ours[looped.transposed.edges])
     narrow = looped.weights("gcn", torch.float32)
-    assert torch.equal(narrow.values, ours.values.float())
+    assert torch.equal(narrow, ours.float())
     assert looped.weights("gcn", torch.float32) is narrow
 
 
@@ -93,10 +94,10 @@ def test_rows_have_degrees_loops_and_weights_of_the_whole(graph, data):
         assert torch.equal(rows.in_degrees, whole.in_degrees[start:end])
         own = (whole.targets >= start) & (whole.targets < end)
         for kind in ("ones", "mean", "gcn"):
-            values = whole.weights(kind, torch.float32).values[own]
-            weights = rows.weights(kind, torch.float32)
-            assert torch.equal(weights.values, values)
-            assert torch.equal(weights.transposed, values[rows.transposed.edges])
+            values = whole.weights(kind, torch.float32)[own]
+            assert torch.equal(rows.weights(kind, torch.float32), values)
+            turned = rows.weights(kind, torch.float32, transposed=True)
+            assert torch.equal(turned, values[rows.transposed.edges])
     rows, x = graph.rows(start, end), torch.arange(n)
     assert torch.equal(rows.own(x), x[start:end])
     assert torch.equal(rows.rows(0, end - start).own(x), x[start:end])

@@ -64,7 +64,7 @@ CASES = {
     "gcn": (
         lambda g, x: sparse.constant_sum(g, x, "gcn"),
         lambda g, x: torch.zeros(g.num_targets, 3, dtype=torch.float64).index_add(
-            0, g.targets, g.weights("gcn", torch.float64).values[:, None] * x[g.indices]
+            0, g.targets, g.weights("gcn", torch.float64)[:, None] * x[g.indices]
         ),
         [("sources", 3)],
     ),
@@ -143,6 +143,12 @@ def test_a_maximum_of_negative_numbers_and_of_nan():
     y = sparse.maximum(graph, x)
     assert y[:, 0].tolist() == [-2, -3]
     assert y[:, 1].isnan().all()
+
+
+@every
+def test_a_maximum_without_a_gradient_is_the_same(graph):
+    x = features(graph, 3)
+    assert torch.equal(sparse.maximum(graph, x.detach()), sparse.maximum(graph, x))
 
 
 @pytest.mark.parametrize("seed", range(5))

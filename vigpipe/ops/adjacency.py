@@ -11,18 +11,6 @@ from torch import Tensor
 Kind = Literal["ones", "mean", "gcn"]
 
 
-class Weights(NamedTuple):
-    """Constant weights of all edges.
-
-    Attributes:
-        values: (e,), by number of the edge.
-        transposed: the same weights, (e,), in the order of the transposed graph's edges.
-    """
-
-    values: Tensor
-    transposed: Tensor
-
-
 class Transposed(NamedTuple):
     """The graph with every edge turned round.
 
@@ -55,7 +43,7 @@ class Adjacency:
         self.indptr, self.indices = indptr, indices
         self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
         self.num_sources = self.num_targets if num_sources is None else num_sources
-        self._weights: dict[tuple[Kind, torch.dtype], Weights] = {}
+        self._weights: dict[tuple[Kind, torch.dtype, bool], Tensor] = {}
         if {indptr.dtype, indices.dtype} != {torch.int64}:
             raise ValueError(f"edges are int64 (got {indptr.dtype} and {indices.dtype})")
         if self.num_targets < 0 or int(indptr[0]) != 0 or int(indptr[-1]) != self.num_edges:
@@ -114,19 +102,24 @@ class Adjacency:
         indices[places] = self.indices
         return Adjacency(indptr, indices)
 
-    def weights(self, kind: Kind, dtype: torch.dtype) -> Weights:
-        """Return constant weights of all edges, computed in float64.
+    def weights(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Tensor:
+        """Return constant weights of all edges, (e,), computed in float64.
 
         Args:
             kind: `ones`; `mean`, 1 / d_i for an edge that ends in node i, which has d_i edges that
                 end in it; `gcn`, 1 / sqrt(d_i d_j) for an edge from j to i, 0 where that is not
                 finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2).
             dtype: type of the weights.
+            transposed: in the order of the transposed graph's edges.
         """
-        if (kind, dtype) not in self._weights:
-            values = self._weights_in_float64(kind).to(dtype)
-            self._weights[kind, dtype] = Weights(values, values[self.transposed.edges])
-        return self._weights[kind, dtype]
+        key = (kind, dtype, transposed)
+        if key not in self._weights:
+            self._weights[key] = (
+                self.weights(kind, dtype)[self.transposed.edges]
+                if transposed
+                else self._weights_in_float64(kind).to(dtype)
+            )
+        return self._weights[key]
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
         degrees = self.in_degrees.double()
@@ -177,7 +170,7 @@ class Rows(Adjacency):
         return self.whole.with_loops().rows(self.start, self.end)
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
-        return self.whole.weights(kind, torch.float64).values[self._edges]
+        return self.whole.weights(kind, torch.float64)[self._edges]
 
     def rows(self, start: int, end: int) -> "Rows":
         """Return some of these rows, counted from the first of these."""

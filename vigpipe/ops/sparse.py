@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops.adjacency import Adjacency, Kind, Weights
+from vigpipe.ops.adjacency import Adjacency, Kind
 
 
 def weighted_sum(adjacency: Adjacency, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -46,8 +46,7 @@ def constant_sum(adjacency: Adjacency, x: Tensor, kind: Kind) -> Tensor:
     Returns:
         (m, C), with x's dtype.
     """
-    weights = adjacency.weights(kind, _wide(x).dtype)
-    return _ConstantSum.apply(x, weights, adjacency)  # pyright: ignore[reportReturnType]
+    return _ConstantSum.apply(x, kind, adjacency)  # pyright: ignore[reportReturnType]
 
 
 def mean(adjacency: Adjacency, x: Tensor) -> Tensor:
@@ -95,14 +94,14 @@ def attention_sum(adjacency: Adjacency, weights: Tensor, x: Tensor) -> Tensor:
 
 class _ConstantSum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Weights, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        ctx.weights, ctx.adjacency = weights, adjacency
-        return _product(adjacency, weights.values, x)
+    def forward(ctx: Any, x: Tensor, kind: Kind, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
+        ctx.kind, ctx.adjacency = kind, adjacency
+        return _product(adjacency, adjacency.weights(kind, _wide(x).dtype), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        transposed = ctx.adjacency.transposed.adjacency
-        return _product(transposed, ctx.weights.transposed, grad), None, None
+        weights = ctx.adjacency.weights(ctx.kind, _wide(grad).dtype, transposed=True)
+        return _product(ctx.adjacency.transposed.adjacency, weights, grad), None, None
 
 
 class _WeightedSum(Function):
@@ -131,7 +130,11 @@ class _Maximum(Function):
         if not adjacency.num_edges:
             ctx.shape, ctx.winners = x.shape, None
             return x.new_zeros(adjacency.num_targets, x.shape[1])
-        y, edges = _max_by_rows(adjacency, _wide(x).contiguous())
+        wide = _wide(x).contiguous()
+        if x.device.type == "cpu" and not ctx.needs_input_grad[0]:
+            ones = wide.new_ones(adjacency.num_edges)
+            return torch.sparse.mm(_matrix(adjacency, ones), wide, "amax").to(x.dtype)
+        y, edges = _max_by_rows(adjacency, wide)
         edges.clamp_(max=adjacency.num_edges - 1)
         winners = adjacency.indices[edges]
         winners[adjacency.in_degrees == 0] = adjacency.num_sources  # nobody
