@@ -1,0 +1,195 @@
+"""Debian's packages as a graph: which needs which, and in which section each belongs.
+
+Every machine with Debian or Ubuntu has the lists of packages that this is made from, so that there
+is a graph of tens of thousands of nodes to train on without a download. Format of the lists: Debian
+Policy Manual, chapters 5 and 7; `man deb822`.
+"""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, VALIDATION
+
+LISTS = Path("/var/lib/apt/lists")
+LEAST_IN_CLASS = 100  # packages of a section that is a class
+NUM_FEATURES = 512
+_PATTERN = "*_Packages*"
+# What apt compresses its lists with, apart from these, is left to apt.
+_OPENERS: dict[str, Callable[[Path], bytes]] = {
+    "": lambda path: path.read_bytes(),
+    ".gz": lambda path: gzip.decompress(path.read_bytes()),
+    ".xz": lambda path: lzma.decompress(path.read_bytes()),
+    ".bz2": lambda path: bz2.decompress(path.read_bytes()),
+}
+_APT = "/usr/lib/apt/apt-helper"
+_APTS_OWN = (".lz4", ".zst")
+_DEPENDENCIES = ("Depends", "Pre-Depends", "Recommends")
+_FIELD = re.compile(
+    rf"^(Package|Source|Section|Description|{'|'.join(_DEPENDENCIES)}):[ \t]*"
+    r"(.*(?:\n[ \t].*)*)",  # lines that begin with a space go on with the field
+    re.MULTILINE,
+)
+_DEPENDENCY = re.compile(r"(?:^|[,|])\s*([a-z0-9][a-z0-9+.-]*)")
+_WORD = re.compile(r"[a-z][a-z0-9+#-]+")
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the graph takes from a package's stanza.
+
+    Attributes:
+        source: name of the source package that it is built from.
+        section: its section, without the archive area; empty if it has none.
+        description: the one line about it.
+        needs: names of packages that it depends on or recommends, all alternatives of each.
+    """
+
+    source: str
+    section: str
+    description: str
+    needs: tuple[str, ...]
+
+
+def read_packages(folder: Path) -> dict[str, Package]:
+    """Read apt's lists of packages, in the order of the files' names.
+
+    Args:
+        folder: with `*_Packages`, plain or compressed.
+
+    Returns:
+        Packages by name. Of several stanzas of a name the first counts.
+
+    Raises:
+        InputError: there are no such lists, or one cannot be read.
+    """
+    packages: dict[str, Package] = {}
+    for path in sorted(folder.glob(_PATTERN)):
+        if _ending(path) not in (*_OPENERS, *_APTS_OWN):
+            continue
+        for stanza in _read(path).split("\n\n"):
+            fields = dict(_FIELD.findall(stanza))
+            if "Package" in fields:
+                packages.setdefault(fields["Package"], _package(fields))
+    if not packages:
+        raise InputError(
+            f"{folder}: holds no lists of packages ({_PATTERN}); run apt-get update, or name "
+            "another folder"
+        )
+    return packages
+
+
+def _ending(path: Path) -> str:
+    return path.name.rpartition("_Packages")[2]
+
+
+def _read(path: Path) -> str:
+    try:
+        if _ending(path) in _OPENERS:
+            content = _OPENERS[_ending(path)](path)
+        else:
+            done = subprocess.run([_APT, "cat-file", path], capture_output=True, check=True)
+            content = done.stdout
+    except (OSError, EOFError, lzma.LZMAError, subprocess.CalledProcessError) as error:
+        raise InputError(
+            f"{path}: cannot be decompressed ({escaped(str(error))}); run apt-get update"
+        ) from error
+    return content.decode(errors="replace")
+
+
+def _package(fields: Mapping[str, str]) -> Package:
+    needs = ",".join(fields[name] for name in _DEPENDENCIES if name in fields)
+    return Package(
+        source=(fields.get("Source", "").split() or [fields["Package"]])[0],
+        section=fields.get("Section", "").rpartition("/")[2],
+        description=fields.get("Description", "").partition("\n")[0],
+        needs=tuple(_DEPENDENCY.findall(needs)),
+    )
+
+
+def make_arrays(packages: Mapping[str, Package]) -> dict[str, np.ndarray]:
+    """Make the arrays of a graph file; the same packages always give the same arrays.
+
+    The nodes are the packages, sorted by name. An edge goes from a package to each that it needs,
+    if that is among them. The classes are the sections of at least LEAST_IN_CLASS packages, the
+    largest first. A feature says whether one of the words of the description, apart from the
+    package's own name, falls into this one of NUM_FEATURES buckets. The split is by the source
+    package, whose packages depend on one another: 60 % are for training, 20 % for validation and
+    20 % for test.
+
+    Raises:
+        InputError: no section is large enough to be a class.
+    """
+    names = sorted(packages)
+    stanzas = [packages[name] for name in names]
+    numbers = {name: number for number, name in enumerate(names)}
+    needed = [
+        sorted({numbers[other] for other in stanza.needs if other in numbers} - {numbers[name]})
+        for name, stanza in zip(names, stanzas, strict=True)
+    ]
+    words = [
+        sorted(
+            {_bucket(word) for word in _WORD.findall(stanza.description.lower()) if word != name}
+        )
+        for name, stanza in zip(names, stanzas, strict=True)
+    ]
+    parts = np.array([_part(stanza.source) for stanza in stanzas], np.int8)
+    classes = _classes(stanzas, parts)
+    if not classes:
+        raise InputError(
+            f"of {len(names)} packages, no section has {LEAST_IN_CLASS} or more to be a class; "
+            "take the lists of a whole distribution"
+        )
+    labels_of = {section: label for label, section in enumerate(classes)}
+    labels = np.array([labels_of.get(stanza.section, NO_CLASS) for stanza in stanzas], np.int16)
+    parts[labels == NO_CLASS] = NO_SPLIT
+    return {
+        "edge_src": np.repeat(np.arange(len(names), dtype=np.int32), list(map(len, needed))),
+        "edge_dst": _joined(needed, np.int32),
+        "x_indptr": np.cumsum([0, *map(len, words)], dtype=np.int32),
+        "x_indices": _joined(words, np.int16),
+        "x_shape": np.array([len(names), NUM_FEATURES]),
+        "y": labels,
+        "split": parts,
+        "classes": np.array(classes),
+        "names": np.array(names),
+    }
+
+
+def _joined(rows: Sequence[Iterable[int]], dtype: type) -> np.ndarray:
+    return np.array([number for row in rows for number in row], dtype)
+
+
+def _classes(stanzas: Sequence[Package], parts: np.ndarray) -> list[str]:
+    """Return the sections that are large enough and have packages to train with."""
+    sizes = Counter(stanza.section for stanza in stanzas if stanza.section)
+    trained = {stanza.section for stanza, part in zip(stanzas, parts, strict=True) if part == TRAIN}
+    large = [section for section in sizes if sizes[section] >= LEAST_IN_CLASS]
+    return sorted(set(large) & trained, key=lambda section: (-sizes[section], section))
+
+
+@cache
+def _bucket(word: str) -> int:
+    return _hash(word) % NUM_FEATURES
+
+
+@cache
+def _part(source: str) -> int:
+    """Return the part of the split of a source package."""
+    return (TRAIN, TRAIN, TRAIN, VALIDATION, TEST)[_hash(f"split {source}") % 5]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest(), "little")
