@@ -17,8 +17,8 @@ def scaled(
 
     `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
     x_ij · (ln((1 + n) / (1 + n_j)) + 1), where n_j of the n nodes have a feature j that is not 0,
-    and then each row is divided by its Euclidean length. Rows of zeros stay. As torch-geometric's
-    NormalizeFeatures, both look at the features of all nodes, also of those to test with.
+    and then each row is divided by its Euclidean length. It counts among all
+    nodes, also those to test with, whose features are known in training. Rows of zeros stay.
 
     Args:
         features: (n, d) float32, dense or as rows of numbers that are not 0; not changed.
