@@ -63,6 +63,20 @@ def test_a_list_is_read_as_apt_keeps_it(tmp_path):
     assert read_packages(tmp_path) == PACKAGES
 
 
+@pytest.mark.parametrize(
+    ("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+)
+def test_a_damaged_list_is_one_sentence(ending, pack, tmp_path):
+    path = tmp_path / f"{NAME}{ending}"
+    packed = pack(np.random.default_rng(0).bytes(500))
+    for content in (packed[:-20], packed[:90] + bytes(100) + packed[190:]):
+        path.write_bytes(content)
+        with pytest.raises(
+            InputError, match=f"^{path}: cannot be decompressed .*; run apt-get update"
+        ):
+            read_packages(tmp_path)
+
+
 def test_of_several_lists_the_first_by_name_counts(tmp_path):
     (tmp_path / f"a_{NAME}").write_text("Package: a\nSection: first\n")
     (tmp_path / f"b_{NAME}").write_text("Package: a\nSection: other\n\nPackage: c\n")

@@ -46,6 +46,7 @@ def test_the_files_of_the_open_graph_benchmark():
     graph = opened("arxiv.npz")
     assert graph.labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert graph.split.tolist() == [0, 1, 0, 1, 0, 2]
+    assert isinstance(graph.features, np.ndarray)
     np.testing.assert_allclose(graph.features, features, rtol=1e-6)
     assert graph.indices.tolist() == [1, 0, 3, 2, 5, 4]
     assert len(SNIPPETS) == 2

@@ -11,6 +11,7 @@ import hashlib
 import lzma
 import re
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _OPENERS: dict[str, Callable[[Path], bytes]] = {
     ".xz": lambda path: lzma.decompress(path.read_bytes()),
     ".bz2": lambda path: bz2.decompress(path.read_bytes()),
 }
+_DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _APT = "/usr/lib/apt/apt-helper"
 _APTS_OWN = (".lz4", ".zst")
 _DEPENDENCIES = ("Depends", "Pre-Depends", "Recommends")
@@ -102,7 +104,7 @@ def _read(path: Path) -> str:
         else:
             done = subprocess.run([_APT, "cat-file", path], capture_output=True, check=True)
             content = done.stdout
-    except (OSError, EOFError, lzma.LZMAError, subprocess.CalledProcessError) as error:
+    except (*_DAMAGED, subprocess.CalledProcessError) as error:
         raise InputError(
             f"{path}: cannot be decompressed ({escaped(str(error))}); run apt-get update"
         ) from error

@@ -1,5 +1,7 @@
 """Raw files give the same graph as torch-geometric's own readers make of them."""
 
+import importlib
+import os
 import shutil
 import warnings
 
@@ -16,9 +18,9 @@ from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
 from vigpipe.graphs.sources import open_graph
 
 
-def read(name, data_dir):
+def read(name, data_dir, *, download=False):
     return open_graph(
-        name, data_dir=data_dir, download=False, features="raw", symmetric=False, seed=0
+        name, data_dir=data_dir, download=download, features="raw", symmetric=False, seed=0
     )
 
 
@@ -81,3 +83,41 @@ def test_graphsaint(name, tmp_path):
     shutil.copytree(folder, copy / "raw")
     check(graph, torch_geometrics(name, copy))
     assert [path.name for path in folder.parent.iterdir()] == ["raw"]
+
+
+# ---- what --download calls ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["CiteSeer", "Reddit", "Flickr", "Yelp"])
+def test_torch_geometric_fetches_what_is_read(name, tmp_path, monkeypatch):
+    file = "planetoid" if name == "CiteSeer" else name.lower()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module(f"torch_geometric.datasets.{file}")
+    if name == "CiteSeer":
+        source = write_planetoid(tmp_path / "there", name, planetoid_parts(1, (2,)))
+
+        def copy(address, folder):
+            shutil.copy(source / os.path.basename(address), folder)
+
+        monkeypatch.setattr(module.fs, "cp", copy)
+    elif name == "Reddit":
+        source = write_reddit(tmp_path / "there", 2)
+
+        def fetch(_, folder):
+            return shutil.make_archive(f"{folder}/reddit", "zip", source)
+
+        monkeypatch.setattr(module, "download_url", fetch)
+    else:
+        source = write_graphsaint(tmp_path / "there", 3, multi_label=name == "Yelp")
+
+        def fetch_file(_, folder, file):
+            shutil.copy(source / file, folder)
+
+        monkeypatch.setattr(module, "download_google_url", fetch_file)
+    data_dir = tmp_path / "here"
+    graph = read(name, data_dir, download=True)
+    assert graph.sha256 == read(name, data_dir).sha256
+    assert {path.name for path in data_dir.rglob("*") if path.is_dir()} == {name, "raw"}
+    fetched = {path.name for path in (data_dir / name / "raw").iterdir()}
+    assert fetched <= {path.name for path in source.iterdir()}

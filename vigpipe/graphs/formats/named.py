@@ -4,6 +4,7 @@ The files are fetched by torch-geometric, from the addresses that it knows, and 
 of this folder: torch-geometric's own would leave a pickled copy of each data set beside them.
 """
 
+import os
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
         InputError: files are missing, cannot be fetched or cannot be read.
     """
     folder = data_dir / data_set.name / "raw"
-    missing = [name for name in data_set.files if not (folder / name).exists()]
+    # Path.exists raises PermissionError in a folder that cannot be searched.
+    missing = [name for name in data_set.files if not os.path.exists(folder / name)]
     if missing and not download:
         raise InputError(
             f"{folder}: lacks {', '.join(missing)} of {data_set.name}; add --download to fetch "
