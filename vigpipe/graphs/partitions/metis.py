@@ -21,9 +21,8 @@ def metis_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) -
     Returns:
         (n,) int64; a part may be empty if there are hardly more nodes than parts.
     """
-    number = pymetis.zero_copy_dtype()
-    starts, others = (np.asarray(a, dtype=number) for a in (joined.indptr, joined.indices))
-    adjacency = pymetis.CSRAdjacency(starts, others)
+    starts = np.asarray(joined.indptr, dtype=np.int64)
+    adjacency = pymetis.CSRAdjacency(starts, np.asarray(joined.indices, dtype=np.int64))
     # From 2, since 0 and 1 are the same to glibc's srand.
     options = pymetis.Options(seed=int(draws.integers(2, 1 << 31)))
     # Cutting into k parts at once mostly keeps more edges than bisecting again and again, but for
