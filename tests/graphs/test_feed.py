@@ -1,0 +1,115 @@
+"""The batches of a rank: features, labels and keys of a row are those of its node."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+
+from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_per_epoch
+from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.sampler import Parts, WholeGraph
+from vigpipe.graphs.sbm import draw
+from vigpipe.job.batch import NO_LABEL
+from vigpipe.parallel.layout import Layout
+
+CPU = torch.device("cpu")
+GRAPH = draw("sbm:200,4,3,6", seed=1)
+# A node can be told by its only feature.
+NUMBERED = replace(GRAPH, features=np.arange(200, dtype=np.float32)[:, None])
+SAMPLER = Parts(NUMBERED, make_partition(NUMBERED, "random", 7, 1), 1, seed=3)
+
+
+def feed_of(layout: Layout, graph=NUMBERED, sampler=SAMPLER, **needs) -> GraphFeed:
+    needs = {"has_first": True, "has_last": True, **needs}
+    return GraphFeed(graph, sampler, layout, 3, CPU, torch.float32, **needs)
+
+
+@pytest.mark.parametrize(("dp", "num_microbatches"), [(1, 1), (1, 3), (2, 2), (3, 1)])
+def test_all_nodes_come_once_an_epoch_each_with_its_own_label(dp, num_microbatches):
+    layout = Layout(num_microbatches=num_microbatches, num_replicas=dp)
+    feed, steps = feed_of(layout), steps_per_epoch(SAMPLER, layout)
+    assert steps == -(-7 // (dp * num_microbatches))
+    seen, keys, num_train = [], set(), 0
+    for item in range(steps * dp):
+        batch = feed.batch(item)
+        rows = batch.without_padding(batch.inputs)[:, 0].long()
+        labels = batch.without_padding(batch.labels)
+        seen += rows.tolist()
+        expected = torch.from_numpy(np.where(GRAPH.split == TRAIN, GRAPH.labels, NO_LABEL))
+        assert torch.equal(labels, expected[rows])
+        own_keys = batch.without_padding(batch.keys).tolist()
+        assert not keys & set(own_keys)
+        keys |= set(own_keys)
+        assert len(batch.keys) == num_microbatches * SAMPLER.most_nodes
+        assert [(s and s.num_targets) or 0 for s in batch.structures] == list(batch.sizes)
+        assert batch.num_samples == num_training_nodes(item, SAMPLER, layout)
+        num_train += (labels != NO_LABEL).sum().item()
+    assert sorted(seen) == list(range(200))
+    assert num_train == (GRAPH.split == TRAIN).sum()
+
+
+def test_padding_has_no_feature_no_label_and_no_key():
+    batch = feed_of(Layout(num_microbatches=4)).batch(1)  # the epoch's last three of seven parts
+    assert batch.sizes[-1] == 0
+    assert batch.structures[-1] is None
+    is_padding = batch.keys < 0
+    assert is_padding.sum() == len(batch.keys) - sum(batch.sizes)
+    assert not batch.inputs[is_padding].any()
+    assert (batch.labels[is_padding] == NO_LABEL).all()
+
+
+def test_keys_depend_on_seed_place_and_node_not_on_the_layout():
+    whole = feed_of(Layout(num_microbatches=4)).batch(1)
+    halves = [feed_of(Layout(num_microbatches=2, num_replicas=2)).batch(item) for item in (2, 3)]
+    assert torch.equal(whole.keys, torch.cat([half.keys for half in halves]))
+    assert torch.equal(whole.inputs, torch.cat([half.inputs for half in halves]))
+    assert {half.num_samples for half in halves} == {whole.num_samples}  # of all replicas
+
+
+def test_what_teams_take_on_their_own_is_counted_on_its_own():
+    layout = Layout(num_microbatches=2, num_replicas=2, num_teams=2)
+    alone = [feed_of(layout).batch(item) for item in (0, 1)]
+    together = feed_of(replace(layout, num_teams=1)).batch(0)
+    assert sum(batch.num_samples for batch in alone) == together.num_samples
+    for item, batch in enumerate(alone):
+        assert num_nodes(item, SAMPLER, layout) == sum(batch.sizes)
+
+
+def test_only_the_first_stage_has_features_and_only_the_last_one_labels():
+    middle = feed_of(Layout(), has_first=False, has_last=False).batch(0)
+    assert (middle.inputs, middle.labels) == (None, None)
+    assert middle.structures[0].num_edges == feed_of(Layout()).batch(0).structures[0].num_edges
+
+
+def test_sparse_features_are_the_same_ones():
+    dense = np.zeros((200, 5), dtype=np.float32)
+    dense[np.arange(200), np.arange(200) % 5] = np.arange(200)
+    batches = [
+        feed_of(Layout(), graph=replace(GRAPH, features=features)).batch(2).inputs
+        for features in (dense, csr_array(dense))
+    ]
+    assert torch.equal(*batches)
+
+
+def test_where_nodes_have_several_classes_the_others_do_not_count():
+    labels = np.zeros((200, 3), dtype=bool)
+    labels[::2, 1] = True
+    graph = replace(NUMBERED, labels=labels, class_names=("a", "b", "c"))
+    batch = feed_of(Layout(), graph=graph).batch(0)
+    rows = batch.without_padding(batch.inputs)[:, 0].long()
+    found, is_train = batch.without_padding(batch.labels), GRAPH.split[rows.numpy()] == TRAIN
+    assert (found[~is_train] == NO_LABEL).all()
+    assert torch.equal(found[is_train], torch.from_numpy(labels[rows.numpy()[is_train]]).float())
+
+
+def test_the_evaluation_has_the_whole_graph_and_one_pipeline_counts_it():
+    feed = feed_of(Layout(num_microbatches=2), sampler=WholeGraph(NUMBERED))
+    for place in (0, 1):
+        (batch,) = feed.test_batches(("test",), 2, place)
+        assert batch.by_layer
+        assert batch.sizes == (200,)
+        assert batch.inputs[:, 0].tolist() == list(range(200))
+        assert (batch.labels is None) == (place == 1)

@@ -1,0 +1,62 @@
+"""Sub-graphs: each part once an epoch, with exactly the edges between its nodes."""
+
+import numpy as np
+import pytest
+
+from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.sampler import Parts, WholeGraph
+from vigpipe.graphs.sbm import draw
+
+GRAPH = draw("sbm:300,3,8,6", seed=2)
+PARTITION = make_partition(GRAPH, "random", 10, 2)
+
+
+def edges_between(nodes: np.ndarray) -> set[tuple[int, int]]:
+    targets = np.repeat(np.arange(GRAPH.num_nodes), np.diff(GRAPH.indptr))
+    is_in = np.isin(targets, nodes) & np.isin(GRAPH.indices, nodes)
+    return set(zip(GRAPH.indices[is_in].tolist(), targets[is_in].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("num_joined", [1, 3, 10])
+def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
+    sampler = Parts(GRAPH, PARTITION, num_joined, seed=5)
+    assert sampler.num_per_epoch == -(-10 // num_joined)
+    for epoch in (1, 2):
+        drawn = [sampler.draw(epoch, number) for number in range(sampler.num_per_epoch)]
+        assert sorted(np.concatenate([s.nodes for s in drawn]).tolist()) == list(range(300))
+        for number, (nodes, adjacency) in enumerate(drawn):
+            assert (np.diff(nodes) > 0).all()
+            assert len(nodes) <= sampler.most_nodes
+            sources, targets = nodes[adjacency.indices.numpy()], nodes[adjacency.targets.numpy()]
+            found = set(zip(sources.tolist(), targets.tolist(), strict=True))
+            assert found == edges_between(nodes)
+            is_train = (GRAPH.split[nodes] == TRAIN).sum()
+            assert sampler.count(epoch, number) == (len(nodes), is_train)
+
+
+def test_the_order_of_the_parts_depends_on_seed_and_epoch_only():
+    def order(seed, epoch):
+        sampler = Parts(GRAPH, PARTITION, 1, seed)
+        return [sampler.draw(epoch, number).nodes.tolist() for number in range(10)]
+
+    assert order(5, 1) == order(5, 1)
+    assert order(5, 1) != order(5, 2)
+    assert order(5, 1) != order(6, 1)
+
+
+def test_the_whole_graph_comes_once_an_epoch():
+    sampler = WholeGraph(GRAPH)
+    assert (sampler.num_per_epoch, sampler.most_nodes) == (1, 300)
+    nodes, adjacency = sampler.draw(4, 0)
+    assert nodes.tolist() == list(range(300))
+    assert adjacency.num_edges == GRAPH.num_edges
+    assert sampler.count(4, 0) == (300, (GRAPH.split == TRAIN).sum())
+
+
+def test_single_parts_are_made_once():
+    sampler = Parts(GRAPH, PARTITION, 1, seed=5)
+    by_part = {s.nodes[0]: s for s in (sampler.draw(1, number) for number in range(10))}
+    for number in range(10):
+        again = sampler.draw(2, number)
+        assert again.adjacency is by_part[again.nodes[0]].adjacency
