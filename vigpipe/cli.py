@@ -22,6 +22,7 @@ from vigpipe.bench.options import (
     OpsBench,
     PipelineBench,
     PredictBench,
+    SamplersBench,
     SoakBench,
     StrategiesBench,
     StudyBench,
@@ -51,6 +52,7 @@ SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
 LearningOptions = Annotated[LearningBench, Parameter(name="*")]
+SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
@@ -88,7 +90,7 @@ def _run(arguments: list[str]) -> int:
             return DONE
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
-        named = ("pipeline", "sync", "predict", "cuts", "checkpoint", "learning")
+        named = ("pipeline", "sync", "predict", "cuts", "checkpoint", "learning", "samplers")
         benches = dict.fromkeys(named, options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
@@ -255,6 +257,21 @@ def make_app(arguments: list[str]) -> App:
         for path in write_batch_files(folder, overwrite=overwrite):
             print(one_line(str(path)))
 
+    dataset = App(name="dataset", help="Make graphs to train on.")
+    app.command(dataset)
+
+    @dataset.command
+    def debian(out: Path, /, *, lists: Path | None = None) -> None:
+        """Write the graph of Debian's packages from the lists that apt keeps on this machine.
+
+        Args:
+            out: the .npz file to write; an earlier one is replaced, nothing else is.
+            lists: folder of the lists of packages; by default apt's own.
+        """
+        from vigpipe.commands.dataset import make_debian_graph
+
+        make_debian_graph(out, lists)
+
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)
 
@@ -361,6 +378,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.learning import bench_learning
 
         bench_learning(config)
+
+    @bench.command
+    def samplers(*, config: SamplersOptions = SamplersBench()) -> None:  # noqa: B008
+        """Compare what the ways to cut a graph keep, learn and cost, over several seeds."""
+        from vigpipe.bench.samplers import bench_samplers
+
+        bench_samplers(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, VigModel
+from vigpipe.config.choices import Device, Model, VigModel
 from vigpipe.config.options import TrainConfig
 
 FILES = ("README.md", "rows.csv", "profile.json", "checkpoints")  # what the benchmarks write
@@ -104,6 +104,21 @@ class LearningBench(TrainConfig):
     ways: str = ""
     sleep: float = 0.0
     slow: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplersBench(TrainConfig):
+    """Options of `vigpipe bench samplers`: those of train, which all runs share.
+
+    Attributes:
+        seeds: number of seeds, from 0; each way to cut the graph is run with all of them.
+        ways: WAY,WAY,... each is full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS,
+            such as metis:400+10@20.
+    """
+
+    model: Model = "sage"
+    seeds: int = 3
+    ways: str = "full,metis:40,random:40"
 
 
 @dataclass(frozen=True, kw_only=True)

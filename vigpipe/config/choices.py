@@ -64,6 +64,7 @@ AGGREGATORS: tuple[str, ...] = get_args(Aggregator)
 MODELS: tuple[str, ...] = get_args(VigModel)
 GRAPH_MODELS: tuple[str, ...] = get_args(GnnModel)
 NORMS: tuple[str, ...] = get_args(Norm)
+PARTITIONS: tuple[str, ...] = get_args(Partition)
 POLICIES: tuple[str, ...] = get_args(Policy)
 GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
 RECIPES: tuple[str, ...] = get_args(Recipe)

@@ -1,0 +1,81 @@
+"""The comparison of ways to cut a graph: what each run has learned at its best epoch."""
+
+import csv
+import json
+
+import pytest
+
+from vigpipe.bench.samplers import parse_way, read_run
+from vigpipe.cli import main
+from vigpipe.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("full", {"sampler": "full"}),
+        ("full@120", {"sampler": "full", "epochs": "120"}),
+        ("random", {"sampler": "parts", "partition": "random"}),
+        (
+            "metis:400+10@20",
+            {
+                "sampler": "parts",
+                "partition": "metis",
+                "parts": "400",
+                "merge": "10",
+                "epochs": "20",
+            },
+        ),
+    ],
+)
+def test_a_way_says_how_the_graph_is_cut_and_how_long_it_is_trained_on(word, options):
+    assert parse_way(word, word) == (word, options)
+
+
+@pytest.mark.parametrize("word", ["", "louvain", "full:3", "full+2", "metis:", "metis:4@", "x@3"])
+def test_another_word_is_refused(word):
+    with pytest.raises(InputError, match=r"--ways a,b: '.*' is not full, or a partition"):
+        parse_way(word, "a,b")
+
+
+def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
+    rows = [
+        {"step": 1, "epoch": 1, "step_seconds": 1.0, "data_seconds": 0.5},
+        {"step": 2, "epoch": 1, "step_seconds": 2.0, "data_seconds": 0.5},
+        {"epoch": 1, "accuracy": 0.5, "macro_f1": 0.4, "validation": {"accuracy": 0.7}},
+        {"step": 3, "epoch": 2, "step_seconds": 3.0, "data_seconds": 0.5},
+        {"step": 4, "epoch": 2, "step_seconds": 2.0, "data_seconds": 0.5},
+        {"epoch": 2, "accuracy": 0.9, "macro_f1": 0.8, "validation": {"accuracy": 0.6}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partition = {"kept_edge_fraction": 0.25, "seconds": 1.5}
+    summary = {"steps": 4, "peak_bytes": 7, "graph": {"partition": partition}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    found = read_run(tmp_path, "metis", 3)
+    assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, 1.5, 5.0, 7)  # seconds: 4.0 and 6.0
+
+
+@pytest.mark.multiprocess
+def test_real_runs_end_in_a_table(tmp_path, capfd):
+    out = tmp_path / "out"
+    ways = "full@2,random:4@1"
+    words = ["bench", "samplers", "--data", "sbm:200,4", "--ways", ways, "--seeds", "1"]
+    assert main([*words, "--width", "8", "--threads", "1", "--out", str(out)]) == 0
+    with (out / "rows.csv").open(newline="") as file:
+        full, random = csv.DictReader(file)
+    assert (full["steps"], random["steps"]) == ("2", "4")
+    assert float(full["kept_edges"]) == 1.0
+    assert 0.1 < float(random["kept_edges"]) < 0.45
+    page = (out / "README.md").read_text()
+    assert "| full@2" in page
+    assert "random:4@1, seed 0: accuracy" in capfd.readouterr().out
+
+
+def test_wrong_use_is_one_sentence(capsys):
+    for words, message in (
+        (["--model", "vig_digits"], "--model vig_digits: is a model of images"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--parts", "3"], "--parts 3: is what --ways is for"),
+    ):
+        assert main(["bench", "samplers", "--data", "sbm:200,4", *words]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""A run on a graph goes on from its checkpoints, in any layout, and says what it did."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.world import run_ranks
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.run.facts import prepare
+from vigpipe.training import train
+
+CPU = torch.device("cpu")
+PARTS = TrainConfig(
+    model="gcn2",
+    data="sbm:400,4,12,6",
+    layers=4,
+    width=8,
+    dropout=0.3,
+    norm="batch",
+    sampler="parts",
+    partition="random",
+    parts=10,
+    microbatches=4,
+    epochs=2,
+    dtype="float64",
+    checkpoint_every=1,
+    keep=99,
+    keep_best="macro_f1",
+    seed=3,
+)
+
+
+def run(config, folder, rank=0):
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    return train(prepare(config, torch.float64), rank, CPU, folder)
+
+
+def run_rank(rank, world_size, config, folder):
+    return run(config, folder, rank)
+
+
+def rows(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "event" not in row]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert run(PARTS, folder) == 0
+    return folder
+
+
+def test_rows_and_summary_speak_of_nodes(whole):
+    steps = [row for row in rows(whole) if "step" in row]
+    evaluations = [row for row in rows(whole) if "accuracy" in row]
+    assert [row["epoch"] for row in steps] == [1, 1, 1, 2, 2, 2]
+    assert sum(row["training_nodes"] for row in steps) == 2 * 240
+    nodes = [row["nodes_per_second"] * row["step_seconds"] for row in steps]
+    assert sum(nodes) == pytest.approx(2 * 400)
+    for epoch, row in enumerate(evaluations, 1):
+        assert (row["nodes"], row["validation"]["nodes"]) == (80, 80)
+        assert {"loss", "accuracy", "micro_f1", "macro_f1"} < row.keys()
+        own = [s for s in steps if s["epoch"] == epoch]
+        mean = sum(s["loss"] * s["training_nodes"] for s in own) / 240
+        assert row["training_loss"] == pytest.approx(mean)
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["graph"]["nodes"] == 400
+    assert summary["graph"]["partition"]["parts"] == 10
+    best = max(row["validation"]["macro_f1"] for row in evaluations)
+    assert summary["best"]["value"] == best
+    assert (summary["best"]["by"], summary["best"]["unit"]) == ("macro_f1", "nodes")
+
+
+def test_the_weights_say_which_model_they_are_of(whole):
+    with safe_open(whole / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert metadata["model"] == "gcn2"
+    assert (metadata["num_features"], metadata["num_classes"]) == ("12", "4")
+    assert (metadata["layers"], metadata["width"], metadata["norm"]) == ("4", "8", "batch")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "layout", [{"stages": 2}, {"stages": 2, "dp": 2, "microbatches": 2}], ids=str
+)
+def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
+    config = replace(PARTS, **layout, resume="auto")
+    there = shutil.copytree(whole, tmp_path / "run")
+    for checkpoint in list_checkpoints(there):
+        if int(checkpoint.name[-8:]) > 2:
+            shutil.rmtree(checkpoint)
+    for name in ("model.safetensors", "summary.json"):
+        (there / name).unlink()
+    assert isinstance(config.stages, int)
+    num_ranks = config.stages * config.dp
+    assert run_ranks(run_rank, num_ranks, config, there, timeout=120) == [0] * num_ranks
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (there, whole))
+    differences = [(ours[name].double() - theirs[name].double()).abs().max() for name in theirs]
+    assert max(differences) <= (0 if config.dp == 1 else 1e-10)
+    scores = [[row["loss"] for row in rows(folder)] for folder in (there, whole)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-10)
+
+
+def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
+    for change, expected in (
+        ({"data": "sbm:401,4,12,6"}, "nodes was 400, is 401"),
+        ({"partition": "metis"}, "partition"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            run(replace(PARTS, **change, resume=str(whole)), tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 8}, "--batch-size 8: is for images, and gcn2 is a model of a graph"),
+        ({"model": "vig_digits"}, "--layers 4: is for a graph, and vig_digits is a model of im"),
+        ({"augment": False}, "--no-augment: is for images"),
+        ({"dp": 3}, "a step takes 12 sub-graphs, but --sampler parts with --parts 10 .* has 10"),
+        ({"sampler": "full"}, "--partition random: is for --sampler parts"),
+        (
+            {"sampler": "full", "partition": None, "parts": None},
+            "takes 4 sub-graphs, but --sampler full has 1 an epoch; take both as 1",
+        ),
+        ({"merge": 11}, "--merge 11: joins parts, and --parts is 10"),
+        ({"keep_best": "top1"}, "--keep-best top1: gcn2 is a model of a graph, so choose acc"),
+        ({"norm": "group"}, "--norm group: gcn2 is a model of a graph, so choose none or"),
+        ({"aggregator": "max"}, "--aggregator max: gcn2 has no choice"),
+        ({"stages": 5}, "5 stages for 4 blocks"),
+        ({"data": "digits"}, "--data digits: no such graph"),
+        ({"parts": 401}, "cannot be cut into 401 parts"),
+    ],
+)
+def test_wrong_use_is_one_sentence(options, message):
+    with pytest.raises(InputError, match=message):
+        prepare(replace(PARTS, **options), torch.float64)

@@ -1,0 +1,237 @@
+"""What does each way to cut a graph learn, keep and cost? Real training runs, several seeds.
+
+Every run is `vigpipe train` with the same options, but for the sampler, its parts, the epochs and
+the seed. What is compared is the test score at the epoch whose validation score is best, as is
+usual for graphs.
+"""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+
+import tomli_w
+from tabulate import tabulate
+
+from vigpipe.bench.options import SamplersBench
+from vigpipe.config.choices import GRAPH_MODELS, PARTITIONS
+from vigpipe.config.files import as_toml
+from vigpipe.config.options import flag
+from vigpipe.errors import DONE, INTERRUPTED, InputError
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
+from vigpipe.run.folder import METRICS, SUMMARY, make_output_folder
+from vigpipe.run.follow import parse_rows
+from vigpipe.run.provenance import format_versions, this_command
+
+FILES = ("README.md", "rows.csv", "config.toml", "runs")
+FORM = "full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS, such as metis:400+10@20"
+_OF_WAYS = ("seed", "sampler", "partition", "parts", "merge")
+
+
+class Way(NamedTuple):
+    """One way to cut the graph.
+
+    Attributes:
+        name: as the user gave it.
+        options: of `vigpipe train`.
+    """
+
+    name: str
+    options: dict[str, str]
+
+
+class Learned(NamedTuple):
+    """What a run has learned.
+
+    Attributes:
+        way: its name.
+        seed: of the run.
+        accuracy: of the test nodes, at the epoch with the best accuracy of the validation nodes.
+        macro_f1: of the test nodes, at the same epoch.
+        epoch: number of that epoch.
+        steps: number of steps of the run.
+        kept_edges: share of the graph's edges that a sub-graph may have.
+        preparation_seconds: what it took to make the parts; 0 for none, None if they were read.
+        epoch_seconds: median duration of the steps of an epoch, without the evaluation.
+        peak_bytes: largest memory of the process.
+    """
+
+    way: str
+    seed: int
+    accuracy: float
+    macro_f1: float
+    epoch: int
+    steps: int
+    kept_edges: float
+    preparation_seconds: float | None
+    epoch_seconds: float
+    peak_bytes: int
+
+
+def bench_samplers(options: SamplersBench) -> None:
+    """Run every way with every seed, and write README.md and rows.csv.
+
+    Raises:
+        InputError: an option is out of range, or a run has failed.
+    """
+    if options.seeds < 1:
+        raise InputError(f"--seeds {options.seeds}: must be at least 1")
+    if options.model not in GRAPH_MODELS:
+        raise InputError(
+            f"--model {options.model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
+        )
+    for name in _OF_WAYS:
+        if getattr(options, name) not in (None, 0):
+            raise InputError(f"{flag(name)} {getattr(options, name)}: is what --ways is for")
+    ways = [parse_way(word.strip(), options.ways) for word in options.ways.split(",")]
+    folder = make_output_folder(options.out, FILES)
+    plain = as_toml(options)
+    for name in (*_OF_WAYS, "seeds", "ways"):
+        plain.pop(name, None)
+    (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
+    try:
+        with stoppable():
+            learned = [_run(folder, way, seed) for seed in range(options.seeds) for way in ways]
+    except Stopped:
+        sys.exit(INTERRUPTED)
+    write_page(folder, options, learned)
+
+
+def parse_way(word: str, given: str) -> Way:
+    """Parse one way to cut the graph.
+
+    Args:
+        word: its name.
+        given: the whole option, for the message.
+
+    Raises:
+        InputError: the word has not the form that it must have.
+    """
+    methods = "|".join(("full", *PARTITIONS))
+    match = re.fullmatch(
+        rf"({methods})(?::([0-9]{{1,9}}))?(?:\+([0-9]{{1,9}}))?(?:@([0-9]{{1,6}}))?", word
+    )
+    if match is None or (match[1] == "full" and (match[2] or match[3])):
+        raise InputError(f"--ways {given}: {word!r} is not {FORM}")
+    method, parts, merge, epochs = match.groups()
+    options = {"sampler": "full" if method == "full" else "parts"}
+    chosen = {"partition": method, "parts": parts, "merge": merge} if method != "full" else {}
+    for name, value in {**chosen, "epochs": epochs}.items():
+        if value is not None:
+            options[name] = value
+    return Way(word, options)
+
+
+def _run(folder: Path, way: Way, seed: int) -> Learned:
+    out = folder / "runs" / f"{re.sub('[^a-z0-9]+', '-', way.name)}-{seed}"
+    words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
+    for name, value in {**way.options, "seed": str(seed), "out": str(out)}.items():
+        words += [flag(name), value]
+    code = run_child(words)
+    if code != DONE:
+        raise InputError(
+            f"the run of {way.name} with seed {seed} ended with exit code {code}; see its message "
+            "above"
+        )
+    found = read_run(out, way.name, seed)
+    print(
+        f"{way.name}, seed {seed}: accuracy {found.accuracy:.2%} of the test nodes after epoch "
+        f"{found.epoch}, which has the best validation accuracy",
+        flush=True,
+    )
+    return found
+
+
+def read_run(folder: Path, way: str, seed: int) -> Learned:
+    """Read what a finished run has learned.
+
+    Raises:
+        InputError: its graph has no validation nodes.
+    """
+    rows = parse_rows((folder / METRICS).read_bytes())
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    evaluations = [row for row in rows if "accuracy" in row]
+    if not all("validation" in row for row in evaluations):
+        raise InputError(f"{folder}: the graph has no validation nodes, which choose the epoch")
+    best = max(evaluations, key=lambda row: row["validation"]["accuracy"])
+    of_epoch: dict[int, float] = {}
+    for row in rows:
+        if "step" in row and "event" not in row:
+            seconds = row["step_seconds"] + row["data_seconds"]
+            of_epoch[row["epoch"]] = of_epoch.get(row["epoch"], 0.0) + seconds
+    partition: Mapping[str, Any] = summary["graph"].get("partition", {})
+    return Learned(
+        way,
+        seed,
+        best["accuracy"],
+        best["macro_f1"],
+        best["epoch"],
+        summary["steps"],
+        partition.get("kept_edge_fraction", 1.0),
+        partition.get("seconds", 0.0),
+        median(of_epoch.values()),
+        summary["peak_bytes"],
+    )
+
+
+def write_page(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> None:
+    """Print the table; write README.md and rows.csv.
+
+    Args:
+        folder: folder to write to.
+        options: options of the benchmark.
+        learned: what every run has learned.
+    """
+    by_way: dict[str, list[Learned]] = {}
+    for found in learned:
+        by_way.setdefault(found.way, []).append(found)
+    headers = ["", "edges kept", "steps", "test accuracy", "min – max", "macro-F1"]
+    headers += ["s to cut", "s an epoch", "peak memory"]
+    rows = [_row(way, found) for way, found in by_way.items()]
+
+    def table(fmt: str) -> str:
+        return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
+
+    question = (
+        f"{options.model} on {options.data}: the test accuracy at the epoch with the best "
+        f"validation accuracy. Seeds: {options.seeds}; ± is the standard deviation over them. "
+        "Seconds are medians; those of an epoch are without its evaluation, and the time to cut is "
+        "that of one process."
+    )
+    print(f"\n{question}\n\n{table('simple')}\n")
+    one = json.loads(next(folder.glob(f"runs/*/{SUMMARY}")).read_text(encoding="utf-8"))
+    (folder / "README.md").write_text(
+        f"# What each way to cut a graph learns\n\n{question}\n\n{table('github')}\n\n"
+        f"- command: `{this_command()}`\n- all runs: `vigpipe train --config config.toml`, with "
+        "the options of the way and the seed\n"
+        f"- commit: {one['commit']}\n- hardware: {one['hardware']}; {one['threads_per_rank']} "
+        f"thread(s) a rank\n- versions: {format_versions(one['versions'])}\n",
+        encoding="utf-8",
+    )
+    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Learned._fields)
+        writer.writerows(learned)
+    print(f"{folder}/README.md, rows.csv")
+
+
+def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
+    accuracies = [f.accuracy for f in found]
+    spread = f" ± {100 * stdev(accuracies):.2f}" if len(found) > 1 else ""
+    prepared = [f.preparation_seconds for f in found if f.preparation_seconds is not None]
+    return (
+        way,
+        f"{fmean(f.kept_edges for f in found):.1%}",
+        f"{found[0].steps}",
+        f"{100 * fmean(accuracies):.2f}{spread} %",
+        f"{min(accuracies):.2%} – {max(accuracies):.2%}",
+        f"{fmean(f.macro_f1 for f in found):.3f}",
+        f"{median(prepared):.1f}" if prepared else "read",
+        f"{median(f.epoch_seconds for f in found):.2f}",
+        f"{median(f.peak_bytes for f in found) / 2**20:,.0f} MiB",
+    )
