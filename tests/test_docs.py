@@ -10,7 +10,7 @@ Run by hand on 2026-11-22, because they take minutes, need several ranks or writ
 the README's `vigpipe time` and `plan`; `vigpipe check --stages 2 --microbatches 5 --dp 2` and the
 default run, whose output the pages show; with fewer `--steps`, docs/clusters.md under torchrun,
 docs/checkpoints.md's two runs one after the other, and docs/layouts.md's run of virtual stages;
-on 2026-11-25 the runs of docs/replicas.md;
+on 2026-11-25 the runs of docs/replicas.md, and of docs/graphs.md, in part with fewer epochs;
 docs/models.md's `weights convert`, `graph` and `predict` with a file of random weights; the
 commands of CONTRIBUTING.md. Benchmarks, the study and the accuracy of vig_cifar_ti were run for the
 folders in results/, which name their commands. Under Slurm, tests/slurm runs the same options.
@@ -71,6 +71,8 @@ RUN = {
     "vigpipe checkpoint export runs/a weights.safetensors": "",
     "vigpipe checkpoint export --best runs/a best.safetensors": "",
     "vigpipe report runs/first runs/second --out report.html": "",
+    "vigpipe train --model sage --data sbm:2000 --dropout 0.5 --epochs 20": "--steps 2 --threads 1 "
+    "--out runs/graph",
     "vigpipe doctor": "",
     "vigpipe plan --model vig_ti_224 --stages 2 --batch-size 20 --explain --profile "
     "results/2026-11-21-predict-vig-ti-2core/profile.json": "",
