@@ -56,7 +56,7 @@ class Learned(NamedTuple):
         epoch: number of that epoch.
         steps: number of steps of the run.
         kept_edges: share of the graph's edges that a sub-graph may have.
-        preparation_seconds: what it took to make the parts; 0 for none, None if they were read.
+        preparation_seconds: what it took to make the parts; 0 for none.
         epoch_seconds: median duration of the steps of an epoch, without the evaluation.
         peak_bytes: largest memory of the process.
     """
@@ -68,7 +68,7 @@ class Learned(NamedTuple):
     epoch: int
     steps: int
     kept_edges: float
-    preparation_seconds: float | None
+    preparation_seconds: float
     epoch_seconds: float
     peak_bytes: int
 
@@ -223,7 +223,6 @@ def write_page(folder: Path, options: SamplersBench, learned: Sequence[Learned])
 def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
     accuracies = [f.accuracy for f in found]
     spread = f" ± {100 * stdev(accuracies):.2f}" if len(found) > 1 else ""
-    prepared = [f.preparation_seconds for f in found if f.preparation_seconds is not None]
     return (
         way,
         f"{fmean(f.kept_edges for f in found):.1%}",
@@ -231,7 +230,7 @@ def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
         f"{100 * fmean(accuracies):.2f}{spread} %",
         f"{min(accuracies):.2%} – {max(accuracies):.2%}",
         f"{fmean(f.macro_f1 for f in found):.3f}",
-        f"{median(prepared):.1f}" if prepared else "read",
+        f"{median(f.preparation_seconds for f in found):.1f}",
         f"{median(f.epoch_seconds for f in found):.2f}",
         f"{median(f.peak_bytes for f in found) / 2**20:,.0f} MiB",
     )

@@ -30,7 +30,7 @@ def beside(tmp_path):
 
 
 def is_read(partition):
-    return np.isnan(partition.seconds)
+    return partition.was_read
 
 
 def only_file(folder):
@@ -45,6 +45,7 @@ def test_the_second_time_the_partition_is_read(method, beside, cache):
     assert not is_read(made)
     assert is_read(read)
     assert (read.parts == made.parts).all()
+    assert read.seconds == made.seconds > 0
     assert (read.num_kept, read.num_edges) == (made.num_kept, made.num_edges)
     path = only_file(beside.with_name("graph.npz.parts"))
     assert path.name == f"{method}-3-5-{GRAPH.sha256}-1.safetensors"
@@ -103,8 +104,9 @@ def write_bytes(content):
     return lambda path: path.write_bytes(content)
 
 
-def write_parts(parts, name="parts"):
-    return lambda path: save_file({name: np.ascontiguousarray(parts)}, path)
+def write_parts(parts, name="parts", seconds=1.0):
+    tensors = {name: np.ascontiguousarray(parts), "seconds": np.array(seconds)}
+    return lambda path: save_file(tensors, path)
 
 
 def cut_off(path):
@@ -134,6 +136,8 @@ DAMAGES = {
     "float": write_parts(MADE.parts.astype(np.float64)),
     "too high": write_parts(MADE.parts + 1),
     "too low": write_parts(MADE.parts - 1),
+    "no number of seconds": write_parts(MADE.parts, seconds=np.nan),
+    "numbers of seconds": write_parts(MADE.parts, seconds=[1.0, 2.0]),
     "an empty part": write_parts(np.where(MADE.parts == 1, 2, MADE.parts)),
 }
 
@@ -172,6 +176,6 @@ def test_those_who_write_at_once_leave_one_whole_file(beside):
     folder.mkdir()
     path = folder / "parts.safetensors"
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: cached._write(path, MADE.parts), range(40)))
+        list(pool.map(lambda _: cached._write(path, MADE), range(40)))
     assert only_file(folder) == path
     assert (load_file(path)["parts"] == MADE.parts).all()

@@ -50,13 +50,14 @@ def cached_partition(
     check_request(graph, method, num_parts, seed)
     name = f"{method}-{num_parts}-{seed}-{graph.sha256}-{_VERSION}.safetensors"
     for folder in _folders(beside):
-        parts = _read(folder / name, graph.num_nodes, num_parts)
-        if parts is not None:
-            return measured(graph, method, parts, num_parts, seconds=float("nan"))
+        found = _read(folder / name, graph.num_nodes, num_parts)
+        if found is not None:
+            parts, seconds = found
+            return measured(graph, method, parts, num_parts, seconds, was_read=True)
     partition = make_partition(graph, method, num_parts, seed)
     for folder in _folders(beside):
         with contextlib.suppress(OSError):
-            _write(folder / name, partition.parts)
+            _write(folder / name, partition)
             break
     return partition
 
@@ -68,25 +69,26 @@ def _folders(beside: Path | None) -> Iterator[Path]:
         yield cache_folder() / "parts"
 
 
-def _read(path: Path, num_nodes: int, num_parts: int) -> np.ndarray | None:
-    """Read the part of each node; None if the file is not there, or not as it should be."""
+def _read(path: Path, num_nodes: int, num_parts: int) -> tuple[np.ndarray, float] | None:
+    """Read the part of each node, and the seconds it took to make them; None if the file is not there, or not as it should be."""
     try:
         if not path.exists():
             return None
     except OSError:  # a folder that may not be searched
         return None
     try:
-        parts = load(read_bytes(path, 8 * num_nodes + _MOST_HEADER))["parts"]
+        tensors = load(read_bytes(path, 8 * num_nodes + _MOST_HEADER))
+        parts, seconds = tensors["parts"], float(tensors["seconds"].item())
     except InputError as error:
         tell(f"{error}; the parts are made again")
         return None
     except Exception as error:  # damaged bytes end in almost any exception of safetensors
         tell(f"{path}: is not a file of parts ({error!r}); they are made again")
         return None
-    if not _is_partition(parts, num_nodes, num_parts):
+    if not _is_partition(parts, num_nodes, num_parts) or not 0 <= seconds < 1e9:
         tell(f"{path}: does not hold {num_parts} parts of {num_nodes} nodes; they are made again")
         return None
-    return parts
+    return parts, seconds
 
 
 def _is_partition(parts: np.ndarray, num_nodes: int, num_parts: int) -> bool:
@@ -98,7 +100,7 @@ def _is_partition(parts: np.ndarray, num_nodes: int, num_parts: int) -> bool:
     return bool(np.bincount(parts, minlength=num_parts).all())
 
 
-def _write(path: Path, parts: np.ndarray) -> None:
+def _write(path: Path, partition: Partition) -> None:
     """Write a file whole or not at all; ranks may do so at the same time.
 
     Raises:
@@ -107,5 +109,6 @@ def _write(path: Path, parts: np.ndarray) -> None:
     path.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         partial = Path(folder) / path.name
-        partial.write_bytes(save({"parts": parts}))
+        tensors = {"parts": partition.parts, "seconds": np.array([partition.seconds])}
+        partial.write_bytes(save(tensors))
         partial.replace(path)

@@ -1,7 +1,6 @@
 """Who is in which part of a graph, and what that costs in edges."""
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -28,7 +27,8 @@ class Partition:
         num_parts: number k of parts.
         num_edges: directed edges of the graph, self-loops included.
         num_kept: those of them with both ends in the same part.
-        seconds: how long it took to make; NaN if it was read from a file.
+        seconds: how long it took to make.
+        was_read: whether it was read from a file, which an earlier process has written.
     """
 
     method: Method
@@ -37,6 +37,7 @@ class Partition:
     num_edges: int
     num_kept: int
     seconds: float
+    was_read: bool = False
 
     @property
     def kept_edge_fraction(self) -> float:
@@ -80,11 +81,11 @@ class Partition:
             "kept_edge_fraction": self.kept_edge_fraction,
             "cut_edges": self.num_cut,
             "balance": self.balance,
-            "seconds": None if math.isnan(self.seconds) else self.seconds,
+            "seconds": self.seconds,
         }
 
     def __str__(self) -> str:
-        came = "read from a file" if math.isnan(self.seconds) else f"{self.seconds:.1f} s"
+        came = f"made in {self.seconds:.1f} s{', and read from a file' * self.was_read}"
         return (
             f"{self.num_parts} part{'s' * (self.num_parts != 1)} ({self.method}): "
             f"{100 * self.kept_edge_fraction:.1f} % of the edges kept, {self.num_cut:,} cut, "
@@ -93,7 +94,13 @@ class Partition:
 
 
 def measured(
-    graph: Graph, method: Method, parts: np.ndarray, num_parts: int, seconds: float
+    graph: Graph,
+    method: Method,
+    parts: np.ndarray,
+    num_parts: int,
+    seconds: float,
+    *,
+    was_read: bool = False,
 ) -> Partition:
     """Count what a partition keeps of a graph's edges.
 
@@ -102,12 +109,13 @@ def measured(
         method: how the partition was made.
         parts: (n,) int64 from 0 to num_parts - 1.
         num_parts: number of parts.
-        seconds: how long it took to make; NaN if it was read.
+        seconds: how long it took to make.
+        was_read: whether it was read from a file.
     """
     small = _small(parts, num_parts)
     targets = np.repeat(small, np.diff(graph.indptr))
     num_kept = int(np.count_nonzero(small[graph.indices] == targets))
-    return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds)
+    return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds, was_read)
 
 
 def _small(parts: np.ndarray, num_parts: int) -> np.ndarray:
