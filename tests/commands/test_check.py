@@ -230,3 +230,9 @@ def test_a_check_without_an_average_is_refused(capsys):
     line = ["check", "--strategy", "gossip", "--compare-steps", "19", "--threads", "1"]
     assert main(line) == 2
     assert "--compare-steps 19: expected at least one average" in capsys.readouterr().err
+
+
+def test_a_model_without_norms_is_said_to_have_none(capsys, tmp_path):
+    graph = ["--model", "gcn", "--data", "sbm:200,4", "--threads", "1", "--compare-steps", "1"]
+    assert main(["check", *graph, "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("float32, no norm")

@@ -52,8 +52,9 @@ def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: in
             row.identical or (not compared.exact and row.within(run.dtype)) for row in compared.rows
         )
         config = run.config
+        norm = "no" if config.norm == "none" else config.norm
         text = (
-            f"{config.model} on {run.job.name}, {run.layout}, {config.dtype}, {config.norm} norm"
+            f"{config.model} on {run.job.name}, {run.layout}, {config.dtype}, {norm} norm"
             f"\n{compared.against}; wanted: {wanted}\n\n{table_of(compared.rows)}\n"
         )
         text += "\nequal\n" if is_equal else "\nDIFFERENT\n"
