@@ -13,6 +13,7 @@ from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.sbm import draw
 from vigpipe.graphs.score import NodeScore, NodeTally
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.job.score import SHARES
 
 CPU = torch.device("cpu")
 SPLITS = {"validation": VALIDATION, "test": TEST}
@@ -97,3 +98,9 @@ def test_a_sub_graph_without_training_nodes_has_no_loss_and_no_gradient():
         (gradient,) = torch.autograd.grad(value, logits)
         assert value.item() == 0
         assert not gradient.any()
+
+
+def test_readers_of_metrics_know_the_names_of_the_numbers():
+    score = NodeScore(0.5, 0.25, 0.25, 0.125, 8)
+    assert tuple(score.numbers()) == ("loss", *SHARES[score.unit])
+    assert SHARES[score.unit][0] == score.main_name

@@ -60,6 +60,53 @@ def test_csv_has_every_row_also_of_the_steps_before_a_resumption(tmp_path):
     assert float(evaluation["training_loss"]) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
 
 
+IMAGES = (
+    "step,epoch,loss,lr,step_seconds,images_per_second,data_seconds,training_loss,top1,top5,"
+    "images,ema_loss,ema_top1,ema_top5,validation_loss,validation_top1,validation_top5,"
+    "validation_images,validation_ema_loss,validation_ema_top1,validation_ema_top5,event,message"
+)
+NODES = (
+    "step,epoch,loss,lr,step_seconds,nodes_per_second,training_nodes,data_seconds,training_loss,"
+    "accuracy,micro_f1,macro_f1,nodes,ema_loss,ema_accuracy,ema_micro_f1,ema_macro_f1,"
+    "validation_loss,validation_accuracy,validation_micro_f1,validation_macro_f1,validation_nodes,"
+    "validation_ema_loss,validation_ema_accuracy,validation_ema_micro_f1,"
+    "validation_ema_macro_f1,event,message"
+)
+
+
+def test_csv_has_the_columns_of_the_kind_of_run(tmp_path):
+    scores = {"loss": 0.5, "accuracy": 0.75, "micro_f1": 0.75, "macro_f1": 0.25, "nodes": 8}
+    for model, header in (("vig_digits", IMAGES), ("sage", NODES)):
+        folder = tmp_path / model
+        folder.mkdir()
+        record = RunRecord(folder, {"model": model}, track="csv")
+        rates = {"nodes_per_second": 32.0, "training_nodes": 5}
+        record.add_step(step_row(1, 1, 1.0, 0.5, 0.25, rates, 0.125))
+        record.add_evaluation(1, {**scores, "validation": scores})
+        record.finish({})
+        lines = (folder / "metrics.csv").read_text().splitlines()
+        assert lines[0] == header
+    with (tmp_path / "sage" / "metrics.csv").open(newline="") as file:
+        step, evaluation = csv.DictReader(file)
+    assert (step["nodes_per_second"], step["training_nodes"]) == ("32.0", "5")
+    names = ("accuracy", "macro_f1", "nodes", "validation_micro_f1", "validation_nodes")
+    assert [evaluation[name] for name in names] == ["0.75", "0.25", "8", "0.75", "8"]
+
+
+def test_charts_of_a_graph_have_its_scores_and_no_counts_of_nodes():
+    scores = {"loss": 0.5, "accuracy": 0.75, "nodes": 8}
+    row = {"epoch": 1, **scores, "ema": {"accuracy": 0.25}, "validation": scores}
+    assert trackers._named(row) == {
+        "test/loss": 0.5,
+        "test/accuracy": 0.75,
+        "test/ema_accuracy": 0.25,
+        "validation/loss": 0.5,
+        "validation/accuracy": 0.75,
+    }
+    row = {"step": 1, "epoch": 1, "nodes_per_second": 32.0, "training_nodes": 5}
+    assert trackers._named(row) == {"train/nodes_per_second": 32.0, "train/training_nodes": 5}
+
+
 @pytest.mark.heavy
 @pytest.mark.track
 def test_tensorboard_s_event_file_has_the_numbers_of_the_rows(tmp_path):

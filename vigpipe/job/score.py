@@ -105,6 +105,13 @@ class Scores(NamedTuple):
 
 
 _NAMES = {"top1": "top-1", "top5": "top-5", "micro_f1": "micro-F1", "macro_f1": "macro-F1"}
+# The shares of a score by what it counts, the main one first, as metrics.jsonl names them.
+SHARES = {"images": ("top1", "top5"), "nodes": ("accuracy", "micro_f1", "macro_f1")}
+
+
+def name_of(name: str) -> str:
+    """Return what a reader calls a number of a score: top-1 for top1."""
+    return _NAMES.get(name, name)
 
 
 def as_table(score: Score) -> dict[str, float]:
@@ -130,7 +137,7 @@ def as_text(name: str, value: float) -> str:
     """Describe one number of a score."""
     if name == "loss":
         return f"loss {value:.4f}"
-    return f"{_NAMES.get(name, name)} {value:.2%}"
+    return f"{name_of(name)} {value:.2%}"
 
 
 def _ema(average: Score | None) -> dict[str, Any]:

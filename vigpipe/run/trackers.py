@@ -16,21 +16,21 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from vigpipe.config.choices import Track
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.job.score import SHARES
 from vigpipe.run.folder import METRICS_TABLE, MLFLOW_RUN, TENSORBOARD, WANDB_RUN
 
 _PROJECT = "vigpipe"  # the name that W&B and MLflow group runs by, unless the environment has one
 _MLFLOW_SECONDS = 5  # between requests
 _MLFLOW_PATIENCE = 60  # seconds to wait for the last request at the end of a run
 _MLFLOW_MOST = 1000  # metrics that a server takes in one request
-_COLUMNS = (
-    *("step", "epoch", "loss", "lr", "step_seconds", "images_per_second", "data_seconds"),
-    *("training_loss", "top1", "top5", "images", "ema_loss", "ema_top1", "ema_top5"),
-    *("validation_loss", "validation_top1", "validation_top5", "validation_images"),
-    *("validation_ema_loss", "validation_ema_top1", "validation_ema_top5"),
-    *("event", "message"),
-)
+_RATES = {
+    "images": ("images_per_second",),
+    "nodes": ("nodes_per_second", "training_nodes"),
+}
+_COUNTED = ("step", "epoch", *SHARES)  # of a row, which a chart does not show
 
 
 class Tracker(Protocol):
@@ -83,7 +83,10 @@ def open_tracker(
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row under names that say what they are of: train/loss, test/top1."""
+    """Return the numbers of a row under names that say what they are of.
+
+    These are train/loss, test/top1, validation/accuracy and so on.
+    """
     if "event" in row:
         return {}
     of = "train" if "step" in row else "test"
@@ -92,7 +95,7 @@ def _named(row: Mapping[str, Any]) -> dict[str, float]:
         "train/epoch_loss" if key == "training_loss" else f"{of}/{key}": value
         for of, table in tables.items()
         for key, value in _flat(table).items()
-        if key not in ("step", "epoch", "images")
+        if key not in _COUNTED
     }
 
 
@@ -107,6 +110,18 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _columns(unit: str) -> tuple[str, ...]:
+    """Return the names of the flat rows of a run that counts images or nodes."""
+    shares = SHARES[unit]
+    averages = [f"ema_{name}" for name in ("loss", *shares)]
+    return (
+        *("step", "epoch", "loss", "lr", "step_seconds", *_RATES[unit], "data_seconds"),
+        *("training_loss", *shares, unit, *averages, "validation_loss"),
+        *(f"validation_{name}" for name in (*shares, unit, *averages)),
+        *("event", "message"),
+    )
+
+
 class _Csv:
     """metrics.csv in the run's folder: all rows, a column for every name."""
 
@@ -114,7 +129,8 @@ class _Csv:
         self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
     ) -> None:
         self._file = (folder / METRICS_TABLE).open("w", encoding="utf-8", newline="")
-        self._writer = csv.DictWriter(self._file, _COLUMNS, extrasaction="ignore")
+        unit = "nodes" if MODEL_DEFAULTS[config["model"]].job == "graph" else "images"
+        self._writer = csv.DictWriter(self._file, _columns(unit), extrasaction="ignore")
         self._writer.writeheader()
         step = 0
         for row in rows:
