@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -200,3 +201,12 @@ def test_replicas_with_steps_of_their_own_are_told_who_worked_and_waited(capsys,
     out = capsys.readouterr().out
     assert out.splitlines()[2].split()[:4] == ["replica", "items", "ms", "an"]
     assert "images/s of all replicas; the first 1 items of each are left out" in out
+
+
+def test_replicas_of_a_graph_are_told_the_nodes_that_they_train_on(capsys, tmp_path):
+    graph = ["--model", "gcn", "--data", "sbm:200,4", "--sampler", "parts", "--parts", "4"]
+    options = ["--strategy", "gossip", "--threads", "1", "--steps", "3", "--timing-warmup", "1"]
+    assert main(["time", *graph, *options, "--out", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"items +ms an item +training nodes +training nodes/s +worked", out)
+    assert re.search(r"^[\d,.]+ training nodes/s of all replicas; the first 1 items", out, re.M)

@@ -182,7 +182,7 @@ def test_one_more_and_one_fewer_are_predicted_from_the_seconds(each, options, ex
         return
     assert prediction is not None
     assert prediction.num_replicas == len(each)
-    for number, wanted in zip(prediction[1:], expected, strict=True):
+    for number, wanted in zip(prediction[1:4], expected, strict=True):
         assert number == (None if wanted is None else pytest.approx(wanted))
 
 

@@ -18,6 +18,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567+"
 FORWARD, BACKWARD, TRANSFER = 0.010, 0.019, 0.001  # seconds of a micro-batch on one stage
 SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation": 0.3, "/ffn": 0.35}
 
+SHARES_OF_LAYER = {"": 1.0, "/aggregation": 0.5, "/update": 0.3}  # of a graph model's block
+
 
 def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float) -> list[Span]:
     """A GPipe step whose last stage takes `slow` times as long, without gaps but on each rank."""
@@ -51,7 +53,7 @@ def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float
     return spans
 
 
-def rows_of(spans: list[Span], phase, step: int, num_stages: int) -> Iterator[Row]:
+def rows_of(spans: list[Span], phase, step: int, num_stages: int, shares=SHARES) -> Iterator[Row]:
     """What timing.csv says of one step."""
     for rank in sorted({span.rank for span in spans}):
         own = [span for span in spans if span.rank == rank]
@@ -69,7 +71,7 @@ def rows_of(spans: list[Span], phase, step: int, num_stages: int) -> Iterator[Ro
             names = [
                 (f"block {stage * num_own + i}{part}", share)
                 for i in range(num_own)
-                for part, share in SHARES.items()
+                for part, share in shares.items()
             ]
             names += [("stem", 0.05)] * (stage == 0)
             names += [("readout", 0.04), ("loss", 0.01)] * (stage == num_stages - 1)
@@ -90,6 +92,7 @@ def write_run(
     finished: bool = True,
     validated: bool = False,
     predicted: bool = True,
+    graph: bool = False,
 ) -> Path:
     """Write all files of a run and return its folder.
 
@@ -104,9 +107,11 @@ def write_run(
         finished: with summary.json.
         validated: with scores of validation images.
         predicted: with a predicted timeline.
+        graph: of nodes instead of images: 100 a step, of which 60 are trained on.
     """
     folder.mkdir(parents=True)
     layout = Layout(stages, microbatches, replicas)
+    shares = SHARES_OF_LAYER if graph else SHARES
     config = {"model": model, "data": "digits", "batch_size": 100, "stages": stages, "lr": 4e-3}
     config |= {"epochs": 2, "dp": replicas, "microbatches": microbatches, "schedule": "gpipe"}
     record = RunRecord(folder, config)
@@ -122,11 +127,15 @@ def write_run(
             loss=2.3 * 0.93**step,
             lr=4e-3,
             step_seconds=seconds,
-            images_per_second=100 / seconds,
+            **(
+                {"nodes_per_second": 100 / seconds, "training_nodes": 60}
+                if graph
+                else {"images_per_second": 100 / seconds}
+            ),
             data_seconds=seconds / 8,
         )
         if step > NUM_WARMUP:
-            rows += rows_of(now, "train", step, stages)
+            rows += rows_of(now, "train", step, stages, shares)
         if step % 15 == 0:
             ema = {"loss": 1.0, "top1": 0.02 * step, "top5": 0.95}
             test = {
@@ -139,10 +148,11 @@ def write_run(
             validation = {"loss": 0.5, "top1": 0.025 * step, "top5": 0.9, "images": 90}
             validation["ema"] = {**ema, "top1": 0.015 * step}
             scores = {"validation": validation} if validated else {}
-            record.add(epoch=step // 15, **test, ema=ema, **scores)
+            row = {**test, "ema": ema, **scores}
+            record.add(epoch=step // 15, **(_of_nodes(row) if graph else row))
     for batch in range(1, NUM_TESTS + 1):
         forward = [span for span in spans if span.kind in ("forward", "wait input")]
-        rows += rows_of(forward, "test", batch, stages)
+        rows += rows_of(forward, "test", batch, stages, shares)
     if timed:
         write_rows(rows, folder / "timing.csv")
         expected = gpipe(stages, replicas, microbatches, 1.0) if predicted else []
@@ -158,6 +168,7 @@ def write_run(
         "loss": 2.3 * 0.93**NUM_STEPS,
         "test": {"loss": 0.5, "top1": 0.9, "top5": 0.99, "images": 360},
         "steps": NUM_STEPS,
+        **({"graph": {"nodes": 1200, "edges": 9876}} if graph else {}),
         "layout": {
             "stages": [[stage] for stage in range(stages)],
             "ranks": layout.world_size,
@@ -176,6 +187,16 @@ def write_run(
     }
     record.finish(summary)
     return folder
+
+
+def _of_nodes(row: dict) -> dict:
+    """Turn the scores of images in an evaluation's row into scores of nodes."""
+    names = {"top1": "accuracy", "top5": "macro_f1", "images": "nodes"}
+    turned = {
+        names.get(name, name): _of_nodes(value) if isinstance(value, dict) else value
+        for name, value in row.items()
+    }
+    return {**turned, "micro_f1": row["top1"]}
 
 
 @contextlib.contextmanager

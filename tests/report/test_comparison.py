@@ -46,6 +46,25 @@ def test_validation_and_test_images_have_a_line_each(tmp_path):
     assert "validation top-1" not in dict(run_table(read_runs(runs[:1])))
 
 
+def test_runs_of_images_and_of_a_graph_have_lines_of_their_own_beside_one_another(tmp_path):
+    images = write_run(tmp_path / "images", timed=False, validated=True)
+    nodes = write_run(tmp_path / "nodes", timed=False, validated=True, graph=True, model="sage")
+    runs = read_runs([images, nodes])
+    table = dict(run_table(runs))
+    assert table["graph"] == ["–", "1,200 nodes, 9,876 edges"]
+    assert table["test top-1"] == ["90.00%, moving average 60.00%", "–"]
+    assert table["test accuracy"] == ["–", "90.00%, moving average 60.00%"]
+    assert table["validation accuracy"] == ["–", "75.00%, moving average 45.00%"]
+    assert table["test micro-F1"] == ["–", "90.00%"]
+    assert table["test macro-F1"] == ["–", "99.00%"]
+    rates = [str(cell) for name in ("images/s, median", "nodes/s, median") for cell in table[name]]
+    assert [rate == "–" for rate in rates] == [False, True, True, False]
+    medians = dict(ratios(runs))
+    assert (medians["images/s"][1], medians["nodes/s"][0]) == ("–", "–")
+    assert medians["step, ms"][1].endswith("(1.00×)")
+    assert not {"graph", "test accuracy", "nodes/s, median"} & set(dict(run_table(runs[:1])))
+
+
 def test_only_a_whole_hash_is_shortened(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
     for commit, shown in (

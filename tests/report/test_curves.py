@@ -7,7 +7,7 @@ import pytest
 from tests.report.runs import write_run
 from tests.report.test_charts import traces
 from vigpipe.report import curves
-from vigpipe.report.read import Evaluation, StepMetrics, read_runs
+from vigpipe.report.read import Evaluation, SplitScore, StepMetrics, read_runs
 
 CHARTS = (
     curves.loss_chart,
@@ -58,17 +58,66 @@ def test_validation_images_have_lines_of_their_own(tmp_path):
     assert len({trace["line"]["dash"] for trace in accuracy}) == 5
 
 
+def test_the_scores_of_nodes_have_names_of_their_own(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False, validated=True, graph=True)])
+    chart = curves.accuracy_chart([run])
+    assert {trace["name"]: trace["y"] for trace in traces(chart)} == {
+        "test accuracy": pytest.approx([45, 90]),
+        "test macro-F1": pytest.approx([99, 99]),
+        "test accuracy, moving average": pytest.approx([30, 60]),
+        "validation accuracy": pytest.approx([37.5, 75]),
+        "validation accuracy, moving average": pytest.approx([22.5, 45]),
+    }
+    shares = {"accuracy": 0.9, "micro_f1": 0.6, "macro_f1": 0.5}
+    row = Evaluation(1, 1, None, "nodes", SplitScore(0.5, shares))  # of several classes a node
+    several = curves.accuracy_chart([replace(run, evaluations=(row,))])
+    assert [trace["name"] for trace in traces(several)] == [
+        *("test accuracy", "test micro-F1", "test macro-F1")
+    ]
+    assert len({trace["line"]["dash"] for trace in traces(several)}) == 3
+
+
+def test_axes_name_what_the_runs_count(tmp_path):
+    images = write_run(tmp_path / "images", timed=False)
+    runs = read_runs([images, write_run(tmp_path / "nodes", timed=False, graph=True)])
+    for some, rate, score in (
+        (runs[:1], "images/s", "top-1 and top-5, %"),
+        (runs[1:], "nodes/s", "accuracy and F1, %"),
+        (runs, "images/s or nodes/s", "top-1 and top-5; accuracy and F1, %"),
+    ):
+        charts = curves.throughput_chart(some), curves.accuracy_chart(some)
+        titles = [chart.layout.yaxis.title.text for chart in charts]  # pyright: ignore
+        assert titles == [rate, score]
+
+
+def test_the_last_sub_graphs_of_an_epoch_are_few_only_if_fewer_than_all_others(make):
+    def nodes(number, epoch, training_nodes):
+        return StepMetrics(number, epoch, 1.0, 0.1, 1.0, 500.0, None, "nodes", training_nodes)
+
+    sizes = (90, 110, 100), (90, 110, 40)
+    steps = [
+        nodes(3 * epoch + i + 1, epoch + 1, size)
+        for epoch, own in enumerate(sizes)
+        for i, size in enumerate(own)
+    ]
+    assert curves.small_batches(steps) == {5}
+    (loss,) = traces(curves.loss_chart([make(*steps)]))
+    assert loss["x"] == [1, 2, 3, 4, 6]
+    (throughput,) = traces(curves.throughput_chart([make(*steps)]))
+    assert throughput["x"] == [1, 2, 3, 4, 5]
+
+
 def test_training_and_test_loss_of_an_epoch_stand_side_by_side(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
     training, of_epochs, test = traces(curves.loss_chart([run]))
     assert training["y"] == [step.loss for step in run.steps]
     assert of_epochs["x"] == test["x"] == [15, 30]
     assert of_epochs["y"] == [0.25, 0.25]
-    assert test["y"] == [row.loss for row in run.evaluations]
+    assert test["y"] == [row.test.loss for row in run.evaluations]
 
 
 def test_runs_from_before_the_loss_of_epochs_was_written_have_no_such_line(make):
-    row = Evaluation(1, 1, None, 0.5, 0.9, 0.99, None)
+    row = Evaluation(1, 1, None, "images", SplitScore(0.5, {"top1": 0.9, "top5": 0.99}))
     drawn = traces(curves.loss_chart([make(step(1, 1, 100), evaluations=(row,))]))
     assert [trace["line"]["dash"] for trace in drawn] == ["solid", "dot"]
 

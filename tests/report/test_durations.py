@@ -93,3 +93,26 @@ def test_runs_are_compared_by_medians_of_what_they_share():
     assert medians["stage 0, backward"] == 0.6
     assert medians["one block, forward"] == 0.2
     assert "stage 1, wait input" not in medians
+
+
+def test_a_layer_of_a_graph_model_has_parts_of_its_own():
+    seconds = {
+        (0, "block 0", "forward"): [0.5],
+        (0, "block 0/aggregation", "forward"): [0.3],
+        (0, "block 0/update", "forward"): [0.15],
+        (1, "loss", "forward"): [0.01],
+    }
+    assert durations.has_layers(seconds)
+    assert not durations.has_layers(SECONDS)
+    assert names(durations.part_rows(seconds)) == [
+        ("one block", "forward"),
+        ("aggregation", "forward"),
+        ("update", "forward"),
+        ("loss", "forward"),
+    ]
+    assert durations.stacked_medians(seconds, "forward") == {
+        "aggregation": {"block 0": 0.3},
+        "update": {"block 0": 0.15},
+        "rest of the block": {"block 0": pytest.approx(0.05)},
+        "whole": {"loss": 0.01},
+    }

@@ -79,6 +79,33 @@ def test_the_page_explains_the_lines_that_its_charts_have(tmp_path):
         assert [word in text for word in words] == [validated] * 4
 
 
+def test_the_page_speaks_of_nodes_where_a_run_is_on_a_graph(tmp_path):
+    images = write_run(tmp_path / "images", timed=False, validated=True)
+    nodes = write_run(tmp_path / "nodes", validated=True, graph=True, replicas=1)
+    of_nodes = (
+        "an epoch's training nodes; dotted: of the test nodes; dashes and dots: of the validation",
+        "Solid: accuracy of the test nodes; long dashes: micro-F1, where it is not the accuracy",
+        "Nodes a second; evaluations",
+        *(f"<dfn>{term}</dfn>" for term in ("epoch of a graph", "validation node", "macro-F1")),
+        *(f"<dfn>{term}</dfn>" for term in ("block of a graph model", "update")),
+    )
+    write_report([nodes], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert [words for words in of_nodes if words not in text] == []
+    assert [words for words in ("top-", "image", "kNN", "FFN") if words in text] == []
+    write_report([images, nodes], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for words in (
+        "an epoch's training images or nodes",
+        "Solid: top-1 of the test images; dotted: top-5;",
+        of_nodes[1],
+        "Images or nodes a second",
+        "<dfn>validation image</dfn>",
+        "<dfn>validation node</dfn>",
+    ):
+        assert words in text
+
+
 def test_the_library_stands_in_the_page_once(tmp_path):
     write_report([write_run(tmp_path / name) for name in "ab"], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -16,14 +16,14 @@ def test_a_finished_run_has_steps_evaluations_and_options(tmp_path):
     assert not run.running
     assert [step.number for step in run.steps] == list(range(1, NUM_STEPS + 1))
     assert run.steps[0].loss == pytest.approx(2.3 * 0.93)
-    assert run.steps[0].images_per_second == pytest.approx(100 / run.steps[0].seconds)
+    assert run.steps[0].per_second == pytest.approx(100 / run.steps[0].seconds)
     assert [(row.step, row.epoch) for row in run.evaluations] == [(15, 1), (30, 2)]
     assert {step.epoch for step in run.steps[15:]} == {2}
     assert {step.lr for step in run.steps} == {4e-3}
-    assert {round(step.images, 6) for step in run.steps} == {100}
+    assert {(step.unit, round(step.samples, 6)) for step in run.steps} == {("images", 100)}
     assert run.evaluations[1].training_loss == 0.25
-    assert run.evaluations[1].top1 == pytest.approx(0.9)
-    assert run.evaluations[1].ema_top1 == pytest.approx(0.6)
+    assert run.evaluations[1].test.shares == pytest.approx({"top1": 0.9, "top5": 0.99})
+    assert run.evaluations[1].test.average == pytest.approx(0.6)
     assert run.options["microbatches"] == 4
     assert run.timing is not None
     assert run.timing.warmup_steps == NUM_WARMUP
@@ -34,10 +34,23 @@ def test_scores_of_validation_images_are_told_from_those_of_test_images(tmp_path
         [write_run(tmp_path / "a"), write_run(tmp_path / "b", validated=True)]
     )
     last = validated.evaluations[-1]
-    ours = (last.validation_loss, last.validation_top1, last.validation_ema_top1)
+    assert last.validation is not None
+    ours = (last.validation.loss, last.validation.main, last.validation.average)
     assert ours == pytest.approx((0.5, 0.75, 0.45))
-    nothing = {"validation_loss": None, "validation_top1": None, "validation_ema_top1": None}
-    assert last._replace(**nothing) == without.evaluations[-1]
+    assert last._replace(validation=None) == without.evaluations[-1]
+
+
+def test_a_run_on_a_graph_is_known_by_the_names_of_its_numbers(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", graph=True, validated=True)])
+    assert run.unit == "nodes"
+    step = run.steps[0]
+    assert (step.unit, step.samples, round(step.rows, 6)) == ("nodes", 60, 100)
+    last = run.evaluations[-1]
+    shares = {"accuracy": 0.9, "micro_f1": 0.9, "macro_f1": 0.99}
+    assert (last.unit, last.test.shares) == ("nodes", pytest.approx(shares))
+    assert (last.test.main, last.test.average) == pytest.approx((0.9, 0.6))
+    assert last.validation is not None
+    assert (last.validation.main, last.validation.average) == pytest.approx((0.75, 0.45))
 
 
 def test_an_untimed_run_has_no_timing(tmp_path):
@@ -145,6 +158,17 @@ def test_what_is_no_run_is_refused(tmp_path):
         ("metrics.jsonl", b'{"step": 1, "loss": 1%s}\n' % (b"0" * 400), "a finite number"),
         ("metrics.jsonl", b'{"step": -1}\n', "step must be a whole number from 0, is -1"),
         ("metrics.jsonl", b'{"epoch": 1, "loss": 1}\n', "top1 must be a number, is missing"),
+        (
+            "metrics.jsonl",
+            b'{"epoch": 1, "loss": 1, "top1": 1, "top5": 1, "nodes": 3}\n',
+            "accuracy must be a number, is missing",
+        ),
+        (
+            "metrics.jsonl",
+            b'{"step": 1, "epoch": 1, "loss": 1, "lr": 1, "step_seconds": 1, '
+            b'"nodes_per_second": 5}\n',
+            "training_nodes must be a number, is missing",
+        ),
         ("metrics.jsonl", b'{"epoch": 1, "validation": 1}\n', "validation must be an object, is 1"),
         (
             "config.toml",

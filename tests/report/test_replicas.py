@@ -1,6 +1,7 @@
 """What the page tells of replicas with steps of their own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,16 @@ def traces(figure) -> list[dict]:
     return json.loads(str(to_json(figure)))["data"]
 
 
-def own_steps_run(folder: Path, lines: list[str], *, finished: bool = True) -> Path:
-    write_run(folder, timed=False, finished=finished)
+def own_steps_run(
+    folder: Path, lines: list[str], *, finished: bool = True, graph: bool = False
+) -> Path:
+    write_run(folder, timed=False, finished=finished, graph=graph)
     (folder / "events.jsonl").write_text("\n".join(lines))
     if finished:
         summary = json.loads((folder / "summary.json").read_text())
         summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW]])
-        if prediction := predict(summary["replicas"]["each"]):
+        samples = "training nodes" if graph else "images"
+        if prediction := predict(summary["replicas"]["each"], samples=samples):
             summary["replicas"]["scaling"] = prediction.as_table()
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -102,6 +106,19 @@ def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp
     assert "<td>0.250</td><td>1.250</td><td>0.800</td>" in text  # of 6 and 10 seconds of work
     assert "steps of their own in run. Loss, accuracy" in text
     assert 'id="chart-replicas-0"' in text
+
+
+def test_replicas_of_a_graph_train_on_nodes(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS, graph=True)
+    (run,) = read_runs([folder])
+    text = page([run])
+    assert "<th>training nodes</th><th>training nodes/s</th>" in text
+    assert re.search(r"One more replica would give about [\d,]+ training nodes/s", text)
+    assert run.replicas is not None
+    assert run.replicas.prediction is not None
+    assert run.replicas.prediction.samples == "training nodes"
+    assert run.replicas.prediction.per_second == pytest.approx(480 / 10 + 160 / 11)
+    assert "images" not in text.split("<h2>Replicas of run</h2>")[1].split("<dfn>worked")[0]
 
 
 def test_rows_of_other_replicas_are_faint_lines_of_the_loss(tmp_path):

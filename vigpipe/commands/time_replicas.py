@@ -13,15 +13,16 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.config.files import as_toml
+from vigpipe.job.rows import trained_on
 from vigpipe.job.score import Scores
 from vigpipe.replication.metrics import (
-    EACH,
     EVENNESS,
     SERVER,
-    images_per_second,
+    heads_of_each,
     rows_of_each,
     rows_of_evenness,
     rows_of_server,
+    samples_per_second,
 )
 from vigpipe.replication.strategy import AverageWeights, TakeGradients, TakeItem
 from vigpipe.run.batches import read_batch
@@ -94,16 +95,17 @@ def time_replicas(
     events.finish()
     summary = summarize(rank_state, Scores(scores["test"], None), loss, started, accounts)
     record.finish(summary)
-    found = summary["replicas"]
+    found, samples = summary["replicas"], trained_on(run.job.unit)
     print(f"{run.config.model} on {run.job.name}: {layout}, {device}\n")
-    print(tabulate(rows_of_each(found["each"]), EACH, disable_numparse=True), end="\n\n")
+    table = rows_of_each(found["each"])
+    print(tabulate(table, heads_of_each(samples), disable_numparse=True), end="\n\n")
     if "server" in found:
         table = rows_of_server(found["server"])
         print(tabulate(table, SERVER, disable_numparse=True), end="\n\n")
     print(tabulate(rows_of_evenness(found), EVENNESS, disable_numparse=True), end="\n\n")
     print(
-        f"{sum(map(images_per_second, found['each'])):,.1f} images/s of all replicas; the first "
-        f"{run.config.timing_warmup} items of each are left out.\n"
+        f"{sum(map(samples_per_second, found['each'])):,.1f} {samples}/s of all replicas; the "
+        f"first {run.config.timing_warmup} items of each are left out.\n"
         "vigpipe time --strategy synchronous times the parts of a step, and vigpipe report "
         f"{folder} draws who did what when."
     )

@@ -1,8 +1,24 @@
 """What the rows of metrics.jsonl say of the samples of a step, for every kind of job."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+RATE = "_per_second"  # ends the name of a row's throughput, which begins with what is counted
+
+
+def unit_in(names: Iterable[str]) -> str:
+    """Return what a row of a step counts, images or nodes, by the name of its throughput.
+
+    Args:
+        names: of the row's numbers. A row without any throughput is taken for one of images.
+    """
+    return next((n.removesuffix(RATE) for n in names if n.endswith(RATE)), "images")
+
+
+def trained_on(unit: str) -> str:
+    """Return what the loss of a step is the mean of: all of its images, or some of its nodes."""
+    return "training nodes" if unit == "nodes" else unit
 
 
 def samples_in(row: Mapping[str, Any]) -> int | None:

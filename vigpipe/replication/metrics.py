@@ -59,19 +59,6 @@ def summarize_replicas(
     }
 
 
-EACH = (
-    "replica",
-    "items",
-    "ms an item",
-    "images",
-    "images/s",
-    "worked",
-    "waited",
-    "averaged",
-    "averages",
-    "sent",
-    "peak memory",
-)
 SERVER = (
     "updates",
     "mean staleness",
@@ -85,8 +72,20 @@ SERVER = (
 EVENNESS = ("", "CV", "imbalance", "efficiency")
 
 
+def heads_of_each(samples: str) -> tuple[str, ...]:
+    """Return the heads of the table of all replicas.
+
+    Args:
+        samples: what they train on, see `vigpipe.job.rows.trained_on`.
+    """
+    return (
+        *("replica", "items", "ms an item", samples, f"{samples}/s", "worked", "waited"),
+        *("averaged", "averages", "sent", "peak memory"),
+    )
+
+
 def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
-    """Make a row of cells for each replica, under the heads of EACH.
+    """Make a row of cells for each replica, under the heads of `heads_of_each`.
 
     Shares are those of the time that it worked, waited or averaged.
 
@@ -103,7 +102,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
                 f"{replica['items']:.0f}",
                 f"{1e3 * replica['busy_seconds'] / max(1, replica['items']):,.1f}",
                 f"{replica['samples']:,.0f}",
-                f"{images_per_second(replica):,.1f}",
+                f"{samples_per_second(replica):,.1f}",
                 *(f"{part / whole:.1%}" for part in seconds),
                 f"{replica['averages']:.0f}",
                 f"{replica['bytes_sent'] / 1e6:,.1f} MB",
@@ -135,8 +134,8 @@ def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def images_per_second(replica: Mapping[str, float]) -> float:
-    """Return how many images a replica has trained on in a second of work, waiting or averages.
+def samples_per_second(replica: Mapping[str, float]) -> float:
+    """Return how many samples a replica has trained on in a second of work, waiting or averages.
 
     Args:
         replica: a table of `summarize_replicas`.

@@ -8,7 +8,7 @@ are plain functions: they decide, and whoever starts runs acts on it.
     predict      seconds of work, waiting and averages of one run: one more, one fewer
 
 The last two ask for 0.5 / p: half of what one of p replicas brings if replicas cost one another
-nothing. Throughput is in images/s, of all replicas together.
+nothing. Throughput is in images/s, or in nodes/s, of all replicas together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from vigpipe.replication.metrics import accounted_seconds, images_per_second
+from vigpipe.job.rows import RATE
+from vigpipe.replication.metrics import accounted_seconds, samples_per_second
 
 MOST = 16  # replicas that the published rule adds up to
 FLAT = 0.05  # a gain of less is none
@@ -28,7 +29,7 @@ class Reading(NamedTuple):
     """Throughput at a time, and with how many replicas."""
 
     num_replicas: int
-    images_per_second: float
+    per_second: float
 
 
 class Advice(NamedTuple):
@@ -57,7 +58,7 @@ def published(readings: Sequence[float], num_replicas: int, most: int = MOST) ->
     more replicas help, nor does the rule ever look whether one did, or take it back. `safer` does.
 
     Args:
-        readings: images/s, in order, with as many replicas as there are now.
+        readings: throughput, in order, with as many replicas as there are now.
         num_replicas: how many there are.
         most: how many there may be.
     """
@@ -99,7 +100,7 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
     if not history:
         raise ValueError("expected at least one reading (got none)")
     stretches = [
-        (number, [reading.images_per_second for reading in readings])
+        (number, [reading.per_second for reading in readings])
         for number, readings in groupby(history, lambda reading: reading.num_replicas)
     ]
     now, since = stretches[-1]
@@ -136,19 +137,21 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
 
 
 class Prediction(NamedTuple):
-    """Throughput with another number of replicas, in images/s of all together.
+    """Throughput with another number of replicas, in samples/s of all together.
 
     Attributes:
         num_replicas: how many there were.
-        images_per_second: what was measured.
+        per_second: what was measured.
         with_one_more: what one more would make of it.
         with_one_fewer: what one fewer would make of it; None if there is only one.
+        samples: what the samples are: images, or training nodes.
     """
 
     num_replicas: int
-    images_per_second: float
+    per_second: float
     with_one_more: float
     with_one_fewer: float | None
+    samples: str = "images"
 
     @property
     def needed(self) -> float:
@@ -158,14 +161,14 @@ class Prediction(NamedTuple):
     @property
     def gain(self) -> float:
         """What one more would bring, as a share."""
-        return self.with_one_more / self.images_per_second - 1
+        return self.with_one_more / self.per_second - 1
 
     @property
     def loss(self) -> float | None:
         """What one fewer would cost, as a share."""
         if self.with_one_fewer is None:
             return None
-        return 1 - self.with_one_fewer / self.images_per_second
+        return 1 - self.with_one_fewer / self.per_second
 
     @property
     def more_pays(self) -> bool:
@@ -179,9 +182,13 @@ class Prediction(NamedTuple):
 
     def as_table(self) -> dict[str, Any]:
         """Return it for summary.json."""
-        numbers = self._asdict()
-        del numbers["num_replicas"]
-        return {**numbers, "more_pays": self.more_pays, "fewer_pays": self.fewer_pays}
+        return {
+            self.samples.replace(" ", "_") + RATE: self.per_second,
+            "with_one_more": self.with_one_more,
+            "with_one_fewer": self.with_one_fewer,
+            "more_pays": self.more_pays,
+            "fewer_pays": self.fewer_pays,
+        }
 
 
 def predict(
@@ -189,6 +196,7 @@ def predict(
     server: Mapping[str, float] | None = None,
     *,
     averages_all: bool = True,
+    samples: str = "images",
 ) -> Prediction | None:
     """Predict throughput with one replica more and with one fewer.
 
@@ -205,20 +213,21 @@ def predict(
         each: the tables of the replicas, from `summarize_replicas`.
         server: the table of the server; None if there is none.
         averages_all: whether an average is of all replicas, and not of two.
+        samples: what they train on, see `vigpipe.job.rows.trained_on`.
 
     Returns:
         The prediction; None if nothing was trained, or there is one replica and no server, which
         does not show how long an average takes.
     """
-    now = sum(map(images_per_second, each))
+    now = sum(map(samples_per_second, each))
     num = len(each)
     if now <= 0 or (num == 1 and server is None):
         return None
 
     def rate(waits: float = 1.0, averages: float = 1.0) -> float:
-        """Images/s of the mean replica if it waits and averages so many times as long."""
+        """Samples/s of the mean replica if it waits and averages so many times as long."""
         return fmean(
-            images_per_second(
+            samples_per_second(
                 {
                     **replica,
                     "waiting_seconds": waits * replica["waiting_seconds"],
@@ -234,7 +243,7 @@ def predict(
         if idle < 1:
             more = min(more, now / (1 - idle))
         fewer = min((num - 1) * rate(waits=idle), now) if num > 1 else None
-        return Prediction(num, now, more, fewer)
+        return Prediction(num, now, more, fewer, samples)
 
     def traffic(num_replicas: int) -> float:
         """Time of an average of so many replicas, relative to one of as many as now."""
@@ -244,20 +253,20 @@ def predict(
     more = (num + 1) * rate(averages=traffic(num + 1))
     alone = num == 2
     fewer = (num - 1) * (rate(0, 0) if alone else rate(averages=traffic(num - 1)))
-    return Prediction(num, now, more, fewer)
+    return Prediction(num, now, more, fewer, samples)
 
 
 def sentences(prediction: Prediction) -> list[str]:
     """Say what a prediction means: of one more replica, and of one fewer if there are several."""
-    now, needed = prediction.images_per_second, percent(prediction.needed, sign=False)
+    now, needed = prediction.per_second, percent(prediction.needed, sign=False)
     told = [
-        f"One more replica would give about {prediction.with_one_more:,.0f} images/s instead of "
-        f"{now:,.0f} ({percent(prediction.gain)}): it "
+        f"One more replica would give about {prediction.with_one_more:,.0f} {prediction.samples}/s "
+        f"instead of {now:,.0f} ({percent(prediction.gain)}): it "
         f"{'pays' if prediction.more_pays else 'does not pay'}, for {needed} is what it must bring."
     ]
     if prediction.with_one_fewer is not None and prediction.loss is not None:
         told.append(
-            f"One fewer would give about {prediction.with_one_fewer:,.0f} images/s "
+            f"One fewer would give about {prediction.with_one_fewer:,.0f} {prediction.samples}/s "
             f"({percent(-prediction.loss)}): it "
             f"{'pays' if prediction.fewer_pays else 'does not pay'}, for it "
             f"{'costs' if prediction.fewer_pays else 'must cost'} less than {needed}."

@@ -20,6 +20,7 @@ PIECE_COLOURS = {
     "aggregation": "#e69f00",
     "rest of the Grapher": "#f0e442",
     "FFN": "#56b4e9",
+    "update": "#0072b2",
     "rest of the block": "#dddddd",
     "whole": "#999999",
 }

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 from vigpipe.analysis.bubble import Bubble
+from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import durations
 from vigpipe.report.fields import Fields
 from vigpipe.report.markup import NOTHING, Cell, Shortened, share, size
-from vigpipe.report.read import ReportedRun, StepMetrics
+from vigpipe.report.read import ReportedRun, SplitScore, StepMetrics
 from vigpipe.timing.tables import slowest
 
 Line = tuple[str, Sequence[Cell]]  # the name of a row, and one cell per run
@@ -29,14 +31,17 @@ def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
-    """Make the table of runs: one line per fact, such as the model or the top-1 score.
+    """Make the table of runs: one line per fact, such as the model or its accuracy.
 
     Facts that no run tells are left out.
     """
+    units = dict.fromkeys(run.unit for run in runs)
+    shares = [name for unit in units for name in SHARES[unit] if name != "top5"]
     lines: list[tuple[str, Callable[[ReportedRun], Cell]]] = [
         ("state", _state),
         ("model", lambda run: _option(run, "model")),
         ("data", lambda run: _text(run, "data", _option(run, "data"))),
+        ("graph", _graph),
         ("layout", _layout),
         ("batch", lambda run: _option(run, "batch_size")),
         ("hardware", lambda run: _text(run, "hardware")),
@@ -44,9 +49,9 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
         ("steps", lambda run: _so_far(run, "steps", "number")),
         ("epochs", lambda run: _so_far(run, "epochs", "epoch")),
         ("training loss", _training_loss),
-        ("validation top-1", lambda run: _top1(run, "validation_top1", "validation_ema_top1")),
-        ("test top-1", lambda run: _top1(run, "top1", "ema_top1")),
-        ("images/s, median", lambda run: _settled(run, "images_per_second", "{:,.1f}")),
+        *((f"validation {name_of(n)}", partial(_share, "validation", n)) for n in shares),
+        *((f"test {name_of(n)}", partial(_share, "test", n)) for n in shares),
+        *((f"{unit}/s, median", partial(_throughput, unit)) for unit in units),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
         ("waiting for data a step, median", lambda run: _settled(run, "data_seconds", "{:.4f} s")),
         ("peak memory", _peak),
@@ -72,7 +77,7 @@ def ratios(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     lines: list[tuple[str, list[str]]] = []
     for name in names:
         values = [of_run.get(name) for of_run in medians]
-        first, form = values[0], "{:,.1f}" if name.startswith("images/s") else "{:,.3f}"
+        first, form = values[0], "{:,.1f}" if name.endswith("/s") else "{:,.3f}"
         cells = [NOTHING if value is None else form.format(value) for value in values]
         for i, value in enumerate(values[1:], 1):
             if first and value is not None:
@@ -85,7 +90,7 @@ def _medians(run: ReportedRun) -> dict[str, float]:
     steps = settled_steps(run)
     values = {}
     if steps:
-        values["images/s"] = median(step.images_per_second for step in steps)
+        values[f"{run.unit}/s"] = median(step.per_second for step in steps)
         values["step, ms"] = 1e3 * median(step.seconds for step in steps)
     if run.timing is not None:
         timed = durations.medians(slowest(run.timing.rows, "train"))
@@ -117,7 +122,7 @@ def _so_far(run: ReportedRun, option: str, of_step: str) -> str:
 
 
 def _training_loss(run: ReportedRun) -> str:
-    """Write the mean of the last epoch that was evaluated; the last batch may have few images."""
+    """Write the mean of the last epoch that was evaluated; the last batch may have few samples."""
     if run.evaluations and run.evaluations[-1].training_loss is not None:
         last = run.evaluations[-1]
         return f"{last.training_loss:.4f}, mean of epoch {last.epoch}"
@@ -148,13 +153,25 @@ def _layout(run: ReportedRun) -> str:
     return f"{replicas} replica{plural} × {stages} stages, {microbatches} micro-batches, {schedule}"
 
 
-def _top1(run: ReportedRun, name: str, name_of_average: str) -> str:
-    """Write a score of the last evaluation, with that of the moving average where there is one."""
-    if not run.evaluations or getattr(run.evaluations[-1], name) is None:
+def _share(split: str, name: str, run: ReportedRun) -> str:
+    """Write a share of the last evaluation; the main one with that of the moving average."""
+    score: SplitScore | None = getattr(run.evaluations[-1], split) if run.evaluations else None
+    if score is None or name not in score.shares:
         return NOTHING
-    of_average = getattr(run.evaluations[-1], name_of_average)
-    average = "" if of_average is None else f", moving average {of_average:.2%}"
-    return f"{getattr(run.evaluations[-1], name):.2%}{average}"
+    has_average = score.average is not None and name == next(iter(score.shares))
+    average = f", moving average {score.average:.2%}" if has_average else ""
+    return f"{score.shares[name]:.2%}{average}"
+
+
+def _graph(run: ReportedRun) -> str:
+    if "graph" not in run.summary:
+        return NOTHING
+    graph = run.summary.object("graph")
+    return f"{graph.whole('nodes'):,} nodes, {graph.whole('edges'):,} edges"
+
+
+def _throughput(unit: str, run: ReportedRun) -> str:
+    return _settled(run, "per_second", "{:,.1f}") if run.unit == unit else NOTHING
 
 
 def _settled(run: ReportedRun, name: str, form: str) -> str:

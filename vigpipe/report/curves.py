@@ -1,10 +1,12 @@
 """Draw how runs learn: loss, accuracy, learning rate and throughput over their steps."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from vigpipe.job.score import name_of
 from vigpipe.report.charts import styled
 from vigpipe.report.markup import escape
 from vigpipe.report.read import Evaluation, ReportedRun, StepMetrics
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 MOST_POINTS = 1000  # of a line; with more, nothing more could be seen
+OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # than of the main share
+AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}  # of the chart of scores
 
 
 class _Point(NamedTuple):
@@ -25,8 +29,8 @@ class _Point(NamedTuple):
 def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Draw the training loss of steps and epochs, and the losses of the evaluations.
 
-    A smaller last batch of an epoch is joined with the batch before it, weighted by images: the
-    mean over a few images would stand out of the curve.
+    A smaller last batch of an epoch is joined with the batch before it, weighted by samples: the
+    mean over a few samples would stand out of the curve.
     """
     lines = []
     for i, run in enumerate(runs):
@@ -37,32 +41,45 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
             lines.append(_line(runs, i, f"training, replica {replica}", points, faint=True))
         lines.append(_line(runs, i, "training", [_at(step, step.loss) for step in joined]))
         lines.append(_line(runs, i, "training, mean of the epoch", _known(of_epochs), dash="dash"))
-        lines.append(_line(runs, i, "test", [_at(e, e.loss) for e in run.evaluations], dash="dot"))
-        of_validation = [(row, row.validation_loss) for row in run.evaluations]
+        of_test = [_at(row, row.test.loss) for row in run.evaluations]
+        lines.append(_line(runs, i, "test", of_test, dash="dot"))
+        scores = [(row, row.validation) for row in run.evaluations]
+        of_validation = [(row, None if score is None else score.loss) for row, score in scores]
         lines.append(_line(runs, i, "validation", _known(of_validation), dash="dashdot"))
     return _curves(lines, "loss")
 
 
 def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw top-1 and top-5 of the test images, and top-1 of the validation images."""
+    """Draw the shares of the test samples, and the main one of the validation samples.
+
+    Where a node has one class, micro-F1 is the accuracy, and has no line of its own.
+    """
     lines = []
     for i, run in enumerate(runs):
         rows = run.evaluations
-        kinds = (
-            ("test top-1", "solid", [(row, row.top1) for row in rows]),
-            ("test top-5", "dot", [(row, row.top5) for row in rows]),
-            ("test top-1, moving average", "dash", [(row, row.ema_top1) for row in rows]),
-            ("validation top-1", "dashdot", [(row, row.validation_top1) for row in rows]),
+        if not rows:
+            continue
+        main, *others = rows[0].test.shares
+        validated = [(row, row.validation) for row in rows if row.validation is not None]
+        kinds = [(f"test {name_of(main)}", "solid", [(row, row.test.main) for row in rows])]
+        for name in others:
+            if name != "micro_f1" or any(row.test.shares[name] != row.test.main for row in rows):
+                values = [(row, row.test.shares[name]) for row in rows]
+                kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], values))
+        kinds += [
+            (f"test {name_of(main)}, moving average", "dash", _averages(rows)),
+            (f"validation {name_of(main)}", "dashdot", [(row, s.main) for row, s in validated]),
             (
-                "validation top-1, moving average",
+                f"validation {name_of(main)}, moving average",
                 "longdashdot",
-                [(row, row.validation_ema_top1) for row in rows],
+                [(row, score.average) for row, score in validated if score.average is not None],
             ),
-        )
+        ]
         for what, dash, values in kinds:
-            points = [_at(row, 100 * value) for row, value in values if value is not None]
+            points = [_at(row, 100 * value) for row, value in values]
             lines.append(_line(runs, i, what, points, dash=dash))
-    figure = _curves(lines, "top-1 and top-5, %")
+    units = dict.fromkeys(run.unit for run in runs if run.evaluations)
+    figure = _curves(lines, f"{'; '.join(AXES[unit] for unit in units)}, %")
     figure.update_yaxes(range=[0, 102])
     return figure
 
@@ -79,42 +96,47 @@ def learning_rate_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the images per second of every step but those of smaller last batches."""
+    """Draw the images or nodes per second of every step but those of smaller last batches."""
     lines = []
     for i, run in enumerate(runs):
         small = small_batches(run.steps)
         whole = [step for n, step in enumerate(run.steps) if n not in small]
-        lines.append(_line(runs, i, "images/s", [_at(s, s.images_per_second) for s in whole]))
-    figure = _curves(lines, "images/s")
+        lines.append(_line(runs, i, f"{run.unit}/s", [_at(s, s.per_second) for s in whole]))
+    units = dict.fromkeys(f"{run.unit}/s" for run in runs if run.steps)
+    figure = _curves(lines, " or ".join(units))
     figure.update_yaxes(rangemode="tozero")
     return figure
 
 
 def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
-    """Find the last batches of epochs that have fewer images than the batch before them.
+    """Find the last batches of epochs that have fewer samples than all before them.
+
+    All, because batches of sub-graphs are never equal.
 
     Returns:
         Their positions in `steps`.
     """
-    return {
-        i
-        for i, step in enumerate(steps)
-        if i > 0
-        and step.epoch == steps[i - 1].epoch
-        and 0 < step.images < steps[i - 1].images - 0.5  # both are whole up to rounding
-        and (i + 1 == len(steps) or steps[i + 1].epoch != step.epoch)
-    }
+    small: set[int] = set()
+    least = math.inf  # samples of a batch of the epoch, before this one
+    for i, step in enumerate(steps):
+        is_first = i == 0 or steps[i - 1].epoch != step.epoch
+        is_last = i + 1 == len(steps) or steps[i + 1].epoch != step.epoch
+        # All numbers of samples are whole up to rounding.
+        if is_last and not is_first and 0 < step.samples < least - 0.5:
+            small.add(i)
+        least = step.samples if is_first else min(least, step.samples)
+    return small
 
 
 def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
-    """Join every smaller last batch with the step before it: their losses weigh by images."""
+    """Join every smaller last batch with the step before it: their losses weigh by samples."""
     small = small_batches(steps)
     joined: list[StepMetrics] = []
     for i, step in enumerate(steps):
         if i in small:
             before = joined.pop()
-            loss = before.loss * before.images + step.loss * step.images
-            step = step._replace(loss=loss / (before.images + step.images))
+            loss = before.loss * before.samples + step.loss * step.samples
+            step = step._replace(loss=loss / (before.samples + step.samples))
         joined.append(step)
     return joined
 
@@ -122,6 +144,10 @@ def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
 def _at(row: StepMetrics | Evaluation, value: float) -> _Point:
     step = row.step if isinstance(row, Evaluation) else row.number
     return _Point(step, row.epoch, value)
+
+
+def _averages(rows: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
+    return [(row, row.test.average) for row in rows if row.test.average is not None]
 
 
 def _known(values: Sequence[tuple[Evaluation, float | None]]) -> list[_Point]:

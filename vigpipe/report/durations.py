@@ -22,6 +22,7 @@ PARTS_OF_BLOCK = {
     "/grapher/aggregation": "aggregation",
     "/ffn": "FFN",
 }
+PARTS_OF_LAYER = {"/aggregation": "aggregation", "/update": "update"}  # of a graph model's block
 COMPARED = ("step", *COMPUTE, "all-reduce", "optimizer")
 _BLOCK = re.compile(r"block (\d+)(/.*)?")
 _BEFORE, _AFTER = -1, 1 << 30  # indices before and after those of all blocks
@@ -42,7 +43,8 @@ def part_rows(seconds: Seconds) -> Rows:
         block = _BLOCK.fullmatch(key[1])
         name = f"one {_part(block)}" if block and not block[2] else _part(block) or key[1]
         pooled.setdefault((name, key[2]), []).extend(seconds[key])
-    order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "readout", "loss"]
+    order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "update"]
+    order += ["readout", "loss"]
     names = sorted(pooled, key=lambda key: order.index(key[0]) if key[0] in order else len(order))
     return [(name, direction, statistics(pooled[name, direction])) for name, direction in names]
 
@@ -71,9 +73,10 @@ def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, flo
 
     Returns:
         Seconds by part, then by piece. The parts are "kNN", "aggregation", "rest of the Grapher",
-        "FFN", "rest of the block", and "whole" for a piece without parts; the pieces are "stem",
-        "block 0", …, "readout", "loss". The parts of a piece add up to its median, unless their
-        own medians exceed it.
+        "FFN", "rest of the block"; "aggregation", "update" and "rest of the block" in a graph
+        model; and "whole" for a piece without parts. The pieces are "stem", "block 0", …,
+        "readout", "loss". The parts of a piece add up to its median, unless their own medians
+        exceed it.
     """
     median_of = {key[1]: float(np.median(seconds[key])) for key in _regions(seconds, {direction})}
     stacked: dict[str, dict[str, float]] = {}
@@ -82,6 +85,12 @@ def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, flo
         stacked.setdefault(part, {})[piece] = max(value, 0.0)
 
     for piece in [name for name in median_of if "/" not in name]:
+        of_layer = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_LAYER}
+        if any(of_layer.values()):
+            for part, value in of_layer.items():
+                put(PARTS_OF_LAYER[part], piece, value)
+            put("rest of the block", piece, median_of[piece] - sum(of_layer.values()))
+            continue
         inner = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_BLOCK}
         if not any(inner[part] for part in PARTS_OF_BLOCK if part):
             put("whole", piece, median_of[piece])
@@ -93,6 +102,11 @@ def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, flo
         put("FFN", piece, inner["/ffn"])
         put("rest of the block", piece, median_of[piece] - inner["/grapher"] - inner["/ffn"])
     return stacked
+
+
+def has_layers(seconds: Seconds) -> bool:
+    """Whether these are the times of a graph model, whose blocks are layers."""
+    return any(name.endswith("/update") for _, name, _ in seconds)
 
 
 def _part(block: "re.Match[str] | None") -> str:

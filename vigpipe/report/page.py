@@ -7,11 +7,12 @@ import vigpipe
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
+from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import curves
 from vigpipe.report.charts import as_html
 from vigpipe.report.comparison import Line, differences, progress, ratios, run_table
 from vigpipe.report.markup import escape, paragraph, table
-from vigpipe.report.read import ReportedRun, read_runs
+from vigpipe.report.read import Evaluation, ReportedRun, read_runs
 from vigpipe.report.replicas import replica_section
 from vigpipe.report.scaling import scaling_section
 from vigpipe.report.style import HEAD
@@ -68,7 +69,8 @@ def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
         if run.unfinished:
             yield paragraph(f"{run.name} has not finished: {run.unfinished}.", "warning")
     yield _by_run(runs, run_table(runs))
-    yield explain("rank", "stage", "replica", "micro-batch", "schedule", "top-1")
+    mains = [name_of(SHARES[unit][0]) for unit in _units(runs)]
+    yield explain("rank", "stage", "replica", "micro-batch", "schedule", *mains)
     yield paragraph(
         "Medians are over the steps after the warm-up of a timed run, and over all but the first "
         "of another one.",
@@ -110,7 +112,9 @@ def _by_run(runs: Sequence[ReportedRun], lines: Sequence[Line]) -> str:
 
 def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
     evaluations = [row for run in runs for row in run.evaluations]
-    has_validation = any(row.validation_top1 is not None for row in evaluations)
+    has_validation = any(row.validation is not None for row in evaluations)
+    units = _units(runs)
+    samples = " or ".join(units)
     strategies = [(run.name, run.replicas) for run in runs if run.replicas is not None]
     own_steps = [name for name, replicas in strategies if not replicas.has_server]
     served = [name for name, replicas in strategies if replicas.has_server]
@@ -130,37 +134,59 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
         )
     if any(run.steps for run in runs):
         yield "<h2>Loss</h2>"
-        validation = "; dashes and dots: of the validation images" if has_validation else ""
+        validation = f"; dashes and dots: of the validation {samples}" if has_validation else ""
         yield paragraph(
             "Solid: of every training batch, where a smaller last batch of an epoch is joined with "
-            "the one before it; dashed: the mean of an epoch's training images; dotted: of the "
-            f"test images{validation}."
+            f"the one before it; dashed: the mean of an epoch's training {samples}; dotted: of the "
+            f"test {samples}{validation}."
         )
-        yield explain("step", "epoch", *(["validation image"] if has_validation else []))
+        epochs = [{"images": "epoch", "nodes": "epoch of a graph"}[unit] for unit in units]
+        validated = dict.fromkeys(row.unit for row in evaluations if row.validation is not None)
+        yield explain("step", *epochs, *(f"validation {unit[:-1]}" for unit in validated))
         yield as_html(curves.loss_chart(runs), "loss")
     if evaluations:
         yield "<h2>Accuracy</h2>"
-        has_average = any(row.ema_top1 is not None for row in evaluations)
-        average = "; dashed: top-1 of the weights' moving average" if has_average else ""
-        validation = "; dashes and dots: top-1 of the validation images" if has_validation else ""
-        if has_average and has_validation:
-            validation += ", with long dashes of the moving average"
-        yield paragraph(f"Solid: top-1 of the test images; dotted: top-5{average}{validation}.")
-        yield explain("top-1", "top-5", *(["moving average"] if has_average else []))
+        names: list[str] = []
+        for unit in dict.fromkeys(row.unit for row in evaluations):
+            yield paragraph(_lines_of_scores([row for row in evaluations if row.unit == unit]))
+            names += map(name_of, SHARES[unit])
+        has_average = any(row.test.average is not None for row in evaluations)
+        yield explain(*names, *(["moving average"] if has_average else []))
         yield as_html(curves.accuracy_chart(runs), "accuracy")
     if any(run.steps for run in runs):
         yield "<h2>Learning rate</h2>"
         yield as_html(curves.learning_rate_chart(runs), "learning-rate")
         yield "<h2>Throughput</h2>"
         yield paragraph(
-            "Images a second; evaluations are not counted, and smaller last batches left out."
+            f"{samples.capitalize()} a second; evaluations are not counted, and smaller last "
+            "batches left out."
         )
         yield as_html(curves.throughput_chart(runs), "throughput")
 
 
+def _units(runs: Sequence[ReportedRun]) -> list[str]:
+    """List what runs count, each once: images, nodes."""
+    return list(dict.fromkeys(run.unit for run in runs))
+
+
+def _lines_of_scores(evaluations: Sequence[Evaluation]) -> str:
+    """Explain the lines of the chart of scores in a sentence, of runs that score the same."""
+    unit = evaluations[0].unit
+    main, *others = map(name_of, SHARES[unit])
+    dashes = {"nodes": "long dashes: micro-F1, where it is not the accuracy; dotted: macro-F1"}
+    has_average = any(row.test.average is not None for row in evaluations)
+    has_validation = any(row.validation is not None for row in evaluations)
+    average = f"; dashed: {main} of the weights' moving average" if has_average else ""
+    validation = f"; dashes and dots: {main} of the validation {unit}" if has_validation else ""
+    if has_average and has_validation:
+        validation += ", with long dashes of the moving average"
+    rest = dashes.get(unit, f"dotted: {others[0]}")
+    return f"Solid: {main} of the test {unit}; {rest}{average}{validation}."
+
+
 def _replicas(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for index, run in enumerate(runs):
-        own = [] if run.replicas is None else [*replica_section(run.replicas, index)]
+        own = [] if run.replicas is None else [*replica_section(run.replicas, index, run.unit)]
         scaling = [*scaling_section(run)]
         if own or scaling:
             yield f"<h2>Replicas of {escape(run.name)}</h2>"

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
+from vigpipe.job.rows import RATE, unit_in
+from vigpipe.job.score import SHARES
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.replica_files import ReportedReplicas, read_replicas
 from vigpipe.report.timing_files import ReportedTiming, read_timing
@@ -23,31 +25,59 @@ class StepMetrics(NamedTuple):
     loss: float
     lr: float
     seconds: float
-    images_per_second: float
+    per_second: float  # images or nodes
     data_seconds: float | None = None  # runs of earlier versions do not tell it
+    unit: str = "images"
+    training_nodes: float | None = None  # of a graph; other nodes have no part in the loss
 
     @property
-    def images(self) -> float:
-        """Number of images of the step over all replicas, up to rounding."""
-        return self.seconds * self.images_per_second
+    def rows(self) -> float:
+        """Number of images, or nodes, of the step over all replicas, up to rounding."""
+        return self.seconds * self.per_second
+
+    @property
+    def samples(self) -> float:
+        """What the loss is the mean of: images or training nodes, up to rounding."""
+        return self.rows if self.training_nodes is None else self.training_nodes
+
+
+class SplitScore(NamedTuple):
+    """The score of test or validation samples.
+
+    Attributes:
+        loss: their mean loss.
+        shares: by name, from 0 to 1, the main one first: top1 of images, accuracy of nodes.
+        average: the main one, of the moving average of the weights; None without one.
+    """
+
+    loss: float
+    shares: dict[str, float]
+    average: float | None = None
+
+    @property
+    def main(self) -> float:
+        """The share that says best how good the weights are."""
+        return next(iter(self.shares.values()))
 
 
 class Evaluation(NamedTuple):
-    """Metrics of one pass over the test images; top1 and top5 are shares, from 0 to 1.
+    """One evaluation: a row of metrics.jsonl.
 
-    Metrics of the validation images are None in a run without --validation.
+    Attributes:
+        step: the last optimizer step before it.
+        epoch: the one that it ended.
+        training_loss: mean over the training samples of the epoch.
+        unit: what is scored: images or nodes.
+        test: score of the test samples.
+        validation: score of the validation samples; None in a run without such.
     """
 
-    step: int  # the last optimizer step before the evaluation
+    step: int
     epoch: int
-    training_loss: float | None  # mean over the training images of the epoch
-    loss: float
-    top1: float
-    top5: float
-    ema_top1: float | None  # top1 of the moving average of the weights
-    validation_loss: float | None = None
-    validation_top1: float | None = None
-    validation_ema_top1: float | None = None
+    training_loss: float | None
+    unit: str
+    test: SplitScore
+    validation: SplitScore | None = None
 
 
 class Resumption(NamedTuple):
@@ -89,6 +119,11 @@ class ReportedRun:
     replicas: ReportedReplicas | None = None
     steps_of_others: dict[int, tuple[StepMetrics, ...]] = field(default_factory=dict)
     resumptions: tuple[Resumption, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What the run counts: images or nodes; images as long as it does not tell."""
+        return next((row.unit for row in (*self.steps[:1], *self.evaluations[:1])), "images")
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -179,31 +214,31 @@ def _sort(
             continue
         if "step" in row:
             replica = row.whole("replica") if "replica" in row else 0
+            unit = unit_in(row.names())
             steps_of.setdefault(replica, []).append(
                 StepMetrics(
                     number=row.whole("step"),
                     loss=row.number("loss"),
                     lr=row.number("lr"),
                     seconds=row.number("step_seconds"),
-                    images_per_second=row.number("images_per_second"),
+                    per_second=row.number(unit + RATE),
                     epoch=row.whole("epoch"),
                     data_seconds=row.number("data_seconds") if "data_seconds" in row else None,
+                    unit=unit,
+                    training_nodes=row.number("training_nodes") if unit == "nodes" else None,
                 )
             )
             continue
         validation = row.object("validation") if "validation" in row else None
+        unit = next((unit for unit in SHARES if unit in row), "images")
         evaluations.append(
             Evaluation(
                 step=steps_of[0][-1].number if 0 in steps_of else 0,
                 epoch=row.whole("epoch"),
                 training_loss=row.number("training_loss") if "training_loss" in row else None,
-                loss=row.number("loss"),
-                top1=row.number("top1"),
-                top5=row.number("top5"),
-                ema_top1=_ema_top1(row),
-                validation_loss=None if validation is None else validation.number("loss"),
-                validation_top1=None if validation is None else validation.number("top1"),
-                validation_ema_top1=None if validation is None else _ema_top1(validation),
+                unit=unit,
+                test=_score(row, unit),
+                validation=None if validation is None else _score(validation, unit),
             )
         )
     return {replica: tuple(steps) for replica, steps in steps_of.items()}, tuple(evaluations)
@@ -218,8 +253,10 @@ def _resumptions(rows: Sequence[Fields]) -> tuple[Resumption, ...]:
     )
 
 
-def _ema_top1(scores: Fields) -> float | None:
-    return scores.object("ema").number("top1") if "ema" in scores else None
+def _score(scores: Fields, unit: str) -> SplitScore:
+    names = SHARES[unit]
+    average = scores.object("ema").number(names[0]) if "ema" in scores else None
+    return SplitScore(scores.number("loss"), {n: scores.number(n) for n in names}, average)
 
 
 def _read_options(path: Path) -> dict[str, Any]:

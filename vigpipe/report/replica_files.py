@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
+from vigpipe.job.rows import RATE, unit_in
 from vigpipe.replication.diary import DEEDS, Deed
 from vigpipe.replication.scaling import Prediction
 from vigpipe.report.fields import Fields, parse_object
@@ -101,11 +102,13 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
 
 
 def _read_prediction(table: Fields, num_replicas: int) -> Prediction:
-    now, fewer = table.number("images_per_second"), "with_one_fewer"
+    samples, fewer = unit_in(table.names()), "with_one_fewer"
+    now = table.number(samples + RATE)
     if now <= 0:
-        raise table.wrong("images_per_second", "above 0")
+        raise table.wrong(samples + RATE, "above 0")
     with_one_fewer = table.number(fewer) if fewer in table else None
-    return Prediction(num_replicas, now, table.number("with_one_more"), with_one_fewer)
+    more = table.number("with_one_more")
+    return Prediction(num_replicas, now, more, with_one_fewer, samples.replace("_", " "))
 
 
 def _read_doings(path: Path) -> tuple[tuple[Doing, ...], int]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from vigpipe.job.rows import trained_on
 from vigpipe.replication.metrics import (
-    EACH,
     EVENNESS,
     SERVER,
+    heads_of_each,
     rows_of_each,
     rows_of_evenness,
     rows_of_server,
@@ -18,15 +19,16 @@ from vigpipe.report.terms import explain
 MOST_SPANS = 4000  # that a chart has; more would make it slow
 
 
-def replica_section(replicas: ReportedReplicas, index: int) -> Iterator[str]:
+def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterator[str]:
     """Make the HTML about one run's replicas.
 
     Args:
         replicas: what they did.
         index: position of the run in the page, which makes the name of its chart unique.
+        unit: what the run counts: images or nodes.
     """
     if replicas.each:
-        yield table(EACH, rows_of_each(replicas.each))
+        yield table(heads_of_each(trained_on(unit)), rows_of_each(replicas.each))
         if replicas.server:
             yield table(SERVER, rows_of_server(replicas.server))
             yield explain("staleness")

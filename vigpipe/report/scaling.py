@@ -18,7 +18,7 @@ def readings(run: ReportedRun) -> list[Reading]:
 
     Left out are the first step after each start, which warms up, and smaller last batches. Where
     replicas take steps of their own, a step is its D items, whoever took them, and its throughput
-    their images over the mean of their seconds. Waits between items are not in it.
+    their samples over the mean of their seconds. Waits between items are not in it.
 
     How many replicas there were until a run went on is known from the row that says so. Replicas
     with steps of their own remain as many.
@@ -40,10 +40,10 @@ def readings(run: ReportedRun) -> list[Reading]:
     return [
         Reading(
             next((number for last, number in told if step.number <= last), now),
-            step.images_per_second,
+            step.per_second,
         )
         for i, step in enumerate(steps)
-        if i not in left_out and 0 <= step.images_per_second < LARGEST
+        if i not in left_out and 0 <= step.per_second < LARGEST
     ]
 
 
@@ -63,7 +63,7 @@ def scaling_section(run: ReportedRun) -> Iterator[str]:
     if history:
         now = history[-1].num_replicas
         latest = list(takewhile(lambda reading: reading.num_replicas == now, reversed(history)))
-        same = [reading.images_per_second for reading in reversed(latest)]
+        same = [reading.per_second for reading in reversed(latest)]
         yield paragraph(_told("Published rule", published(same, now), now))
         yield paragraph(_told("Safer rule", safer(history), now))
         yield paragraph(
@@ -105,6 +105,13 @@ def _joined(run: ReportedRun, num_replicas: int) -> list[StepMetrics]:
     for _, own in sorted(items.items()):
         seconds = fmean(step.seconds for step in own)
         if len(own) == num_replicas and seconds > 0:
-            images = sum(step.images for step in own)
-            joined.append(own[0]._replace(seconds=seconds, images_per_second=images / seconds))
+            rows = sum(step.rows for step in own)
+            nodes = [step.training_nodes for step in own if step.training_nodes is not None]
+            joined.append(
+                own[0]._replace(
+                    seconds=seconds,
+                    per_second=rows / seconds,
+                    training_nodes=sum(nodes) if nodes else None,
+                )
+            )
     return joined

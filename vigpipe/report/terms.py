@@ -6,6 +6,7 @@ TERMS = {
     # A run and its layout.
     "step": "one update of the weights, from one batch",
     "epoch": "one pass over the training images",
+    "epoch of a graph": "one pass over its sub-graphs, or over the whole graph",
     "rank": "one process of the run; it holds one stage or several",
     "stage": "consecutive blocks of the model that run as a unit",
     "replica": "one whole copy of the model: a full row of stages",
@@ -14,7 +15,12 @@ TERMS = {
     # Scores.
     "top-1": "the share of images whose most likely class is the right one",
     "top-5": "the share of images whose right class is among the five most likely",
+    "accuracy": "the share of nodes whose most likely class is the right one; of several classes, "
+    "of all answers",
+    "micro-F1": "2 × right / (said + true), over all pairs of a node and a class",
+    "macro-F1": "the mean of each class's own F1, so that rare classes count as much as others",
     "validation image": "held out of the training images, to choose weights by (--validation)",
+    "validation node": "a node that the graph keeps out of training, to choose weights by",
     "moving average": "of the weights over the steps, evaluated like the weights (--ema)",
     # The bubble and its reasons.
     "bubble": "the share of a step in which a rank waits for others",
@@ -40,7 +46,7 @@ TERMS = {
     "between steps": "from the end of a step to the beginning of the next one",
     # Replicas with steps of their own.
     "item": "one replica's share of a step, which may be any replica's",
-    "worked": "on its items, from reading images to the update of the weights",
+    "worked": "on its items, from reading their samples to the update of the weights",
     "waited": "for others: to be averaged with them, or to rest with them for a checkpoint",
     "averaged": "exchanging and averaging weights or gradients, as far as the replica waits for it",
     "staleness": "updates of the weights from when a replica took them to when its gradient came",
@@ -53,6 +59,8 @@ TERMS = {
     "Grapher": "finds the graph of the nodes, and mixes every node with its neighbours",
     "kNN": "the search for the nearest neighbours of every node",
     "aggregation": "the reduction of a node's neighbours to one feature",
+    "block of a graph model": "one layer: every node is made anew of what its edges bring",
+    "update": "linear maps, norm and activation of what the edges of a node brought",
     "FFN": "the same small network for every node",
     "readout": "turns the nodes into one number per class",
     # Statistics.

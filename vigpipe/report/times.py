@@ -25,6 +25,8 @@ from vigpipe.timing.tables import slowest
 
 PHASE_NAMES = {"train": "Training steps", "test": "Test batches"}
 DIRECTIONS = ("forward", "backward")
+_OF_BLOCKS = ("stem", "block", "Grapher", "kNN", "aggregation", "FFN", "readout")
+_OF_LAYERS = ("block of a graph model", "aggregation", "update")
 
 
 def has_times(run: ReportedRun) -> bool:
@@ -146,7 +148,7 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
             yield "<h4>Stem, blocks, readout</h4>"
             yield statistics_table(durations.part_rows(seconds))
             if number == 0:
-                yield explain("stem", "block", "Grapher", "kNN", "aggregation", "FFN", "readout")
+                yield explain(*(_OF_LAYERS if durations.has_layers(seconds) else _OF_BLOCKS))
         blocks = durations.block_rows(seconds)
         if blocks:
             yield folded("Block by block", statistics_table(blocks))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vigpipe.job.rows import trained_on
 from vigpipe.job.score import Scores
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.parallel.agreement import all_gather_values
@@ -38,7 +39,12 @@ def summarize(
     if accounts is not None:
         table = summarize_replicas(accounts, has_server=layout.has_server)
         averages_all = run.config.strategy == "periodic"
-        prediction = predict(table["each"], table.get("server"), averages_all=averages_all)
+        prediction = predict(
+            table["each"],
+            table.get("server"),
+            averages_all=averages_all,
+            samples=trained_on(run.job.unit),
+        )
         scaling = {} if prediction is None else {"scaling": prediction.as_table()}
         replicas["replicas"] = table | scaling
     if compression is not None:
