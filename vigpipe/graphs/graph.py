@@ -27,6 +27,7 @@ class Graph:
             or no classes.
         split: (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class has none.
         class_names: the names of the C classes.
+        node_names: the names of the nodes; None if they have none.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Graph:
     labels: np.ndarray
     split: np.ndarray
     class_names: tuple[str, ...]
+    node_names: tuple[str, ...] | None = None
 
     @property
     def num_nodes(self) -> int:

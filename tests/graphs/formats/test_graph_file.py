@@ -54,6 +54,8 @@ def test_dense_features(save):
     assert kinds == [np.int64, np.int64, np.float32, np.int64]
     assert graph.split.dtype == np.int8
     assert graph.class_names == ("0", "1", "2")
+    assert graph.node_names == ("any",) * N
+    assert read(save(DENSE)).node_names is None
 
 
 @pytest.mark.parametrize(
@@ -223,3 +225,9 @@ def test_what_nobody_could_train_on_is_one_sentence(arrays, change, message, tmp
         read(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [np.array(["a"] * (N - 1)), np.arange(N), np.array("a")])
+def test_names_that_are_not_one_for_each_node_are_refused(names, save):
+    with pytest.raises(InputError, match=r"names has .*, expected one text for each of the 10"):
+        read(save({**DENSE, "names": names}))

@@ -1,5 +1,6 @@
 """A graph in one .npz file of NumPy, as `vigpipe dataset` writes it and anybody can."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from vigpipe.graphs.graph import Graph
 
 _REQUIRED = ("edge_src", "edge_dst", "y", "split")
 _ROWS = ("x_indptr", "x_indices")
-_OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes")
+_OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes", "names")
 
 
 def read(path: Path) -> Graph:
@@ -24,7 +25,7 @@ def read(path: Path) -> Graph:
     arrays = read_npz(path, _REQUIRED, _OPTIONAL)
     labels = arrays["y"]
     num_nodes = len(labels) if labels.ndim else 0
-    return make_graph(
+    graph = make_graph(
         name=str(path),
         where=str(path),
         sources=arrays["edge_src"],
@@ -34,6 +35,7 @@ def read(path: Path) -> Graph:
         split=arrays["split"],
         class_names=_class_names(arrays.get("classes"), path),
     )
+    return replace(graph, node_names=_node_names(arrays.get("names"), num_nodes, path))
 
 
 def _features(arrays: dict[str, np.ndarray], num_nodes: int, path: Path) -> np.ndarray | csr_array:
@@ -74,3 +76,14 @@ def _class_names(names: np.ndarray | None, path: Path) -> list[str] | None:
             "class; save np.array(classes, dtype=str)"
         )
     return names.tolist()
+
+
+def _node_names(names: np.ndarray | None, num_nodes: int, path: Path) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if names.dtype.kind != "U" or names.shape != (num_nodes,):
+        raise InputError(
+            f"{path}: names has {names.dtype} of shape {names.shape}, expected one text for each "
+            f"of the {num_nodes} nodes; save np.array(names, dtype=str)"
+        )
+    return tuple(names.tolist())
