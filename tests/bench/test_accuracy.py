@@ -80,6 +80,7 @@ def test_raw_pixels_tell_digits_apart_and_noise_not():
         ("summary.json", None, "holds no finished run of vigpipe train"),
         ("summary.json", "{", "holds no finished run of vigpipe train"),
         ("config.toml", "= 3", "holds no finished run of vigpipe train"),
+        ("metrics.jsonl", '{"epoch": 1, "accuracy": 0.5, "nodes": 9}\n', "is of a run on a graph"),
         ("config.toml", "", "has no evaluation to show"),
         ("metrics.jsonl", '{"step": 1, "epoch": 1, "loss": 2.0}\n', "has no evaluation to show"),
     ],

@@ -117,6 +117,11 @@ def _read_run(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
             f"--run {run}: holds no finished run of vigpipe train ({error}); name the folder that "
             "the run wrote"
         ) from error
+    if any("nodes" in row for row in rows):
+        raise InputError(
+            f"--run {run}: is of a run on a graph, and this command compares with classifiers of "
+            "pixels; name a run on images, or see vigpipe report"
+        )
     missing = [name for name in ("data", "data_dir") if name not in options]
     if missing or not any("top1" in row for row in rows):
         raise InputError(f"--run {run}: has no evaluation to show; run vigpipe train to its end")
