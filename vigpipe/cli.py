@@ -220,7 +220,7 @@ def make_app(arguments: list[str]) -> App:
 
     @app.command
     def predict(*images: Path, config: PredictOptions) -> int:
-        """Print the five most likely classes of images.
+        """Print the five most likely classes of images, or of the nodes of a graph.
 
         Args:
             images: image files, or folders of them.

@@ -127,3 +127,9 @@ def test_a_file_that_claims_more_than_it_holds_is_refused_before_anything_is_bui
     save_weights(tmp_path / "w.safetensors", state, facts | claim)
     with pytest.raises(vigpipe.InputError):
         vigpipe.load(tmp_path / "w.safetensors")
+
+
+def test_weights_of_a_graph_model_are_refused_in_a_sentence(tmp_path):
+    save_weights(tmp_path / "w.safetensors", {"convs.0.weight": torch.zeros(1)}, {"model": "sage"})
+    with pytest.raises(vigpipe.InputError, match="holds a sage, which is a model of a graph"):
+        vigpipe.load(tmp_path / "w.safetensors")

@@ -1,13 +1,16 @@
-"""The command `vigpipe predict`: print the most likely classes of image files."""
+"""The command `vigpipe predict`: print the most likely classes of images, or of nodes."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data.images import read_image
-from vigpipe.errors import DONE
+from vigpipe.errors import DONE, NOBODY_READS, InputError
+from vigpipe.inference.graph_description import graph_model_in
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
+from vigpipe.inference.predict_nodes import check_use, predict_nodes, prepare_node_prediction
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import run_rank
 from vigpipe.launch.join import join
@@ -38,8 +41,18 @@ def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequenc
 def _predict(
     config: PredictConfig, given: Sequence[Path], arguments: Sequence[str], launch: Launch
 ) -> int:
-    paths = list_files(given)
-    run = prepare_prediction(config, paths)
+    check_use(config, given, graph_model_in(config.weights))
+    if config.download and launch.world_size > 1 and launch.launcher != "local":
+        raise InputError(
+            f"--download: all {launch.world_size} ranks would fetch at once; fetch before with one "
+            "process, then leave --download out"
+        )
+    paths, graph = [], None
+    if config.data is None:
+        paths = list_files(given)
+        run = prepare_prediction(config, paths)
+    else:
+        run, graph = prepare_node_prediction(config)
     world_size = run.layout.world_size
     if launch.launcher == "alone" and world_size > 1:
         check_gpus(config.device, launch, world_size)
@@ -57,11 +70,21 @@ def _predict(
                 "1 unreadable image is" if len(bad) == 1 else f"{len(bad)} unreadable images are"
             )
             tell(f"{images} left out")
-    for note in run.notes if launch.rank == 0 else ():
+    for note in run.notes if launch.rank == 0 and graph is None else ():
         tell(f"note: {note}")
     rank_state = make_rank_state(run, launch.rank, device)
-    for prediction in predict(rank_state, paths):
-        if rank_state.is_writer:
-            is_json = config.format == "json"
-            print(prediction.as_json() if is_json else prediction.as_text())
-    return DONE
+    predictions = (
+        predict(rank_state, paths)
+        if graph is None
+        else predict_nodes(rank_state, graph, config.split)
+    )
+    is_json, somebody_reads = config.format == "json", True
+    for prediction in predictions:
+        if rank_state.is_writer and somebody_reads:
+            try:
+                print(prediction.as_json() if is_json else prediction.as_text())
+            except BrokenPipeError:  # as with `vigpipe predict ... | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                somebody_reads = False
+    # A code other than 0 of one of several ranks would end the others before they are done.
+    return DONE if somebody_reads or world_size > 1 else NOBODY_READS

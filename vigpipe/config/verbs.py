@@ -9,6 +9,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
 Format = Literal["text", "json"]
+Split = Literal["all", "train", "validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,12 @@ class PredictConfig:
     Attributes:
         weights: safetensors or torch file of weights.
         model: the model; needed only if the weights file does not name it.
+        data: the graph whose nodes are predicted, if the weights are of a graph model: a graph file
+            (.npz), the name of a data set, or sbm:NODES,CLASSES.
+        data_dir: folder of the data sets that have a name.
+        download: fetch the data set if it is not in the data folder.
+        split: which nodes of the graph are told: those of a split, or all, the default.
+        seed: seed of a random graph.
         image_size: SIDE or HEIGHTxWIDTH in pixels that images are resized and cropped to; by
             default the size the model was trained with.
         format: output format: text, or json with one object per line.
@@ -68,6 +75,11 @@ class PredictConfig:
 
     weights: Path
     model: VigModel | None = None
+    data: str | None = None
+    data_dir: Path = Path("data")
+    download: bool = False
+    split: Split = "all"
+    seed: int = 0
     image_size: str | None = None
     format: Format = "text"
     skip_bad_images: bool = False

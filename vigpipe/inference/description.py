@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vigpipe.config.choices import MODELS, NORMS, Compat
+from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
@@ -158,6 +158,11 @@ def read_description(
                 f"--model {model}: {weights} holds a {metadata['model']}; leave --model out"
             )
         model = metadata["model"]
+        if model in GRAPH_MODELS:
+            raise InputError(
+                f"{weights}: holds a {model}, which is a model of a graph, and a model of images "
+                f"is expected; vigpipe predict --weights {weights} --data GRAPH predicts nodes"
+            )
         if model not in MODELS:
             raise InputError(
                 f"{weights}: is of a model {model!r}, which this version does not have; its "

@@ -44,15 +44,27 @@ class Prediction:
 
     def as_text(self) -> str:
         """Format as text: one line for the file, one for every class, and an empty one."""
-        pairs = zip(self.probabilities, self.names, strict=True)
-        lines = [f"{probability:8.2%}  {one_line(name)}" for probability, name in pairs]
-        return "\n".join([one_line(str(self.image)), *lines, ""])
+        return as_lines(str(self.image), self.names, self.probabilities)
 
     def as_json(self) -> str:
         """Format as one line of JSON."""
-        rows = zip(self.names, self.labels, self.probabilities, strict=True)
-        top = [{"class": name, "label": i, "probability": p} for name, i, p in rows]
-        return json.dumps({"image": str(self.image), "top": top})
+        likely = top(self.names, self.labels, self.probabilities)
+        return json.dumps({"image": str(self.image), "top": likely})
+
+
+def as_lines(title: str, names: Sequence[str], probabilities: Sequence[float]) -> str:
+    """Format the most likely classes of something as text, with a line for each."""
+    pairs = zip(probabilities, names, strict=True)
+    lines = [f"{probability:8.2%}  {one_line(name)}" for probability, name in pairs]
+    return "\n".join([one_line(title), *lines, ""])
+
+
+def top(
+    names: Sequence[str], labels: Sequence[int], probabilities: Sequence[float]
+) -> list[dict[str, str | int | float]]:
+    """Return the most likely classes of something, for JSON."""
+    rows = zip(names, labels, probabilities, strict=True)
+    return [{"class": name, "label": i, "probability": p} for name, i, p in rows]
 
 
 def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
@@ -149,19 +161,26 @@ def make_prediction(
     Raises:
         FloatingPointError: the image's logits were NaN or infinite.
     """
-    if not all(map(math.isfinite, probabilities)):
-        raise FloatingPointError(
-            f"{path}: the model's logits are NaN or infinite; check the weights, or choose a wider "
-            "--dtype"
-        )
+    check_finite(str(path), probabilities)
     return Prediction(path, tuple(labels), tuple(names[i] for i in labels), tuple(probabilities))
 
 
-def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most likely classes of each image; equally likely ones by label.
+def check_finite(what: str, probabilities: Sequence[float]) -> None:
+    """Raise FloatingPointError if the logits of something were NaN or infinite."""
+    if not all(map(math.isfinite, probabilities)):
+        raise FloatingPointError(
+            f"{what}: the model's logits are NaN or infinite; check the weights, or choose a wider "
+            "--dtype"
+        )
+
+
+def most_likely(logits: Tensor, *, several: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the most likely classes of each image or node; equally likely ones by label.
 
     Args:
         logits: (b, classes).
+        several: whether each may have several classes or none, whose probabilities do not depend on
+            one another.
 
     Returns:
         Probabilities, (b, 5) float64, which are NaN in rows with NaN or infinite logits, and
@@ -169,7 +188,8 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     logits = logits.double()
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
-    values, labels = logits.softmax(1).sort(dim=1, descending=True, stable=True)
+    probabilities = logits.sigmoid() if several else logits.softmax(1)
+    values, labels = probabilities.sort(dim=1, descending=True, stable=True)
     return values[:, :NUM_SHOWN], labels[:, :NUM_SHOWN]
 
 

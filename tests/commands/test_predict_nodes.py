@@ -1,0 +1,279 @@
+"""`vigpipe predict` with a graph: the classes of its nodes, equal with any number of stages."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.test_cli import refused
+from tests.world import run_command
+from vigpipe.checkpoint.weights_file import save_weights
+from vigpipe.cli import main
+from vigpipe.config.choices import GnnModel
+from vigpipe.config.options import TrainConfig
+from vigpipe.graphs.graph import TEST
+from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.sampler import whole
+from vigpipe.inference.graph_description import graph_model_in, read_graph_description
+from vigpipe.inference.predict import most_likely
+from vigpipe.inference.predict_nodes import NodePrediction
+from vigpipe.model.metadata import read_metadata
+from vigpipe.model.variants import create_model
+from vigpipe.run.facts import prepare
+
+NUM_NODES, CLASSES = 40, ("ant", "bee", "cow")
+OPTIONS: dict[GnnModel, dict[str, Any]] = {
+    "gcn": {"layers": 3, "width": 8, "norm": "layer", "features": "row"},
+    "sage": {"aggregator": "max", "symmetric": False},
+    "gat": {"aggregator": "v2", "heads": 2, "width": 8},
+    "gin": {"norm": "batch"},
+    "gcn2": {"layers": 4, "width": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def write_graph(path="g.npz", *, several=False, num_features=5, **others):
+    """A graph file whose classes are named, with nodes of all splits."""
+    random = np.random.default_rng(0)
+    y = np.arange(NUM_NODES) % len(CLASSES)
+    if several:
+        y = random.integers(0, 2, (NUM_NODES, len(CLASSES)))
+    arrays = {
+        "edge_src": random.integers(0, NUM_NODES, 120),
+        "edge_dst": random.integers(0, NUM_NODES, 120),
+        "x": random.random((NUM_NODES, num_features)),
+        "y": y,
+        "split": np.repeat([0, 1, 2, -1], NUM_NODES // 4),
+        "classes": np.array(CLASSES),
+    }
+    np.savez(path, **{**arrays, **others})
+
+
+def write_weights(model: GnnModel = "sage") -> GraphJob:
+    """Weights of a model for g.npz, as a run of training writes them."""
+    run = prepare(TrainConfig(model=model, data="g.npz", seed=1, **OPTIONS[model]), torch.float32)
+    save_weights(Path("w.safetensors"), run.build().state_dict(), run.weights_metadata())
+    assert isinstance(run.job, GraphJob)
+    return run.job
+
+
+def told(capsys, *arguments: str) -> list[dict]:
+    line = ["predict", "--weights", "w.safetensors", "--data", "g.npz", "--format", "json"]
+    assert main([*line, "--threads", "1", *arguments]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    return [json.loads(line) for line in stdout.splitlines()]
+
+
+def logits_of(job: GraphJob) -> torch.Tensor:
+    torch.manual_seed(job.config.seed)
+    nodes, adjacency = whole(job.graph)
+    model = job.make_model().eval()
+    x = torch.from_numpy(job.graph.features[nodes])
+    with torch.no_grad():
+        return model(x, None, adjacency)
+
+
+@pytest.mark.parametrize("model", OPTIONS)
+def test_predictions_are_those_of_the_model_on_the_whole_graph(model, capsys):
+    write_graph()
+    job = write_weights(model)
+    rows = told(capsys)
+    assert [row["node"] for row in rows] == list(range(NUM_NODES))
+    likely = logits_of(job).double().softmax(1).sort(descending=True, stable=True)
+    for row, values, labels in zip(rows, *likely, strict=True):
+        assert [each["label"] for each in row["top"]] == labels.tolist()
+        assert [each["class"] for each in row["top"]] == [CLASSES[i] for i in labels]
+        found = [each["probability"] for each in row["top"]]
+        np.testing.assert_allclose(found, values, atol=1e-5)
+    assert len({row["top"][0]["probability"] for row in rows}) > 1
+
+
+def test_nodes_with_several_classes_have_probabilities_of_their_own(capsys):
+    write_graph(several=True)
+    job = write_weights()
+    expected = logits_of(job).double().sigmoid()
+    for row in told(capsys):
+        for each in row["top"]:
+            wanted = expected[row["node"], each["label"]].item()
+            assert each["probability"] == pytest.approx(wanted, abs=1e-5)
+    assert most_likely(torch.tensor([[0.0, 50.0, 50.0]]), several=True)[1].tolist() == [[1, 2, 0]]
+
+
+def test_a_split_s_nodes_are_told_by_their_names(capsys):
+    write_graph(names=np.array([f"node of {i}" for i in range(NUM_NODES)]))
+    job = write_weights()
+    rows = told(capsys, "--split", "test")
+    assert [row["node"] for row in rows] == job.graph.nodes_of(TEST).tolist()
+    assert [row["name"] for row in rows] == [f"node of {row['node']}" for row in rows]
+    line = ["predict", "--weights", "w.safetensors", "--data", "g.npz", "--split", "test"]
+    assert main([*line, "--threads", "1"]) == 0
+    first, *_, last = capsys.readouterr().out.removesuffix("\n\n").split("\n\n")
+    assert first.splitlines()[0] == f"node of {rows[0]['node']}"
+    assert last.splitlines()[0] == f"node of {rows[-1]['node']}"
+    assert len(first.splitlines()) == 1 + len(CLASSES)
+
+
+def test_a_node_is_a_line_and_one_for_each_class():
+    odd = NodePrediction(7, None, (0, 2), ("ant", "cow"), (0.75, 0.25))
+    assert odd.as_text() == "node 7\n  75.00%  ant\n  25.00%  cow\n"
+    assert NodePrediction(7, "a\nb", (), (), ()).as_text() == "a\\nb\n"
+    likely = [
+        {"class": "ant", "label": 0, "probability": 0.75},
+        {"class": "cow", "label": 2, "probability": 0.25},
+    ]
+    assert json.loads(odd.as_json()) == {"node": 7, "top": likely}
+
+
+@pytest.mark.multiprocess
+def test_stages_predict_the_same(capsys):
+    write_graph()
+    write_weights("gcn")
+    line = [sys.executable, "-m", "vigpipe", "predict", "--weights", "w.safetensors"]
+    line += ["--data", "g.npz", "--format", "json", "--threads", "1", "--stages", "2"]
+    done = run_command(line)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == told(capsys)
+
+
+def test_a_reader_that_has_gone_is_no_error(capfd, monkeypatch):
+    write_graph()
+    write_weights()
+    closed = []
+    monkeypatch.setattr("vigpipe.commands.predict.os.dup2", lambda *fds: closed.append(fds))
+
+    def refuse(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", refuse)
+    assert main(["predict", "--weights", "w.safetensors", "--data", "g.npz"]) == 141
+    assert len(closed) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_logits_that_are_no_numbers_are_no_prediction(capsys):
+    write_graph()
+    job = write_weights()
+    state = job.make_model().state_dict()
+    state["convs.1.lin_l.bias"][0] = torch.nan
+    save_weights(Path("w.safetensors"), state, read_metadata(Path("w.safetensors")))
+    assert main(["predict", "--weights", "w.safetensors", "--data", "g.npz"]) == 76
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert stderr.startswith("vigpipe: node 0: the model's logits are NaN or infinite; check the")
+
+
+W, G = ["--weights", "w.safetensors"], ["--data", "g.npz"]
+WRONG = {
+    "a graph without a graph": (W, ["w.safetensors: holds a sage", "name the graph with --data"]),
+    "images for a graph model": ([*W, "a.png"], ["holds a sage", "not of images"]),
+    "image weights with a graph": (
+        ["--weights", "images.safetensors", *G],
+        ["--data g.npz", "images.safetensors holds a vig_digits", "name image files"],
+    ),
+    "a graph and images": ([*W, *G, "a.png"], ["a.png: is an image", "leave one of the two out"]),
+    "another number of features": (
+        [*W, "--data", "wide.npz"],
+        ["--data wide.npz: has 6 features", "w.safetensors was trained on 5"],
+    ),
+    "another number of classes": (
+        [*W, "--data", "many.npz"],
+        ["--data many.npz: has 4 classes", "w.safetensors was trained on 3"],
+    ),
+    "several classes a node": (
+        [*W, "--data", "several.npz"],
+        ["a node has any number of classes", "w.safetensors it has one class"],
+    ),
+    "a graph that does not exist": ([*W, "--data", "none.npz"], ["none.npz"]),
+    "a split without nodes": (
+        [*W, "--data", "unvalidated.npz", "--split", "validation"],
+        ["--split validation: unvalidated.npz has no such nodes"],
+    ),
+    "an unknown split": ([*W, *G, "--split", "half"], ["--split half", "validation"]),
+    "replicas": ([*W, *G, "--dp", "2"], ["--dp 2: is for images", "leave it out"]),
+    "micro-batches": ([*W, *G, "--microbatches", "2"], ["--microbatches 2: is for images"]),
+    "an image size": ([*W, *G, "--image-size", "8"], ["--image-size 8: is for images"]),
+    "bad images": ([*W, *G, "--skip-bad-images"], ["--skip-bad-images: is for images"]),
+    "more stages than layers": ([*W, *G, "--stages", "3"], ["3 stages for 2 blocks"]),
+    "a split of images": (
+        ["--weights", "images.safetensors", "a.png", "--split", "test"],
+        ["--split test: is for the nodes of a graph", "--data"],
+    ),
+    "a data set that is not there": ([*W, "--data", "Cora"], ["of Cora", "--download"]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_use_is_told_in_one_sentence(what, capsys):
+    write_graph()
+    write_graph("wide.npz", num_features=6)
+    write_graph("several.npz", several=True)
+    write_graph("many.npz", y=np.arange(NUM_NODES) % 4, classes=np.array([*CLASSES, "doe"]))
+    write_graph("unvalidated.npz", split=np.repeat([0, 2], NUM_NODES // 2))
+    write_weights()
+    Image.new("RGB", (8, 8)).save("a.png")
+    facts = {"model": "vig_digits", "num_classes": "7", "in_chans": "3", "img_size": "8x8"}
+    state = create_model("vig_digits", num_classes=7).state_dict()
+    save_weights(Path("images.safetensors"), state, facts)
+    arguments, words = WRONG[what]
+    sentence = refused(capsys, "predict", *arguments)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("num_features", "-1"), ("layers", "many"), ("width", ""), ("heads", "0")),
+        *(("norm", "group"), ("features", "log"), ("symmetric", "perhaps"), ("multi_label", "")),
+        *(("num_classes", "9" * 40), ("class_names", '["ant"]'), ("class_names", "{")),
+        ("aggregator", "lstm"),
+    ],
+)
+def test_metadata_that_cannot_be_are_refused(name, value, capsys):
+    write_graph()
+    job = write_weights()
+    metadata = {**read_metadata(Path("w.safetensors")), name: value}
+    save_weights(Path("w.safetensors"), job.make_model().state_dict(), metadata)
+    assert name in refused(capsys, "predict", *W, *G)
+
+
+def test_a_description_has_what_training_was_asked_for():
+    write_graph()
+    write_weights("gat")
+    description = read_graph_description(Path("w.safetensors"), "g.npz")
+    assert (description.model, description.class_names) == ("gat", CLASSES)
+    assert description.options == {
+        **OPTIONS["gat"],
+        **{"layers": 2, "norm": "none", "features": "raw", "symmetric": True},
+    }
+    assert graph_model_in(Path("w.safetensors")) == "gat"
+    assert graph_model_in(Path("g.npz")) is None
+
+
+def test_other_commands_refuse_graph_weights_and_models(capsys):
+    write_graph()
+    write_weights()
+    Image.new("RGB", (8, 8)).save("a.png")
+    sentence = refused(capsys, "graph", *W, "--image", "a.png")
+    assert "w.safetensors: holds a sage, which is a model of a graph" in sentence
+    assert "not the whole of a ViG" in refused(
+        capsys, "weights", "convert", "w.safetensors", "v.safetensors"
+    )
+    for verb in ("train", "check", "time"):
+        sentence = refused(capsys, verb, "--model", "sage", *G, "--stages", "auto")
+        assert sentence.startswith("vigpipe: --stages auto: the planner does not know graphs yet")
+    assert "--model sage: must be one of vig_digits" in refused(capsys, "plan", "--model", "sage")

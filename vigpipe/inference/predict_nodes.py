@@ -1,0 +1,171 @@
+"""Predict the most likely classes of the nodes of a graph, as evaluation computes them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.verbs import PredictConfig, Split
+from vigpipe.errors import InputError
+from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
+from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.graph_description import GraphDescription, read_graph_description
+from vigpipe.inference.predict import as_lines, check_finite, most_likely, top
+from vigpipe.launch.device import weight_dtype
+from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.run.facts import Run, prepare
+from vigpipe.run.rank import RankState
+
+OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
+OF_GRAPHS = ("data_dir", "download", "split", "seed")
+_SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+_AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
+_DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
+
+
+@dataclass(frozen=True)
+class NodePrediction:
+    """The most likely classes of one node, most likely first.
+
+    Attributes:
+        node: number of the node.
+        name: its name; None if the graph has no names.
+        labels: labels of the classes, at most NUM_SHOWN.
+        names: name of the class of each label.
+        probabilities: probability of each label. Where a node may have several classes, they do not
+            add up to 1.
+    """
+
+    node: int
+    name: str | None
+    labels: tuple[int, ...]
+    names: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    def as_text(self) -> str:
+        """Format as text: one line for the node, one for every class, and an empty one."""
+        title = f"node {self.node}" if self.name is None else self.name
+        return as_lines(title, self.names, self.probabilities)
+
+    def as_json(self) -> str:
+        """Format as one line of JSON."""
+        named = {} if self.name is None else {"name": self.name}
+        likely = top(self.names, self.labels, self.probabilities)
+        return json.dumps({"node": self.node, **named, "top": likely})
+
+
+def check_use(config: PredictConfig, images: Sequence[Path], graph_model: str | None) -> None:
+    """Raise InputError if the options speak of images and of a graph.
+
+    Args:
+        config: options of `vigpipe predict`.
+        images: image files and folders that were named.
+        graph_model: the graph model that the weights file holds; None if it holds none.
+    """
+    if config.data is None:
+        if graph_model is not None:
+            raise InputError(
+                f"--weights {config.weights}: holds a {graph_model}, which is a model of a graph, "
+                "not of images; name the graph with --data"
+            )
+        others = OF_GRAPHS
+        advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
+    else:
+        if images:
+            raise InputError(
+                f"{images[0]}: is an image or a folder of images, and --data {config.data} a "
+                "graph; leave one of the two out"
+            )
+        others = OF_IMAGES
+        advice = "is for images, and the nodes of a graph are predicted all at once; leave it out"
+    for name in others:
+        value = getattr(config, name)
+        if value != _DEFAULTS[name]:
+            given = flag(name) if value is True else f"{flag(name)} {value}"
+            raise InputError(f"{given}: {advice}")
+
+
+def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:
+    """Prepare a run on the graph that --data names, with the weights' model.
+
+    Args:
+        config: options of `vigpipe predict`.
+
+    Returns:
+        The run, for the ranks that `predict_nodes` runs on, and what the weights file says.
+
+    Raises:
+        InputError: the weights or the graph cannot be read, or do not fit together.
+    """
+    assert config.data is not None
+    description = read_graph_description(config.weights, config.data)
+    options = TrainConfig(
+        model=description.model,
+        **description.options,
+        data=config.data,
+        data_dir=config.data_dir,
+        download=config.download,
+        sampler="full",
+        stages=config.stages,
+        schedule=config.schedule,
+        virtual_stages=config.virtual_stages,
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
+        timeout=config.timeout,
+        seed=config.seed,
+    )
+    run = prepare(options, weight_dtype(config.dtype))
+    graph = _job(run).graph
+    description.check(graph, config.data)
+    if config.split != "all" and not len(graph.nodes_of(_SPLITS[config.split])):
+        raise InputError(
+            f"--split {config.split}: {config.data} has no such nodes; choose another split, or all"
+        )
+    with torch.device("meta"):
+        model = run.job.make_model()
+    state = to_reference_names(read_weights(config.weights))
+    match_state(state, model, str(config.weights))
+    return replace(run, config=replace(run.config, weights=config.weights)), description
+
+
+def predict_nodes(
+    rank_state: RankState, description: GraphDescription, split: Split
+) -> Iterator[NodePrediction]:
+    """Predict the classes of nodes; every rank must exhaust the iterator.
+
+    Args:
+        rank_state: state of this rank in a run from `prepare_node_prediction`.
+        description: what the weights file says.
+        split: whose nodes: those of a split, or all.
+
+    Yields:
+        One prediction per node, ascending, on ranks of the last stage; nothing on other ranks.
+
+    Raises:
+        FloatingPointError: a node's logits are NaN or infinite.
+    """
+    graph = _job(rank_state.run).graph
+    (batch,) = rank_state.feed.test_batches(("test",), *rank_state.scorers[:2])
+    logits = rank_state.pipeline.logits(batch)
+    if logits is None:
+        return
+    nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(_SPLITS[split])
+    for some in torch.from_numpy(nodes).split(_AT_ONCE):
+        of_some = logits[some.to(logits.device)]
+        probabilities, labels = most_likely(of_some, several=description.multi_label)
+        rows = zip(some.tolist(), labels.tolist(), probabilities.tolist(), strict=True)
+        for node, i, p in rows:
+            check_finite(f"node {node}", p)
+            name = None if graph.node_names is None else graph.node_names[node]
+            names = tuple(description.class_names[label] for label in i)
+            yield NodePrediction(node, name, tuple(i), names, tuple(p))
+
+
+def _job(run: Run) -> GraphJob:
+    assert isinstance(run.job, GraphJob)
+    return run.job
