@@ -111,6 +111,7 @@ def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train on the parts, four a step, with torch-geometric's layers and torch's Adam."""
     config, job = run.config, run.job
     assert isinstance(job, GraphJob)
+    assert job.partition is not None
     graph, parts = job.graph, job.partition.parts
     sizes = {"in_channels": graph.num_features, "num_classes": graph.num_classes}
     options = {"num_layers": config.layers, "width": config.width, "heads": config.heads or 1}

@@ -1,6 +1,7 @@
 """The batches of a rank: features, labels and keys of a row are those of its node."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ NUMBERED = replace(GRAPH, features=np.arange(200, dtype=np.float32)[:, None])
 SAMPLER = Parts(NUMBERED, make_partition(NUMBERED, "random", 7, 1), 1, seed=3)
 
 
-def feed_of(layout: Layout, graph=NUMBERED, sampler=SAMPLER, **needs) -> GraphFeed:
+def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
     needs = {"has_first": True, "has_last": True, **needs}
     return GraphFeed(graph, sampler, layout, 3, CPU, torch.float32, **needs)
 

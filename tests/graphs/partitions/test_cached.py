@@ -104,7 +104,7 @@ def write_bytes(content):
     return lambda path: path.write_bytes(content)
 
 
-def write_parts(parts, name="parts", seconds=1.0):
+def write_parts(parts, name="parts", seconds: float | list[float] = 1.0):
     tensors = {name: np.ascontiguousarray(parts), "seconds": np.array(seconds)}
     return lambda path: save_file(tensors, path)
 

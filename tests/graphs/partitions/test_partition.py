@@ -20,8 +20,8 @@ def test_what_two_parts_keep():
     assert [partition.nodes_of(part).tolist() for part in (0, 1)] == [[2, 3, 4], [0, 1]]
     assert partition.nodes_of(0).dtype == np.int64
     assert str(partition) == (
-        "2 parts (metis): 83.3 % of the edges kept, 1 cut, largest part 1.20 times the mean, made in "
-        "1.2 s"
+        "2 parts (metis): 83.3 % of the edges kept, 1 cut, largest part 1.20 times the mean, "
+        "made in 1.2 s"
     )
 
 
@@ -33,8 +33,8 @@ def test_a_partition_from_a_file_says_so():
 def test_one_part_keeps_all_edges_and_no_edges_are_all_kept():
     whole = measured(GRAPH, "random", np.zeros(5, dtype=np.int64), 1, seconds=0)
     assert str(whole) == (
-        "1 part (random): 100.0 % of the edges kept, 0 cut, largest part 1.00 times the mean, made in "
-        "0.0 s"
+        "1 part (random): 100.0 % of the edges kept, 0 cut, largest part 1.00 times the mean, "
+        "made in 0.0 s"
     )
     assert measured(make_graph(5, [], []), "random", PARTS, 2, seconds=0).kept_edge_fraction == 1
 

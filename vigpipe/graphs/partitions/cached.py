@@ -70,7 +70,11 @@ def _folders(beside: Path | None) -> Iterator[Path]:
 
 
 def _read(path: Path, num_nodes: int, num_parts: int) -> tuple[np.ndarray, float] | None:
-    """Read the part of each node, and the seconds it took to make them; None if the file is not there, or not as it should be."""
+    """Read the part of each node, and how long it took to make them.
+
+    Returns:
+        The parts and the seconds; None if the file is not there, or not as it should be.
+    """
     try:
         if not path.exists():
             return None
