@@ -201,7 +201,9 @@ def _matrix(adjacency: Adjacency, values: Tensor) -> Tensor:
     """Make the sparse matrix, (m, n), that has these values, (e,), at the edges."""
     shape, edges = (adjacency.num_targets, adjacency.num_sources), adjacency.indices
     with warnings.catch_warnings():
+        # The second is torch 2.11's, which also says so where checks are turned off by name.
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
         return torch.sparse_csr_tensor(
             adjacency.indptr, edges, values, shape, check_invariants=False
         )
