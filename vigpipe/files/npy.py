@@ -22,7 +22,7 @@ from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
 
 MOST_UNPACKED = 8 << 30  # bytes of the compressed arrays of a file, once they are unpacked
-_MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own reader takes 10,000
+MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own reader takes 10,000
 _MOST_DIRECTORY_BYTES = 1 << 20  # of the zip file's list of its members: zipfile parses all of it
 _PIECE = 1 << 20  # bytes that are unpacked at once
 _LAST_CHARACTER = 0x10FFFF  # of Unicode
@@ -46,8 +46,8 @@ def read_npz(
         InputError: the file cannot be read, is damaged, lacks an array, holds Python objects or
             records in one of these arrays, or unpacks to more than MOST_UNPACKED bytes.
     """
-    with _archive(path) as archive:
-        members = _members(archive, path)
+    with opened_archive(path) as archive:
+        members = members_of(archive, path)
         missing = [name for name in required if name not in members]
         if missing:
             found = escaped(", ".join(sorted(members)) or "none")
@@ -94,13 +94,13 @@ class _InPieces(BufferedReader):
 
 
 @contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file; whatever damage does is an InputError."""
+def opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a .npz file; whatever damage does is an InputError, and too little memory an error."""
     with opened(path) as plain:
         try:
             with _InPieces(plain.raw) as file, zipfile.ZipFile(file) as archive:
                 yield archive
-        except InputError:
+        except (InputError, MemoryError):
             raise
         except Exception as error:  # damaged bytes end in almost any exception of zipfile
             raise InputError(
@@ -109,8 +109,12 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
             ) from error
 
 
-def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """List the arrays by name."""
+def members_of(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """List the arrays of a .npz file by name.
+
+    Raises:
+        InputError: there are two of a name.
+    """
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         name = _name(info)
@@ -125,9 +129,14 @@ def _name(info: zipfile.ZipInfo) -> str:
     return info.filename.removesuffix(".npy")
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+def check_compression(info: zipfile.ZipInfo) -> None:
+    """Raise ValueError if an array is compressed in a way of which NumPy knows nothing."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    check_compression(info)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size > path.stat().st_size:
         raise ValueError(f"{info.filename} is not wholly there")
     with archive.open(info) as stream:
@@ -142,8 +151,8 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
         EOFError: the stream ends too early.
         ValueError: it is no .npy file, or its header does not fit its size.
     """
-    head = stream.read(_MOST_HEADER_BYTES)
-    shape, is_fortran, dtype, offset = _read_header(head)
+    head = stream.read(MOST_HEADER_BYTES)
+    shape, is_fortran, dtype, offset = read_header(head)
     if dtype.kind not in _KINDS or dtype.subdtype is not None:
         raise InputError(
             f"{where} holds {'Python objects' if dtype.hasobject else escaped(str(dtype))}, "
@@ -189,8 +198,18 @@ def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any])
     return array
 
 
-def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return shape, whether columns come first, type, and where the numbers begin."""
+def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Read the header of a .npy file.
+
+    Args:
+        head: the file's first MOST_HEADER_BYTES, or all of it.
+
+    Returns:
+        The shape, whether columns come first, the type, and where the numbers begin.
+
+    Raises:
+        ValueError: the file does not begin with such a header.
+    """
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     stream = BytesIO(head)
     try:

@@ -15,6 +15,7 @@ from vigpipe.data.formats import npz
 from vigpipe.data.formats.npz import holds, read
 from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
+from vigpipe.files import npy as numpy_files
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compressed"])
@@ -197,7 +198,7 @@ def test_damaged_and_hostile_files_are_told_in_one_sentence(tmp_path, case):
 
 
 def test_a_long_list_of_members_is_not_parsed(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "_MOST_DIRECTORY_BYTES", 1 << 12)
+    monkeypatch.setattr(numpy_files, "_MOST_DIRECTORY_BYTES", 1 << 12)
     many = {f"a{i}": np.zeros(1) for i in range(100)}
     write_npz(tmp_path / "x.npz", keras_arrays() | many)
     with pytest.raises(InputError, match="as for a list of members"):

@@ -6,18 +6,13 @@ is not compared, which would read them all. NumPy's own reader would copy them i
 
 import math
 import struct
-import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
 from vigpipe.data.formats.arrays import (
     MOST_UNPACKED,
@@ -31,6 +26,13 @@ from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Look, Stored, StoredImages
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.files.npy import (
+    MOST_HEADER_BYTES,
+    check_compression,
+    members_of,
+    opened_archive,
+    read_header,
+)
 from vigpipe.files.untrusted import opened
 
 # Train images, train labels, test images, test labels.
@@ -40,8 +42,6 @@ _NAMINGS = (
 )
 _CLASS_NAMES = "class_names"
 _MOST_NAMES_BYTES = 16 << 20
-_MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own reader takes 10,000
-_MOST_DIRECTORY_BYTES = 1 << 20  # of the zip file's list of its members: zipfile parses all of it
 _UNPACK = (
     "save it without compression, np.savez('new.npz', **np.load('old.npz')), and it will be mapped"
 )
@@ -62,8 +62,8 @@ def read(path: Path) -> Stored:
     Raises:
         InputError: an array is missing, damaged or of another kind, or they do not fit together.
     """
-    with _archive(path) as archive:
-        members = _members(archive, path)
+    with opened_archive(path) as archive:
+        members = members_of(archive, path)
         naming = _naming(set(members), path)
         arrays = [_look_at(archive, members[name], path) for name in naming]
         packed = sum(array.num_bytes for array in arrays if array.is_packed)
@@ -131,46 +131,9 @@ def _images(array: _Array) -> ArrayImages:
 
 
 def _unpack(array: _Array) -> np.ndarray:
-    with _archive(array.path) as archive, archive.open(f"{array.name}.npy") as stream:
+    with opened_archive(array.path) as archive, archive.open(f"{array.name}.npy") as stream:
         stream.read(array.offset)
         return unpack_pixels(stream, array.shape)
-
-
-class _InPieces(BufferedReader):
-    """A file of which zipfile cannot read an endless list of members at once."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _MOST_DIRECTORY_BYTES:
-            raise zipfile.BadZipFile(f"{size} bytes are read at once, as for a list of members")
-        return super().read(size)
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file; whatever damage does is an InputError."""
-    with opened(path) as plain:
-        try:
-            with _InPieces(plain.raw) as file, zipfile.ZipFile(file) as archive:
-                yield archive
-        except (InputError, MemoryError):
-            raise
-        except Exception as error:  # damaged bytes end in almost any exception of zipfile
-            raise InputError(
-                f"{path}: cannot be read as a .npz file ({escaped(str(error))}); it is damaged or "
-                "not wholly downloaded: fetch or save it again"
-            ) from error
-
-
-def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """List the arrays by name."""
-    members: dict[str, zipfile.ZipInfo] = {}
-    for info in archive.infolist():
-        name = info.filename.removesuffix(".npy")
-        if name in members:
-            raise InputError(f"{path}: has two arrays {escaped(name)}; save it again with one")
-        if name != info.filename:
-            members[name] = info
-    return members
 
 
 def _naming(names: set[str], path: Path) -> tuple[str, ...]:
@@ -188,12 +151,9 @@ def _naming(names: set[str], path: Path) -> tuple[str, ...]:
 
 def _look_at(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> _Array:
     """Read the header of an array, and compare it with the zip file's list."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+    check_compression(info)
     with archive.open(info) as stream:
-        head = BytesIO(stream.read(_MOST_HEADER_BYTES))
-    shape, is_fortran, dtype = _read_header(head)
-    offset = head.tell()
+        shape, is_fortran, dtype, offset = read_header(stream.read(MOST_HEADER_BYTES))
     name = info.filename.removesuffix(".npy")
     if dtype.hasobject:
         raise InputError(
@@ -216,16 +176,6 @@ def _look_at(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> _Ar
     if info.compress_size != info.file_size or start + info.file_size > path.stat().st_size:
         raise ValueError(f"{info.filename} is not wholly there")
     return replace(array, offset=start + offset)
-
-
-def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that Python 2 has written it
-            return readers[npy.read_magic(stream)](stream)
-    except Exception as error:  # also MemoryError of Python's parser, for signs by the thousand
-        raise ValueError("an array does not begin as NumPy's do") from error
 
 
 def _start(info: zipfile.ZipInfo, path: Path) -> int:
