@@ -10,7 +10,7 @@ from vigpipe.model.gnn.gat import GatLayer, Gatv2Layer
 from vigpipe.model.gnn.gcn import GcnLayer
 from vigpipe.model.gnn.gcn2 import Gcn2Layer
 from vigpipe.model.gnn.gin import GinLayer
-from vigpipe.model.gnn.layer import GraphLayer
+from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.gnn.model import Gcn2Model, GraphModel
 from vigpipe.model.gnn.sage import SageLayer
 from vigpipe.model.norm import make_norm
@@ -53,17 +53,18 @@ def create_graph_model(
     def make_layer(i: int) -> GraphLayer:
         inner = nn.Identity() if norm == "none" else make_norm(norm, width)
         if name == "gcn2":
-            return Gcn2Layer(width, i, dropout, inner)
+            return Gcn2Layer(width, Setting(i, dropout, inner, torch.relu))
         is_last = i == num_layers - 1
         channels = (in_channels if i == 0 else width, num_classes if is_last else width)
         rate = dropout if i or name in _DROPS_FEATURES else 0.0
         activation = F.elu if name == "gat" else torch.relu
-        rest = (i, rate, nn.Identity(), None) if is_last else (i, rate, inner, activation)
+        rest = (nn.Identity(), None) if is_last else (inner, activation)
+        setting = Setting(i, rate, *rest)
         if name == "gat":
-            return _ATTENTION[aggregator or "v1"](*channels, *rest, 1 if is_last else heads)
+            return _ATTENTION[aggregator or "v1"](*channels, setting, 1 if is_last else heads)
         if name == "sage":
-            return SageLayer(*channels, *rest, aggregator or "mean")
-        return (GcnLayer if name == "gcn" else GinLayer)(*channels, *rest)
+            return SageLayer(*channels, setting, aggregator or "mean")
+        return (GcnLayer if name == "gcn" else GinLayer)(*channels, setting)
 
     layers = [make_layer(i) for i in range(num_layers)]
     if name == "gcn2":

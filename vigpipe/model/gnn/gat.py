@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import Activation, GraphLayer, glorot, glorot_linear
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot, glorot_linear
 from vigpipe.model.keyed_dropout import ChannelDropout, pair_keys
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import attention_sum, edge_softmax, from_sources, from_targets
@@ -22,24 +22,13 @@ class AttentionLayer(GraphLayer):
 
     Args:
         out_channels: C', heads times the channels of a head.
-        index: index of the layer.
-        dropout: dropout rate of the input, and of the attention coefficients.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: place, dropout, norm and activation of the layer.
         heads: H.
     """
 
-    def __init__(
-        self,
-        out_channels: int,
-        index: int,
-        dropout: float,
-        norm: nn.Module,
-        activation: Activation | None,
-        heads: int,
-    ) -> None:
-        super().__init__(index, dropout, norm, activation)
-        self.attention_dropout = ChannelDropout(dropout, stream=2 * index + 1)
+    def __init__(self, out_channels: int, setting: Setting, heads: int) -> None:
+        super().__init__(setting)
+        self.attention_dropout = ChannelDropout(setting.dropout, stream=2 * setting.index + 1)
         self.heads, self.head_channels = heads, out_channels // heads
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
@@ -82,24 +71,14 @@ class GatLayer(AttentionLayer):
     Args:
         in_channels: C.
         out_channels: C', heads times the channels of a head.
-        index: index of the layer.
-        dropout: dropout rate of the input, and of the attention coefficients.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: place, dropout, norm and activation of the layer.
         heads: H.
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        index: int,
-        dropout: float,
-        norm: nn.Module,
-        activation: Activation | None,
-        heads: int = 1,
+        self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
     ) -> None:
-        super().__init__(out_channels, index, dropout, norm, activation, heads)
+        super().__init__(out_channels, setting, heads)
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.att_src = nn.Parameter(torch.empty(1, heads, self.head_channels))
         self.att_dst = nn.Parameter(torch.empty(1, heads, self.head_channels))
@@ -130,24 +109,14 @@ class Gatv2Layer(AttentionLayer):
     Args:
         in_channels: C.
         out_channels: C', heads times the channels of a head.
-        index: index of the layer.
-        dropout: dropout rate of the input, and of the attention coefficients.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: place, dropout, norm and activation of the layer.
         heads: H.
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        index: int,
-        dropout: float,
-        norm: nn.Module,
-        activation: Activation | None,
-        heads: int = 1,
+        self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
     ) -> None:
-        super().__init__(out_channels, index, dropout, norm, activation, heads)
+        super().__init__(out_channels, setting, heads)
         self.lin_l = glorot_linear(in_channels, out_channels, bias=True)
         self.lin_r = glorot_linear(in_channels, out_channels, bias=True)
         self.att = nn.Parameter(torch.empty(1, heads, self.head_channels))

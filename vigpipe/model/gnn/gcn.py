@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import Activation, GraphLayer, glorot_linear
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot_linear
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
 
@@ -14,22 +14,11 @@ class GcnLayer(GraphLayer):
     Args:
         in_channels: C.
         out_channels: C'.
-        index: index of the layer.
-        dropout: dropout rate of the input.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: place, dropout, norm and activation of the layer.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        index: int,
-        dropout: float,
-        norm: nn.Module,
-        activation: Activation | None,
-    ) -> None:
-        super().__init__(index, dropout, norm, activation)
+    def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
+        super().__init__(setting)
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, glorot
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
@@ -22,14 +22,12 @@ class Gcn2Layer(GraphLayer):
 
     Args:
         width: C, channels of h.
-        index: index of the layer, from 0.
-        dropout: dropout rate of h.
-        norm: norm after the update.
+        setting: place, counted from 0, dropout of h, norm and activation of the layer.
     """
 
-    def __init__(self, width: int, index: int, dropout: float, norm: nn.Module) -> None:
-        super().__init__(index, dropout, norm, torch.relu)
-        self.width, self.beta = width, math.log(THETA / (index + 1) + 1)
+    def __init__(self, width: int, setting: Setting) -> None:
+        super().__init__(setting)
+        self.width, self.beta = width, math.log(THETA / (setting.index + 1) + 1)
         self.weight1 = nn.Parameter(torch.empty(width, width))
         glorot(self.weight1)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,23 @@ from vigpipe.ops.adjacency import Adjacency
 Activation = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What every kind of layer has.
+
+    Attributes:
+        index: index of the layer, which its random masks depend on.
+        dropout: dropout rate of the layer's input, and of attention coefficients.
+        norm: norm after the update.
+        activation: activation after the norm; None for none.
+    """
+
+    index: int
+    dropout: float
+    norm: nn.Module
+    activation: Activation | None
+
+
 class GraphLayer(nn.Module):
     """One layer of a graph model, which is a block of the staged model.
 
@@ -20,18 +38,13 @@ class GraphLayer(nn.Module):
     messages that its edges bring, and the update makes its new features.
 
     Args:
-        index: index of the layer, which its random masks depend on.
-        dropout: dropout rate of the layer's input.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: its place, dropout, norm and activation.
     """
 
-    def __init__(
-        self, index: int, dropout: float, norm: nn.Module, activation: Activation | None
-    ) -> None:
+    def __init__(self, setting: Setting) -> None:
         super().__init__()
-        self.norm, self.activation = norm, activation
-        self.dropout = ChannelDropout(dropout, stream=2 * index)
+        self.norm, self.activation = setting.norm, setting.activation
+        self.dropout = ChannelDropout(setting.dropout, stream=2 * setting.index)
 
     def forward(self, x: Tensor, draws: Draws | None, adjacency: Adjacency) -> Tensor:
         """Run the layer.

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import Activation, GraphLayer
+from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.ops import sparse
 from vigpipe.ops.adjacency import Adjacency
 
@@ -16,24 +16,14 @@ class SageLayer(GraphLayer):
     Args:
         in_channels: C.
         out_channels: C'.
-        index: index of the layer.
-        dropout: dropout rate of the input.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
+        setting: place, dropout, norm and activation of the layer.
         aggregator: mean, max or pool.
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        index: int,
-        dropout: float,
-        norm: nn.Module,
-        activation: Activation | None,
-        aggregator: str = "mean",
+        self, in_channels: int, out_channels: int, setting: Setting, aggregator: str = "mean"
     ) -> None:
-        super().__init__(index, dropout, norm, activation)
+        super().__init__(setting)
         self.aggregator = aggregator
         if aggregator == "pool":
             self.lin = nn.Linear(in_channels, in_channels)
