@@ -1,10 +1,10 @@
 """Check the options of a run against what its model is for."""
 
-from typing import Any, get_args
+from typing import get_args
 
 from vigpipe.config.choices import GraphNorm, Norm
 from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 
@@ -33,7 +33,7 @@ def check_job(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value != getattr(_NOTHING_SAID, name):
             raise InputError(
-                f"{_as_given(name, value)}: is for {what}, and {model}; leave it out, or choose "
+                f"{as_given(name, value)}: is for {what}, and {model}; leave it out, or choose "
                 "another --model"
             )
     for name, choices in (("norm", _NORMS[job]), ("keep_best", _SCORES[job])):
@@ -44,13 +44,6 @@ def check_job(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and config.sampler != "parts":
             raise InputError(
-                f"{_as_given(name, value)}: is for --sampler parts, and --sampler is "
+                f"{as_given(name, value)}: is for --sampler parts, and --sampler is "
                 f"{config.sampler or 'full'}; choose parts, or leave it out"
             )
-
-
-def _as_given(name: str, value: Any) -> str:  # noqa: ANN401
-    """Return an option as it stands on a command line."""
-    if value is True:
-        return flag(name)
-    return flag(f"no_{name}") if value is False else f"{flag(name)} {value}"

@@ -494,6 +494,13 @@ def _plain(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
+def as_given(name: str, value: object) -> str:
+    """Return an option as it stands on a command line."""
+    if value is True:
+        return flag(name)
+    return flag(f"no_{name}") if value is False else f"{flag(name)} {value}"
+
+
 def flag(name: str) -> str:
     """Return the command-line flag of a field of TrainConfig."""
     return "--" + name.replace("_", "-")

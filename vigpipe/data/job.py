@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
@@ -22,7 +21,6 @@ from vigpipe.data.score import ImageTally
 from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
-from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
@@ -40,7 +38,6 @@ class ImageJob:
     """
 
     unit: ClassVar[str] = "images"
-    score_names: ClassVar[tuple[str, ...]] = ("top1", "loss")
 
     config: TrainConfig
     source: Source
@@ -61,18 +58,14 @@ class ImageJob:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the model and the images."""
-        with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", FewNodesWarning)
-            self._create()
-        notes = [str(warning.message) for warning in caught]
-        if self.source.validation is not None:
-            num_held_out, num_left = len(self.source.validation), len(self.source.train)
-            notes.append(
-                f"{num_held_out} of {num_held_out + num_left} training images are held out for "
-                "validation"
-            )
-        return tuple(notes)
+        """What the user should know of the images."""
+        if self.source.validation is None:
+            return ()
+        num_held_out, num_left = len(self.source.validation), len(self.source.train)
+        return (
+            f"{num_held_out} of {num_held_out + num_left} training images are held out for "
+            "validation",
+        )
 
     @property
     def row_shape(self) -> tuple[int, int, int]:
@@ -80,12 +73,7 @@ class ImageJob:
         return (self.source.channels, *self.source.image_size)
 
     def make_model(self) -> StagedModel:
-        """Make the unsplit model."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
-            return self._create()
-
-    def _create(self) -> StagedModel:
+        """Make the unsplit model; see `vigpipe.job.job.Job.make_model`."""
         config, source = self.config, self.source
         return create_model(
             config.model,

@@ -1,7 +1,7 @@
 """The score of a model on images."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vigpipe.job.batch import ReplicaBatch
-from vigpipe.job.score import in_words
+from vigpipe.job.score import Score
 from vigpipe.launch.device import send
 
 
 @dataclass(frozen=True)
-class ImageScore:
+class ImageScore(Score):
     """The score of a model on the images of a split; every image counts exactly once.
 
     Attributes:
@@ -31,15 +31,6 @@ class ImageScore:
     top1: float
     top5: float
     num_samples: int
-
-    def numbers(self) -> dict[str, float]:
-        """Return loss, top1 and top5."""
-        numbers = asdict(self)
-        del numbers["num_samples"]
-        return numbers
-
-    def __str__(self) -> str:
-        return in_words(self)
 
 
 class ImageTally:

@@ -50,7 +50,6 @@ class GraphFeed:
         self._graph, self._sampler, self._seed = graph, sampler, seed
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
-        self._last: tuple[SubGraph, Tensor] | None = None  # the whole graph, and its features
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
         """Return the batch of a training item; see `vigpipe.job.job.Feed.batch`."""
@@ -90,7 +89,7 @@ class GraphFeed:
             graph.num_nodes,
             (graph.num_nodes,),
             torch.full((graph.num_nodes,), PADDING),
-            self._features(whole_graph.nodes).to(self._device) if self._has_first else None,
+            self._features(whole_graph.nodes) if self._has_first else None,
             torch.from_numpy(graph.labels) if counts else None,
             (whole_graph.adjacency,),
             by_layer=True,
@@ -99,29 +98,42 @@ class GraphFeed:
     def close(self) -> None:
         """End what reads ahead: nothing does."""
 
+    @property
+    def _trains_on_all(self) -> bool:
+        return self._sampler.most_nodes == self._graph.num_nodes
+
     @cached_property
     def _whole(self) -> SubGraph:
-        nodes, adjacency = whole(self._graph)
+        """All nodes, with the edges that are trained on where these are all."""
+        trains = self._trains_on_all and self._sampler.num_per_epoch == 1
+        nodes, adjacency = self._sampler.draw(1, 0) if trains else whole(self._graph)
         return SubGraph(nodes, adjacency.to(self._device))
 
+    @cached_property
+    def _all_features(self) -> Tensor:
+        return self._dense(self._graph.features)
+
     def _features(self, nodes: np.ndarray) -> Tensor:
-        features = self._graph.features
-        rows = features[nodes] if len(nodes) < self._graph.num_nodes else features
+        """Return features on the device; those of all nodes stay there if they come again."""
+        if len(nodes) < self._graph.num_nodes:
+            return self._dense(self._graph.features[nodes])
+        return self._all_features if self._trains_on_all else self._dense(self._graph.features)
+
+    def _dense(self, rows: np.ndarray | csr_array) -> Tensor:
         dense = rows.toarray() if isinstance(rows, csr_array) else np.asarray(rows)
-        return torch.from_numpy(dense).to(self._dtype)
+        return torch.from_numpy(dense).to(self._device, self._dtype)
 
     def _inputs(self, drawn: Sequence[SubGraph | None]) -> Tensor:
         """Return the features of all micro-batches, padded: (M * most_nodes, d)."""
         bound, first = self._sampler.most_nodes, drawn[0]
-        if len(drawn) == 1 and first is not None and len(first.nodes) == self._graph.num_nodes:
-            if self._last is None or self._last[0] is not first:
-                self._last = first, self._features(first.nodes).to(self._device)
-            return self._last[1]
-        inputs = torch.zeros(len(drawn), bound, self._graph.num_features, dtype=self._dtype)
+        if len(drawn) == 1 and first is not None and len(first.nodes) == bound:
+            return self._features(first.nodes)
+        shape = len(drawn), bound, self._graph.num_features
+        inputs = torch.zeros(shape, dtype=self._dtype, device=self._device)
         for rows, sub_graph in zip(inputs, drawn, strict=True):
             if sub_graph is not None:
                 rows[: len(sub_graph.nodes)] = self._features(sub_graph.nodes)
-        return inputs.flatten(0, 1).to(self._device)
+        return inputs.flatten(0, 1)
 
     def _labels(self, drawn: Sequence[SubGraph | None]) -> Tensor:
         """Return the labels of all micro-batches, padded; only training nodes have one."""

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 NO_CLASS = -1  # the label of a node without one
 TRAIN, VALIDATION, TEST, NO_SPLIT = 0, 1, 2, -1  # which part of the split a node belongs to
+SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,6 @@ class GraphJob:
     """
 
     unit: ClassVar[str] = "nodes"
-    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "micro_f1", "macro_f1", "loss")
 
     config: TrainConfig
     graph: Graph

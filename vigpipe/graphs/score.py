@@ -1,22 +1,20 @@
 """The score of a model on the nodes of a graph."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.graphs.graph import TEST, VALIDATION, Graph
+from vigpipe.graphs.graph import SPLITS, Graph
 from vigpipe.job.batch import ReplicaBatch
-from vigpipe.job.score import in_words
-
-SPLITS = {"validation": VALIDATION, "test": TEST}
+from vigpipe.job.score import Score
 
 
 @dataclass(frozen=True)
-class NodeScore:
+class NodeScore(Score):
     """The score of a model on the nodes of a split; every node counts exactly once.
 
     Attributes:
@@ -38,15 +36,6 @@ class NodeScore:
     micro_f1: float
     macro_f1: float
     num_samples: int
-
-    def numbers(self) -> dict[str, float]:
-        """Return loss, accuracy and both F1."""
-        numbers = asdict(self)
-        del numbers["num_samples"]
-        return numbers
-
-    def __str__(self) -> str:
-        return in_words(self)
 
 
 class NodeTally:

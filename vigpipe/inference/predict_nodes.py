@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, as_given
 from vigpipe.config.verbs import PredictConfig, Split
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
+from vigpipe.graphs.graph import SPLITS
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.predict import as_lines, check_finite, most_likely, top
@@ -22,7 +22,6 @@ from vigpipe.run.rank import RankState
 
 OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
 OF_GRAPHS = ("data_dir", "download", "split", "seed")
-_SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
 _DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 
@@ -85,8 +84,7 @@ def check_use(config: PredictConfig, images: Sequence[Path], graph_model: str | 
     for name in others:
         value = getattr(config, name)
         if value != _DEFAULTS[name]:
-            given = flag(name) if value is True else f"{flag(name)} {value}"
-            raise InputError(f"{given}: {advice}")
+            raise InputError(f"{as_given(name, value)}: {advice}")
 
 
 def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:
@@ -122,7 +120,7 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
     run = prepare(options, weight_dtype(config.dtype))
     graph = _job(run).graph
     description.check(graph, config.data)
-    if config.split != "all" and not len(graph.nodes_of(_SPLITS[config.split])):
+    if config.split != "all" and not len(graph.nodes_of(SPLITS[config.split])):
         raise InputError(
             f"--split {config.split}: {config.data} has no such nodes; choose another split, or all"
         )
@@ -154,7 +152,7 @@ def predict_nodes(
     logits = rank_state.pipeline.logits(batch)
     if logits is None:
         return
-    nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(_SPLITS[split])
+    nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
     for some in torch.from_numpy(nodes).split(_AT_ONCE):
         of_some = logits[some.to(logits.device)]
         probabilities, labels = most_likely(of_some, several=description.multi_label)

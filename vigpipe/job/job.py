@@ -57,11 +57,9 @@ class Job(Protocol):
 
     Attributes:
         unit: what the samples are: images or nodes.
-        score_names: the numbers of a score, the main one first.
     """
 
     unit: ClassVar[str]
-    score_names: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str:
@@ -88,7 +86,10 @@ class Job(Protocol):
         ...
 
     def make_model(self) -> StagedModel:
-        """Make the unsplit model, with weights from torch's generator, on torch's device."""
+        """Make the unsplit model, with weights from torch's generator, on torch's device.
+
+        It may warn (`vigpipe.model.blocks.FewNodesWarning`); a run tells the user so once.
+        """
         ...
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:

@@ -8,32 +8,31 @@ from torch import Tensor
 from vigpipe.job.batch import ReplicaBatch
 
 
-class Score(Protocol):
+class Score:
     """The score of a model on one split of the data; every sample counts exactly once.
+
+    Each kind of job has a dataclass of its own, whose numbers are its fields.
 
     Attributes:
         main_name: name of the number that says best how good a model is, of which more is better.
         unit: what is counted: images or nodes. A score has their number under this name.
+        loss: mean loss of a sample.
+        num_samples: number of samples.
     """
 
     main_name: ClassVar[str]
     unit: ClassVar[str]
-
-    @property
-    def loss(self) -> float:
-        """Mean loss of a sample."""
-        ...
+    loss: float
+    num_samples: int
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers by name, without how many samples there were."""
-        ...
+        numbers = dict(vars(self))
+        del numbers["num_samples"]
+        return numbers
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        ...
-
-    def __str__(self) -> str: ...
+    def __str__(self) -> str:
+        return in_words(self)
 
 
 class Tally(Protocol):

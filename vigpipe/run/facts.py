@@ -1,5 +1,6 @@
 """Decide the facts of a run, and check them together before any process group exists."""
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaul
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
 from vigpipe.job.job import Job
+from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
@@ -96,11 +98,16 @@ class Run:
     def build(self) -> StagedModel:
         """Build the unsplit model, with weights from the seed or from the file of --weights."""
         torch.manual_seed(self.config.seed)
-        model = self.job.make_model()
+        model = self._make_model()
         if self.config.weights is not None:
             load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
         model.set_detect_anomaly(self.config.detect_anomaly)
         return model.to(self.dtype)
+
+    def _make_model(self) -> StagedModel:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
+            return self.job.make_model()
 
     def rates(self) -> dict[str, tuple[float, float]]:
         """Return the rate scale and the weight decay of every parameter of the unsplit model.
@@ -117,7 +124,7 @@ class Run:
 
         assert self.config.weight_decay is not None
         with torch.device("meta"):
-            model = self.job.make_model()
+            model = self._make_model()
         groups = param_groups_layer_decay(
             model,
             self.config.weight_decay,
@@ -130,7 +137,7 @@ class Run:
     def tensor_names(self) -> frozenset[str]:
         """Return the names in the state dict of the unsplit model."""
         with torch.device("meta"):
-            return frozenset(self.job.make_model().state_dict())
+            return frozenset(self._make_model().state_dict())
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:
@@ -180,7 +187,8 @@ def prepare(
             f"--final best: the validation {job.unit} choose the best replica, and there are none; "
             "hold some out with --validation 0.1, or choose --final mean"
         )
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FewNodesWarning)
         model = job.make_model()
     if config.weights is not None:
         state = to_reference_names(read_weights(config.weights))
@@ -219,7 +227,7 @@ def prepare(
         )
     job.check(layout, model, plan)
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    notes = list(job.notes)
+    notes = [*(str(warning.message) for warning in caught), *job.notes]
     if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
         notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")

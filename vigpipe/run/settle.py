@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.job.score import as_text, main
+from vigpipe.job.score import SHARES, as_text, main
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.strategy import TakeItem
@@ -84,7 +84,7 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     run = rank_state.run
     scores = evaluate(rank_state, ("validation",))
     own, (_, of_team) = None, run.layout.team_of(rank_state.replica_index)
-    name = run.job.score_names[0]
+    name = SHARES[run.job.unit][0]
     if scores is not None and of_team == 0:
         score = scores["validation"]
         own = rank_state.replica_index, main(score), score.loss  # those of all its team
