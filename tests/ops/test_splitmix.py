@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.test_sparse import threads
@@ -19,6 +19,7 @@ numbers = st.integers(-(2**63), 2**63 - 1)
     st.integers(0, 600),
     st.integers(-(2**15), 2**15 - 1),
 )
+@example([], 0, 1, 0)
 def test_fused_lanes_are_the_plain_ones(rows, first, num, threshold):
     inputs = (torch.tensor(rows, dtype=torch.int64), first, num, threshold)
     plain, fused = (lanes_at_least(*inputs, fused=fused) for fused in (False, True))

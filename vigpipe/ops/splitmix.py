@@ -54,8 +54,9 @@ def lanes_at_least(
 
         return fused_lanes_at_least(rows, first, num, threshold)
     counters = first + torch.arange((num + 3) // 4, device=rows.device)
-    bits = rows[:, None] ^ (counters * signed(GOLDEN))
-    spare = torch.empty_like(bits)
+    # A tensor without elements that an operator makes may have a stride of 0, which no view takes.
+    bits, spare = rows.new_empty((2, len(rows), len(counters)))
+    torch.bitwise_xor(rows[:, None], counters * signed(GOLDEN), out=bits)
     for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):  # `mixed`, in place
         torch.bitwise_right_shift(bits, shift, out=spare)
         bits.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))
