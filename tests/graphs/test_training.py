@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.parallel.split import StageModule
 from vigpipe.run.facts import prepare
 from vigpipe.training import train
 
@@ -45,6 +47,19 @@ def run(config, folder, rank=0):
 
 def run_rank(rank, world_size, config, folder):
     return run(config, folder, rank)
+
+
+def run_slow_rank(rank, world_size, config, folder):
+    """Run a rank; the last one takes its time in the first evaluation."""
+    by_layer, pauses = StageModule.by_layer, [2 * config.timeout * (rank == world_size - 1)]
+
+    def slow(*args):
+        time.sleep(pauses.pop() if pauses else 0)
+        return by_layer(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageModule, "by_layer", slow)
+        return run(config, folder, rank)
 
 
 def rows(folder):
@@ -108,6 +123,12 @@ def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
     assert max(differences) <= (0 if config.dp == 1 else 1e-10)
     scores = [[row["loss"] for row in rows(folder)] for folder in (there, whole)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-10)
+
+
+@pytest.mark.multiprocess
+def test_ranks_wait_for_a_stage_that_evaluates_longer_than_they_would_wait_in_a_step(tmp_path):
+    config = replace(PARTS, stages=2, timeout=2.0, checkpoint_every="never", keep_best=None)
+    assert run_ranks(run_slow_rank, 2, config, tmp_path / "run", timeout=120) == [0, 0]
 
 
 def test_another_graph_or_other_parts_are_refused(whole, tmp_path):

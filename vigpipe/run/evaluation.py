@@ -4,10 +4,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from vigpipe.job.score import Score, Scores
 from vigpipe.launch.device import ToHost
-from vigpipe.parallel.agreement import NOTHING_WANTED, agree
+from vigpipe.parallel.agreement import NOTHING_WANTED, agree, run_with_heartbeats
 from vigpipe.run.rank import RankState
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
@@ -66,7 +67,11 @@ def evaluate(
             done.popleft().read()
         # What --timing reports of test batches is of test samples only.
         with rank_state.timed("test", number) if "test" in splits else nullcontext():
-            logits = pipeline.logits(batch)
+            if batch.by_layer:  # a stage may take longer than its peers would wait
+                work = partial(pipeline.logits, batch)
+                logits = run_with_heartbeats(work, *rank_state.strategy.peers)
+            else:
+                logits = pipeline.logits(batch)
         if logits is not None:
             tally.add(batch, logits)
     sums = tally.sums
