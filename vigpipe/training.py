@@ -30,10 +30,11 @@ from vigpipe.analysis.run_timing import (
     write_timing,
 )
 from vigpipe.checkpoint.checkpoints import Checkpoints
-from vigpipe.checkpoint.resume import check_same_options, resume
+from vigpipe.checkpoint.resume import check_same_options, read_same_data, resume
 from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
+from vigpipe.config.replication import balances_parts
 from vigpipe.errors import DONE, SAVED, InputError, WorkerError
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Scores
@@ -106,7 +107,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     recorded = None
     if config.replay is not None:
         check_same_options(config.replay, run)
-        recorded = read_events(config.replay, run)
+        recorded = None if balances_parts(config) else read_events(config.replay, run)
     rank_state = make_rank_state(run, rank, device, make_recorder(run, rank, device), recorded)
     strategy = rank_state.strategy
     # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
@@ -125,6 +126,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     for note in run.notes:
         log(note)
     resumed = resume(rank_state, folder, log)
+    if config.replay is not None and balances_parts(config):
+        read_same_data(rank_state, config.replay)
     progress = RunProgress(console, run.num_steps, rank_state.step, config.log_every, run.job.unit)
 
     def open_record() -> RunRecord | None:
@@ -240,8 +243,12 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         untold.append(TrainedBatch(step, batch, turn.item))
         strategy.hear(step.agreement)
         tell_complete_steps()
-        for straggler in stragglers.add(step.agreement.busy_seconds):
+        busy_seconds = step.agreement.busy_seconds
+        for straggler in stragglers.add(busy_seconds):
             announce("straggler", str(straggler))
+        measured = batch.step - (2 if rank_state.runs_ahead else 1)
+        if told := rank_state.feed.hear(batch.step, measured, busy_seconds):
+            announce("data", told)
 
     def tell_complete_steps() -> None:
         while untold and untold[0].step.is_complete:

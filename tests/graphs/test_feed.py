@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_per_epoch
 from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.sampler import Parts, WholeGraph
 from vigpipe.graphs.sbm import draw
@@ -20,7 +21,9 @@ CPU = torch.device("cpu")
 GRAPH = draw("sbm:200,4,3,6", seed=1)
 # A node can be told by its only feature.
 NUMBERED = replace(GRAPH, features=np.arange(200, dtype=np.float32)[:, None])
-SAMPLER = Parts(NUMBERED, make_partition(NUMBERED, "random", 7, 1), 1, seed=3)
+PARTITION = make_partition(NUMBERED, "random", 7, 1)
+FIXED = Generations(NUMBERED, PARTITION, None, 3)
+SAMPLER = Parts(NUMBERED, FIXED, 1, seed=3)
 
 
 def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
@@ -50,6 +53,21 @@ def test_all_nodes_come_once_an_epoch_each_with_its_own_label(dp, num_microbatch
         num_train += (labels != NO_LABEL).sum().item()
     assert sorted(seen) == list(range(200))
     assert num_train == (GRAPH.split == TRAIN).sum()
+
+
+def test_a_replica_takes_its_own_parts_only():
+    layout = Layout(num_replicas=2, num_microbatches=2, num_teams=2)
+    sampler = Parts(NUMBERED, FIXED, 1, seed=3, num_shares=2)
+    feed, steps = feed_of(layout, sampler=sampler), steps_per_epoch(sampler, layout)
+    assert steps == 2  # four parts, and three
+    for replica in (0, 1):
+        batches = [feed.batch(2 * step + replica) for step in range(steps)]
+        rows = torch.cat([batch.without_padding(batch.inputs)[:, 0] for batch in batches]).long()
+        own = np.flatnonzero(PARTITION.parts % 2 == replica)
+        assert sorted(rows.tolist()) == own.tolist()
+        for step, batch in enumerate(batches):
+            assert batch.num_samples == (batch.labels != NO_LABEL).sum()
+            assert num_nodes(2 * step + replica, sampler, layout) == sum(batch.sizes)
 
 
 def test_padding_has_no_feature_no_label_and_no_key():

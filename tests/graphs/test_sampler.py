@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.sampler import Parts, WholeGraph
 from vigpipe.graphs.sbm import draw
 
 GRAPH = draw("sbm:300,3,8,6", seed=2)
 PARTITION = make_partition(GRAPH, "random", 10, 2)
+FIXED = Generations(GRAPH, PARTITION, None, 5)
 
 
 def edges_between(nodes: np.ndarray) -> set[tuple[int, int]]:
@@ -20,10 +22,10 @@ def edges_between(nodes: np.ndarray) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("num_joined", [1, 3, 10])
 def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
-    sampler = Parts(GRAPH, PARTITION, num_joined, seed=5)
-    assert sampler.num_per_epoch == -(-10 // num_joined)
+    sampler = Parts(GRAPH, FIXED, num_joined, seed=5)
+    assert sampler.shares == (-(-10 // num_joined),)
     for epoch in (1, 2):
-        drawn = [sampler.draw(epoch, number) for number in range(sampler.num_per_epoch)]
+        drawn = [sampler.draw(epoch, number) for number in range(*sampler.shares)]
         assert sorted(np.concatenate([s.nodes for s in drawn]).tolist()) == list(range(300))
         for number, (nodes, adjacency) in enumerate(drawn):
             assert (np.diff(nodes) > 0).all()
@@ -33,11 +35,12 @@ def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
             assert found == edges_between(nodes)
             is_train = (GRAPH.split[nodes] == TRAIN).sum()
             assert sampler.count(epoch, number) == (len(nodes), is_train)
+            assert sampler.num_edges(epoch, number) == len(found) == adjacency.num_edges
 
 
 def test_the_order_of_the_parts_depends_on_seed_and_epoch_only():
     def order(seed, epoch):
-        sampler = Parts(GRAPH, PARTITION, 1, seed)
+        sampler = Parts(GRAPH, FIXED, 1, seed)
         return [sampler.draw(epoch, number).nodes.tolist() for number in range(10)]
 
     assert order(5, 1) == order(5, 1)
@@ -45,17 +48,35 @@ def test_the_order_of_the_parts_depends_on_seed_and_epoch_only():
     assert order(5, 1) != order(6, 1)
 
 
+@pytest.mark.parametrize("num_joined", [1, 2])
+def test_parts_of_its_own_go_to_no_other_replica(num_joined):
+    sampler = Parts(GRAPH, FIXED, num_joined, seed=5, num_shares=3)
+    assert sampler.shares == ((4, 3, 3) if num_joined == 1 else (2, 2, 2))
+    orders = []
+    for epoch in (1, 2):
+        drawn = [sampler.draw(epoch, number).nodes for number in range(sum(sampler.shares))]
+        orders.append([nodes.tolist() for nodes in drawn])
+        assert max(map(len, drawn)) <= sampler.most_nodes
+        ends = np.cumsum(sampler.shares)
+        for share, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            nodes = np.concatenate(drawn[start:end])
+            own = np.flatnonzero(PARTITION.parts % 3 == share)
+            assert sorted(nodes.tolist()) == own.tolist()
+    assert orders[0] != orders[1]
+
+
 def test_the_whole_graph_comes_once_an_epoch():
     sampler = WholeGraph(GRAPH)
-    assert (sampler.num_per_epoch, sampler.most_nodes) == (1, 300)
+    assert (sampler.shares, sampler.most_nodes) == ((1,), 300)
     nodes, adjacency = sampler.draw(4, 0)
     assert nodes.tolist() == list(range(300))
     assert adjacency.num_edges == GRAPH.num_edges
     assert sampler.count(4, 0) == (300, (GRAPH.split == TRAIN).sum())
+    assert sampler.num_edges(4, 0) == GRAPH.num_edges
 
 
 def test_single_parts_are_made_once():
-    sampler = Parts(GRAPH, PARTITION, 1, seed=5)
+    sampler = Parts(GRAPH, FIXED, 1, seed=5)
     by_part = {s.nodes[0]: s for s in (sampler.draw(1, number) for number in range(10))}
     for number in range(10):
         again = sampler.draw(2, number)

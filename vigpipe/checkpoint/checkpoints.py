@@ -166,7 +166,7 @@ class Checkpoints:
             evaluated=evaluated,
             loss=loss,
             config=as_toml(run.config),
-            data=run.fingerprint,
+            data={**run.fingerprint, **self.rank_state.feed.progress()},
             layout={
                 "text": str(layout),
                 "stages": [list(blocks) for blocks in run.plan.stages],

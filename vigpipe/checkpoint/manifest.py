@@ -45,7 +45,7 @@ class Manifest:
         evaluated: whether the evaluation that follows this step, if any, has been done.
         loss: loss of the last step; None if it was skipped.
         config: the resolved options, as in config.toml.
-        data: identity of the images, from `Run.fingerprint`.
+        data: identity of the data, from `Run.fingerprint`, and what was read, from `Feed.progress`.
         layout: the layout of the ranks that wrote the checkpoint.
         weights: metadata for a file of the weights, from `Run.weights_metadata`.
         versions: versions of the packages, commit and host.

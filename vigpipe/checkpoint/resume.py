@@ -12,6 +12,7 @@ from vigpipe.checkpoint.manifest import (
     checkpoints_at,
     folder_name,
     list_checkpoints,
+    read_manifest,
     read_tensors,
     tensor_names,
     verify,
@@ -188,6 +189,29 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     return manifest
 
 
+def read_same_data(rank_state: "RankState", folder: Path) -> None:
+    """Let the feed read what an earlier run has read up to its newest checkpoint (--replay).
+
+    Args:
+        rank_state: this rank's state.
+        folder: of the earlier run.
+
+    Raises:
+        InputError: it has no checkpoint that can be read.
+    """
+    checkpoint = checkpoints_at(folder, "--replay ")[0]
+    _restore_feed(rank_state, read_manifest(checkpoint), checkpoint)
+
+
+def _restore_feed(rank_state: "RankState", manifest: Manifest, where: Path) -> None:
+    try:
+        rank_state.feed.restore(manifest.data)
+    except ValueError as error:
+        raise InputError(
+            f"{where}: its entry of the data is malformed: {error}; give another checkpoint"
+        ) from error
+
+
 def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
     """Check that a run may continue from a checkpoint.
 
@@ -303,4 +327,5 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
                 f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
                 "checkpoint"
             ) from error
+    _restore_feed(rank_state, manifest, checkpoint)
     rank_state.step = manifest.step

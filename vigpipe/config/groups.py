@@ -10,7 +10,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("data", "data_dir", "download", "image_size", "crop_pct", "augment", "random_crop"),
         *("auto_augment", "color_jitter", "erasing", "mixup", "cutmix", "smoothing"),
         *("repeated_augment", "workers", "skip_bad_images", "validation"),
-        *("features", "symmetric", "sampler", "partition", "parts", "merge"),
+        *("features", "symmetric", "sampler", "partition", "parts"),
+        *("repartition_every", "merge"),
     ),
     "Training": (
         *("config", "out", "recipe", "epochs", "steps", "batch_size", "opt", "lr", "weight_decay"),

@@ -36,6 +36,7 @@ class TrainKeywords(TypedDict, total=False):
     sampler: choices.Sampler | None
     partition: choices.Partition | None
     parts: int | None
+    repartition_every: int | None
     merge: int | None
     image_size: int | str | None
     crop_pct: float | None

@@ -8,5 +8,5 @@ OF_IMAGES = (
 )
 OF_GRAPHS = (
     *("layers", "width", "heads", "features", "symmetric", "sampler", "partition", "parts"),
-    *("merge", "decay"),
+    *("repartition_every", "merge", "decay"),
 )

@@ -97,6 +97,8 @@ class TrainConfig:
         partition: how a graph is cut into parts: metis, the default, cuts few edges; random draws
             each node's part; spectral and walks look for clusters.
         parts: number of parts; by default 40.
+        repartition_every: epochs after which a graph is cut anew: random parts are drawn again, and
+            others are balanced by the time that nodes and edges have taken; by default never.
         merge: number of parts that are joined in a micro-batch, with the edges between them
             (Cluster-GCN); by default 1.
         image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
@@ -155,10 +157,12 @@ class TrainConfig:
             or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
             bfloat16 also weights.
         items: which replica computes which share of a step: fixed, or drawn from a pool when it is
-            free; by default fixed.
+            free; or, for a graph, own, where each replica has parts that no other one takes
+            (federated averaging). By default fixed.
         replay: folder of an earlier run with these options, whose replicas are to take the same
-            items in the same order, and to be averaged at the same points: the weights are then the
-            same, bit for bit, with any number of stages.
+            items in the same order, and to be averaged at the same points, or whose parts of a
+            graph were balanced by time: the weights are then the same, bit for bit, with any number
+            of stages.
         final: which weights are kept at the end, when the replicas differ: their mean, the default,
             or the best, which the images of --validation choose.
         device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
@@ -256,6 +260,7 @@ class TrainConfig:
     sampler: Sampler | None = None
     partition: Partition | None = None
     parts: int | None = None
+    repartition_every: int | None = None
     merge: int | None = None
     image_size: int | str | None = None
     crop_pct: float | None = None
@@ -453,6 +458,7 @@ def check_numbers(config: TrainConfig) -> None:
         "width": (1, 1 << 20),
         "heads": (1, 1 << 12),
         "parts": (1, 1 << 30),
+        "repartition_every": (1, 1 << 30),
         "merge": (1, 1 << 30),
     }
     for name, (least, most) in bounds.items():

@@ -25,7 +25,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
     """
     config = _with_compress_defaults(config)
     if config.strategy == "synchronous":
-        if config.replay is not None:
+        if config.replay is not None and not balances_parts(config):
             raise InputError(
                 f"--replay {config.replay}: does again what replicas with steps of their own did, "
                 "and with --strategy synchronous the same options give the same run; give those of "
@@ -57,6 +57,11 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
             f"{config.average_every}, so that an average is applied before the next one begins"
         )
     return config
+
+
+def balances_parts(config: TrainConfig) -> bool:
+    """Whether the parts of a graph follow from measured times, so that no two runs are equal."""
+    return config.repartition_every is not None and config.partition != "random"
 
 
 def _with_compress_defaults(config: TrainConfig) -> TrainConfig:

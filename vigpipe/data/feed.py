@@ -4,7 +4,7 @@ An item is determined by its number: with D replicas, item k is share k % D of s
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
@@ -190,6 +190,16 @@ class ImageFeed:
         order = enumerate(plain_order(num_images, share.batch_size))
         plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
         return self._read(split, plans, plans_to_read, None)
+
+    def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> None:
+        """Do nothing: the images of a step do not depend on what others took."""
+
+    def progress(self) -> dict[str, object]:
+        """Return nothing: the number of an item says all."""
+        return {}
+
+    def restore(self, progress: Mapping[str, object]) -> None:
+        """Do nothing; see `progress`."""
 
     def close(self) -> None:
         """End the workers."""

@@ -6,8 +6,9 @@ micro-batches empty. Every stage makes the edges that it needs from graph, seed 
 features travel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +16,13 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from vigpipe.graphs.graph import TRAIN, Graph
-from vigpipe.graphs.sampler import Sampler, SubGraph, whole
+from vigpipe.graphs.sampler import Counts, Sampler, SubGraph, whole
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from vigpipe.graphs.repartition import Repartition
 
 
 class GraphFeed:
@@ -33,6 +37,7 @@ class GraphFeed:
         dtype: of the features, and of the labels of nodes with several classes.
         has_first: whether it has the first stage, and so needs features.
         has_last: whether it has the last stage, and so needs labels.
+        repartition: balances the parts of the sampler by measured time; None if nothing does.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class GraphFeed:
         *,
         has_first: bool,
         has_last: bool,
+        repartition: "Repartition | None" = None,
     ) -> None:
         self._graph, self._sampler, self._seed = graph, sampler, seed
+        self._repartition = repartition
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
 
@@ -95,6 +102,21 @@ class GraphFeed:
             by_layer=True,
         )
 
+    def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
+        """Be told how long the ranks have worked; see `vigpipe.job.job.Feed.hear`."""
+        if self._repartition is None:
+            return None
+        return self._repartition.hear(step, measured, busy_seconds)
+
+    def progress(self) -> dict[str, object]:
+        """Return what its parts were balanced by."""
+        return {} if self._repartition is None else self._repartition.progress()
+
+    def restore(self, progress: Mapping[str, object]) -> None:
+        """Take the parts of an earlier run; see `vigpipe.job.job.Feed.restore`."""
+        if self._repartition is not None:
+            self._repartition.restore(progress)
+
     def close(self) -> None:
         """End what reads ahead: nothing does."""
 
@@ -105,7 +127,7 @@ class GraphFeed:
     @cached_property
     def _whole(self) -> SubGraph:
         """All nodes, with the edges that are trained on where these are all."""
-        trains = self._trains_on_all and self._sampler.num_per_epoch == 1
+        trains = self._trains_on_all and self._sampler.shares == (1,)
         nodes, adjacency = self._sampler.draw(1, 0) if trains else whole(self._graph)
         return SubGraph(nodes, adjacency.to(self._device))
 
@@ -151,7 +173,17 @@ class GraphFeed:
 
 def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:
     """Return the number of steps that take every sub-graph of an epoch once."""
-    return -(-sampler.num_per_epoch // (layout.num_replicas * layout.num_microbatches))
+    return -(-max(sampler.shares) // per_step(sampler, layout))
+
+
+def per_step(sampler: Sampler, layout: Layout) -> int:
+    """Return how many sub-graphs of a share a step takes."""
+    return _sharers(sampler, layout) * layout.num_microbatches
+
+
+def _sharers(sampler: Sampler, layout: Layout) -> int:
+    """Return how many replicas take from the same share; the unsplit model takes the first one."""
+    return max(1, layout.num_replicas // len(sampler.shares))
 
 
 def sub_graphs(
@@ -161,26 +193,27 @@ def sub_graphs(
 
     Returns:
         The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
-        the epoch has no more.
+        the share of the replica has no more.
     """
     epoch, of_epoch = divmod(step, steps_per_epoch(sampler, layout))
-    num_microbatches = layout.num_microbatches
-    first = (of_epoch * layout.num_replicas + replica) * num_microbatches
+    share, place = divmod(replica, _sharers(sampler, layout))
+    before, num_microbatches = sum(sampler.shares[:share]), layout.num_microbatches
+    first = of_epoch * per_step(sampler, layout) + place * num_microbatches
     numbers = range(first, first + num_microbatches)
-    return epoch + 1, [n if n < sampler.num_per_epoch else None for n in numbers]
+    return epoch + 1, [before + n if n < sampler.shares[share] else None for n in numbers]
 
 
 def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
     """Return the nodes of an item, and of those that its team takes in the same step."""
-    return sum(count for count, _ in _counts(item, sampler, layout))
+    return sum(counts.nodes for counts in _counts_of_team(item, sampler, layout))
 
 
 def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
     """Return how many of these nodes are trained on."""
-    return sum(count for _, count in _counts(item, sampler, layout))
+    return sum(counts.training_nodes for counts in _counts_of_team(item, sampler, layout))
 
 
-def _counts(item: int, sampler: Sampler, layout: Layout) -> Iterator[tuple[int, int]]:
+def _counts_of_team(item: int, sampler: Sampler, layout: Layout) -> Iterator[Counts]:
     step, replica = divmod(item, layout.num_replicas)
     first = replica - layout.team_of(replica)[1]
     for of_team in range(first, first + layout.team_size):

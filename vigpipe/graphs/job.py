@@ -12,11 +12,13 @@ from torch import Tensor
 from vigpipe.config.choices import GnnModel, GraphNorm
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
-from vigpipe.graphs.feed import GraphFeed, num_nodes, steps_per_epoch
+from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.partitions.cached import cached_partition
+from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.sampler import Parts, Sampler, WholeGraph
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
@@ -34,7 +36,7 @@ class GraphJob:
         config: all options, with the defaults of the model filled in.
         graph: the graph.
         sampler: draws its sub-graphs.
-        partition: the parts that these are made of; None for the whole graph.
+        partition: the parts that these are made of at first; None for the whole graph.
     """
 
     unit: ClassVar[str] = "nodes"
@@ -96,17 +98,22 @@ class GraphJob:
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
         """Raise InputError if an epoch has fewer sub-graphs than a step takes."""
-        wanted, most = layout.num_replicas * layout.num_microbatches, self.most_microbatches(layout)
-        if wanted > most:
-            of = f"--sampler {self.config.sampler}"
-            advice = "take both as 1, or choose --sampler parts"
-            if self.partition is not None:
-                of += f" with --parts {self.partition.num_parts} and --merge {self.config.merge}"
-                advice = "choose more parts, or fewer micro-batches or replicas"
-            raise InputError(
-                f"--microbatches {layout.num_microbatches} x --dp {layout.num_replicas}: a step "
-                f"takes {wanted} sub-graphs, but {of} has {most} an epoch; {advice}"
-            )
+        wanted, most = per_step(self.sampler, layout), min(self.sampler.shares)
+        if wanted <= most:
+            return
+        what = f"--microbatches {layout.num_microbatches}"
+        of, has = f"--sampler {self.config.sampler}", f"has {most} an epoch"
+        advice = "take both as 1, or choose --sampler parts"
+        if self.partition is not None:
+            of += f" with --parts {self.partition.num_parts} and --merge {self.config.merge}"
+            advice = "choose more parts, or fewer micro-batches or replicas"
+        if len(self.sampler.shares) > 1:
+            step = f"a step of a replica takes {wanted}"
+            has = f"and --dp {layout.num_replicas} has {most} of its own an epoch"
+        else:
+            what += f" x --dp {layout.num_replicas}"
+            step = f"a step takes {wanted}"
+        raise InputError(f"{what}: {step} sub-graphs, but {of} {has}; {advice}")
 
     def batch_size(self, layout: Layout) -> int:
         """Return the rows of a full step over all replicas, padding included."""
@@ -118,11 +125,11 @@ class GraphJob:
 
     def most_microbatches(self, layout: Layout) -> int:
         """Return the number of sub-graphs of an epoch."""
-        return self.sampler.num_per_epoch
+        return sum(self.sampler.shares)
 
     def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
         """Return options and a number of micro-batches; see `vigpipe.job.job.Job.for_trial`."""
-        return self.config, min(most, self.sampler.num_per_epoch)
+        return self.config, min(most, self.sampler.shares[0])
 
     def describe_step(self, layout: Layout) -> str:
         """Say how many sub-graphs one step takes."""
@@ -153,15 +160,22 @@ class GraphJob:
         has_last: bool,
     ) -> GraphFeed:
         """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
+        repartition, sampler = None, self.sampler
+        if isinstance(sampler, Parts) and sampler.generations.are_measured:
+            num_steps = self.config.steps
+            if num_steps is None:
+                num_steps = (self.config.epochs or 0) * self.steps_per_epoch(layout)
+            repartition = Repartition(sampler.generations, sampler, layout, num_steps)
         return GraphFeed(
             self.graph,
-            self.sampler,
+            sampler,
             layout,
             self.config.seed,
             device,
             dtype,
             has_first=has_first,
             has_last=has_last,
+            repartition=repartition,
         )
 
     def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
@@ -243,11 +257,15 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
     assert config.partition is not None
     assert config.parts is not None
     assert config.merge is not None
-    if config.merge > config.parts:
+    num_shares = config.dp if config.items == "own" else 1
+    if config.merge > config.parts // num_shares:
+        whose = f", of which each of {num_shares} replicas has its own" if num_shares > 1 else ""
         raise InputError(
-            f"--merge {config.merge}: joins parts, and --parts is {config.parts}; join fewer"
+            f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
         )
     path = Path(config.data)
     beside = path if path.suffix == ".npz" else None
     partition = cached_partition(graph, config.partition, config.parts, config.seed, beside)
-    return GraphJob(config, graph, Parts(graph, partition, config.merge, config.seed), partition)
+    generations = Generations(graph, partition, config.repartition_every, config.seed)
+    sampler = Parts(graph, generations, config.merge, config.seed, num_shares)
+    return GraphJob(config, graph, sampler, partition)

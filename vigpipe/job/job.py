@@ -1,6 +1,6 @@
 """What a run asks of its job: what is trained on, and what of it one rank reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -22,8 +22,8 @@ class Feed(Protocol):
         """Return the batch of a training item, whatever was read before.
 
         Args:
-            item: number of the item, from 0; the batch depends on nothing else. With D replicas,
-                item k is share k % D of step k // D.
+            item: number of the item, from 0; the batch depends on nothing else, but on `progress`
+                where there is some. With D replicas, item k is share k % D of step k // D.
             ahead: the items after this one, as far as they are known, which may be read ahead of
                 time.
 
@@ -44,6 +44,34 @@ class Feed(Protocol):
             place: which of these this one is.
             most: number of samples, from the first; None for all. A job that scores samples
                 together, as those of a graph, scores them all.
+        """
+        ...
+
+    def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
+        """Be told after a step how long the ranks have worked; all of them call this together.
+
+        Args:
+            step: index of the step that was taken.
+            measured: index of the step that the times are of, an earlier one.
+            busy_seconds: time of each rank's forwards and backwards in it, in rank order.
+
+        Returns:
+            A sentence for the user if the data of the next steps follow from the times.
+        """
+        ...
+
+    def progress(self) -> dict[str, object]:
+        """Return what a later run needs to read the same data from here on, as JSON has it."""
+        ...
+
+    def restore(self, progress: Mapping[str, object]) -> None:
+        """Read the same data as an earlier run.
+
+        Args:
+            progress: what its feed has returned, and perhaps more.
+
+        Raises:
+            ValueError: it is malformed.
         """
         ...
 

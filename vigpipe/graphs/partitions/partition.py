@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
+from scipy.sparse import coo_array, csr_array
 
 from vigpipe.graphs.graph import Graph
 
@@ -15,6 +16,7 @@ from vigpipe.graphs.graph import Graph
 # walks     clusters of an embedding of random walks
 Method = Literal["random", "metis", "spectral", "walks"]
 METHODS: tuple[str, ...] = get_args(Method)
+_NODES_AT_ONCE = 1 << 16  # whose edges are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,25 @@ def measured(
     targets = np.repeat(small, np.diff(graph.indptr))
     num_kept = int(np.count_nonzero(small[graph.indices] == targets))
     return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds, was_read)
+
+
+def edges_between(graph: Graph, partition: Partition) -> csr_array:
+    """Count the directed edges from each part to each, (k, k) int64, by target and source.
+
+    Args:
+        graph: the graph.
+        partition: of its nodes.
+    """
+    num_parts = partition.num_parts
+    small, counts = _small(partition.parts, num_parts), csr_array((num_parts,) * 2, dtype=np.int64)
+    for first in range(0, graph.num_nodes, _NODES_AT_ONCE):
+        nodes = slice(first, min(first + _NODES_AT_ONCE, graph.num_nodes))
+        ends = graph.indptr[nodes.start : nodes.stop + 1]
+        targets = np.repeat(small[nodes], np.diff(ends))
+        pairs = targets, small[graph.indices[ends[0] : ends[-1]]]
+        ones = np.ones(len(targets), dtype=np.int64)
+        counts = counts + coo_array((ones, pairs), counts.shape).tocsr()
+    return csr_array(counts)
 
 
 def _small(parts: np.ndarray, num_parts: int) -> np.ndarray:

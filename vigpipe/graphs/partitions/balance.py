@@ -1,0 +1,60 @@
+"""Even out the time that parts take, by moving nodes from slow parts to quick ones."""
+
+import numpy as np
+from scipy.sparse import csr_array
+
+LIMIT = 1.03  # a part may take so many times the mean, as the largest part of METIS may have nodes
+
+
+def balanced(
+    joined: csr_array, parts: np.ndarray, costs: np.ndarray, num_parts: int, most_nodes: int
+) -> np.ndarray:
+    """Move nodes out of parts that cost more than the mean, with as many neighbours as possible.
+
+    The parts are relieved one after the other, the most expensive first. Of a part, those nodes go
+    first that have most neighbours in another part that still has room, over those in their own.
+
+    Args:
+        joined: (n, n), from `neighbours`.
+        parts: (n,) int64, the part of each node.
+        costs: (n,) of each node, at least 0, in any unit.
+        num_parts: k, number of parts.
+        most_nodes: that a part may grow to.
+
+    Returns:
+        (n,) int64. No part costs more than LIMIT times the mean, unless no other part has room for
+        one of its nodes, or it has only one.
+    """
+    parts = parts.copy()
+    loads, sizes = np.bincount(parts, costs, num_parts), np.bincount(parts, minlength=num_parts)
+    limit = LIMIT * costs.sum() / num_parts
+    for part in np.argsort(-loads, kind="stable"):
+        if loads[part] <= limit:
+            break
+        nodes = np.flatnonzero(parts == part)
+        near = _near(joined, nodes, parts, num_parts)
+        own = near[:, part].copy()
+        near[:, part] = -1
+        order = np.argsort(own - near.max(axis=1), kind="stable")
+        for node, of_parts in zip(nodes[order], near[order], strict=True):
+            if loads[part] <= limit or sizes[part] == 1:
+                break
+            has_room = (loads + costs[node] <= limit) & (sizes < most_nodes)
+            has_room[part] = False
+            if not has_room.any():
+                continue
+            # Among parts with as many neighbours, the one with the lowest load.
+            target = np.lexsort((loads, -of_parts, ~has_room))[0]
+            parts[node] = target
+            for numbers, number in ((loads, costs[node]), (sizes, 1)):
+                numbers[part] -= number
+                numbers[target] += number
+    return parts
+
+
+def _near(joined: csr_array, nodes: np.ndarray, parts: np.ndarray, num_parts: int) -> np.ndarray:
+    """Count the neighbours of some nodes in every part, (nodes, parts) int64."""
+    rows = joined[nodes]
+    row_of = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr))
+    pairs = row_of * num_parts + parts[rows.indices]
+    return np.bincount(pairs, minlength=len(nodes) * num_parts).reshape(-1, num_parts)

@@ -1,0 +1,130 @@
+"""Which parts an epoch takes: the same ones throughout, or others every few epochs."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.partitions.balance import balanced
+from vigpipe.graphs.partitions.neighbours import neighbours
+from vigpipe.graphs.partitions.partition import Partition, measured
+from vigpipe.job.fit import fit_costs
+
+GROWTH = 2  # parts that are balanced by time have at most so many times the mean number of nodes
+
+
+class Rates(NamedTuple):
+    """What parts were measured to take.
+
+    Attributes:
+        per_node: seconds for each node of a sub-graph.
+        per_edge: seconds for each of its edges.
+    """
+
+    per_node: float
+    per_edge: float
+
+
+class Generations:
+    """The parts of a run, one generation of them after the other.
+
+    The first generation is the partition. Random parts are drawn anew for each further one: which
+    nodes are in which part depends on seed and generation only, while the parts keep their sizes.
+    The others are balanced by measured time, and keep their nodes until there are measurements.
+
+    Args:
+        graph: the graph.
+        first: its partition.
+        every: number of epochs that a generation lasts; None for the whole run.
+        seed: of what is drawn.
+
+    Attributes:
+        rates: what was measured in the first generation, the second, and so on.
+        most_nodes: a bound for the nodes of every part in all generations, (k,) int64.
+    """
+
+    def __init__(self, graph: Graph, first: Partition, every: int | None, seed: int) -> None:
+        self._graph, self._first, self._every, self._seed = graph, first, every, seed
+        self.rates: list[Rates] = []
+        self.most_nodes = first.sizes
+        if self.are_measured:
+            self._most = min(-(-GROWTH * graph.num_nodes // first.num_parts), graph.num_nodes)
+            self.most_nodes = np.maximum(first.sizes, self._most)
+        self._make = lru_cache(2)(self._partition)  # replicas may be in different epochs
+
+    @property
+    def are_measured(self) -> bool:
+        """Whether the parts follow what was measured."""
+        return self._every is not None and self._first.method != "random"
+
+    def number(self, epoch: int) -> int:
+        """Return the number of the generation, from 0, of an epoch, which is counted from 1."""
+        return 0 if self._every is None else (epoch - 1) // self._every
+
+    def partition(self, epoch: int) -> Partition:
+        """Return the parts of an epoch."""
+        number = self.number(epoch)
+        return self._make(min(number, len(self.rates)) if self.are_measured else number)
+
+    def describe(self, number: int) -> str:
+        """Say how the parts of a measured generation come about, and what they are."""
+        rates, before = self.rates[number - 1], self._first
+        after = self._make(number)
+        costs = node_costs(self._graph, before.parts, rates)
+        slowest = [_largest(np.bincount(of.parts, costs)) for of in (before, after)]
+        return (
+            f"since a node takes {1e6 * rates.per_node:.3g} µs and an edge "
+            f"{1e6 * rates.per_edge:.3g} µs, the slowest part goes from {slowest[0]:.2f} to "
+            f"{slowest[1]:.2f} times the mean time; {after}"
+        )
+
+    def _partition(self, number: int) -> Partition:
+        first, graph = self._first, self._graph
+        if number == 0:
+            return first
+        if not self.are_measured:
+            parts = np.random.default_rng([self._seed, number]).permutation(first.parts)
+        else:
+            costs = node_costs(graph, first.parts, self.rates[number - 1])
+            parts = balanced(neighbours(graph), first.parts, costs, first.num_parts, self._most)
+        return measured(graph, first.method, parts, first.num_parts, 0.0)
+
+
+def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
+    """Return what each node costs, with its edges from nodes of the same part.
+
+    Args:
+        graph: the graph.
+        parts: (n,) int64, the part of each node.
+        rates: seconds.
+
+    Returns:
+        (n,) seconds; ones if no time was measured.
+    """
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    kept = targets[parts[targets] == parts[graph.indices]]
+    num_edges = np.bincount(kept, minlength=graph.num_nodes)
+    costs = rates.per_node + rates.per_edge * num_edges
+    return costs if costs.any() else np.ones(graph.num_nodes)
+
+
+def _largest(loads: np.ndarray) -> float:
+    return float(loads.max() / loads.mean())
+
+
+def fit_rates(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Rates:
+    """Find what a node and an edge take, besides a constant time.
+
+    Args:
+        sizes: number of nodes and of edges of what was measured.
+        seconds: how long each of these took.
+
+    Returns:
+        Rates that are not negative; zeros if nothing was measured.
+    """
+    if not sizes:
+        return Rates(0.0, 0.0)
+    per_node, per_edge, _ = fit_costs(sizes, seconds)
+    return Rates(per_node, per_edge)
