@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
-from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
 from vigpipe.messages import tell
@@ -134,11 +133,6 @@ def _run(
         timeout = TIMEOUT_SECONDS if is_prompt else LONG_WAIT_SECONDS
         config = replace(config, timeout=timeout)
     is_planned = config.stages == "auto"
-    if is_planned and MODEL_DEFAULTS[config.model].job == "graph":
-        raise InputError(
-            f"--stages auto: the planner does not know graphs yet, and --model is {config.model}; "
-            "give a number of stages, or a plan"
-        )
     if is_planned:
         config = replace(config, stages=_largest_pipeline(config, launch))
     # A launcher's own ranks are all on this host.

@@ -213,6 +213,44 @@ def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
     assert json.loads((here / "x.profile.json").read_text())["slowdown"] == [1.0] * 4
 
 
+GRAPH = ("--model", "gcn2", "--data", "sbm:400,4,12,6", "--layers", "4", "--sampler", "parts")
+
+
+def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
+    for module, name, value in FEWEST:
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("vigpipe.commands.plan.count_gpus", lambda _: 1)
+    options = (*GRAPH, "--parts", "10", "--stages", "2", "--out", "x.toml")
+    assert main(["plan", *options, "--microbatches", "4", "--explain"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    assert "nodes/s" in stdout
+    assert "micro-batches" not in stdout.split("most would help")[-1]
+    assert "--sampler parts" in stdout
+    assert read_plan(here / "x.toml", "gcn2", 4).num_stages == 2
+    assert "160 nodes a step" in (here / "x.toml").read_text()
+    # A profile is used again, and --microbatches auto is refused: other steps are other runs.
+    (here / "x.toml").unlink()
+    assert main(["plan", *options, "--microbatches", "4", "--profile", "x.profile.json"]) == 0
+    capsys.readouterr()
+    assert main(["plan", *options]) == 2
+    assert "--microbatches auto: a micro-batch is a sub-graph" in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.heavy
+def test_stages_auto_cuts_graph_models_too(tmp_path):
+    folder = tmp_path / "run"
+    command = ["-m", "vigpipe.train", *GRAPH, "--stages", "auto", "--microbatches", "2"]
+    environment = {"OMP_NUM_THREADS": "1"}
+    done = run_command(
+        [sys.executable, *command, "--steps", "1", "--out", str(folder)], environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "planned: " in done.stdout
+    assert read_plan(folder / "plan.toml", "gcn2", 4).num_stages >= 2
+
+
 @pytest.mark.multiprocess
 def test_stages_auto_cuts_by_cost_and_says_so(tmp_path):
     folder = tmp_path / "run"

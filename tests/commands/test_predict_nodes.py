@@ -273,7 +273,3 @@ def test_other_commands_refuse_graph_weights_and_models(capsys):
     assert "not the whole of a ViG" in refused(
         capsys, "weights", "convert", "w.safetensors", "v.safetensors"
     )
-    for verb in ("train", "check", "time"):
-        sentence = refused(capsys, verb, "--model", "sage", *G, "--stages", "auto")
-        assert sentence.startswith("vigpipe: --stages auto: the planner does not know graphs yet")
-    assert "--model sage: must be one of vig_digits" in refused(capsys, "plan", "--model", "sage")

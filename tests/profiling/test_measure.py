@@ -3,6 +3,7 @@
 import pytest
 
 from tests.profiling.quick import make_run, quick_profile
+from vigpipe.graphs.job import GraphJob
 from vigpipe.profiling.measure import microbatch_sizes_to_profile
 
 
@@ -44,6 +45,28 @@ def test_recomputation_keeps_the_inputs_of_the_blocks(profile):
     assert found is not None
     for before, block in zip((profile.stem, *profile.blocks), found.blocks, strict=False):
         assert block.activation_bytes[0] == before.boundary_bytes[1]
+
+
+def test_a_graph_model_costs_by_nodes_and_edges():
+    graph = {"model": "gcn2", "data": "sbm:400,4,12,6", "layers": 3, "width": 8}
+    run = make_run(**graph, sampler="parts", partition="random", parts=10, norm="batch")
+    found = quick_profile(run, 0, [])
+    assert found is not None
+    assert found.rows == ()
+    assert [block.name for block in found.blocks] == ["block 0", "block 1", "block 2"]
+    # A row of features, and for a layer of gcn2 those after the stem too.
+    assert [p.boundary_bytes for p in found.blocks] == [
+        (4.0 * channels, 0.0, 0.0) for channels in (16, 16, 16)
+    ]
+    sub_graph = run.job.typical_microbatch
+    assert sub_graph is not None
+    assert (sub_graph.nodes, sub_graph.padded_nodes) == (40, run.microbatch_size)
+    assert isinstance(run.job, GraphJob)
+    assert run.job.partition is not None
+    assert sub_graph.edges == run.job.partition.num_kept / 10
+    kept = [found.at(block.activation_bytes, sub_graph) for block in found.blocks]
+    assert min(kept) > 4 * 8 * 40  # no less than what a layer hands on
+    assert max(kept) < 3 * min(kept)
 
 
 def test_few_sizes_span_all_of_them():

@@ -5,13 +5,18 @@ import torch
 
 from tests.profiling.quick import CPU, make_run
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes
-from vigpipe.profiling.trial import make_trial
+from vigpipe.profiling.trial import make_trial, trial_steps
 from vigpipe.run.step import train_step
+
+
+def make_small_trial(**options):
+    run = make_run(**options)
+    return make_trial(run, trial_steps(run, [4])[0], CPU)
 
 
 def test_activations_are_what_autograd_saves():
     # Against one torch-wide hook over the whole model, in place of one a piece.
-    trial = make_trial(make_run(), 4, CPU)
+    trial = make_small_trial()
     kept = sum(activation_bytes(trial).values())
     rank_state, batch = trial
     weights = {p.untyped_storage().data_ptr() for p in rank_state.parameters().values()}
@@ -36,9 +41,9 @@ def test_activations_are_what_autograd_saves():
 
 def test_optimizer_state_and_gradients_are_counted():
     # Adam keeps two numbers a weight; --sync double a float64 sum and the rounded gradient.
-    rank_state, batch = make_trial(make_run(opt="adam", sync="double"), 4, CPU)
+    rank_state, batch = make_small_trial(opt="adam", sync="double")
     train_step(rank_state, batch)
     assert optimizer_bytes(rank_state) == pytest.approx(2 + 2 + 1, rel=0.01)
-    rank_state, batch = make_trial(make_run(opt="sgd", sync="drain"), 4, CPU)
+    rank_state, batch = make_small_trial(opt="sgd", sync="drain")
     train_step(rank_state, batch)
     assert optimizer_bytes(rank_state) == pytest.approx(1 + 1, rel=0.01)  # momentum

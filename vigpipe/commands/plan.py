@@ -14,7 +14,9 @@ import torch.distributed as dist
 from tabulate import tabulate
 
 from vigpipe.config.choices import Sync
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.of_jobs import OF_GRAPHS
+from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
@@ -208,15 +210,20 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         num_replicas = 1
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.microbatch_size])
+    sub_graph = run.job.typical_microbatch
+    batch_size = run.batch_size * num_replicas // layout.num_replicas
+    if sub_graph is not None:
+        batch_size = num_replicas * layout.num_microbatches
     proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(
             num_ranks=layout.pipeline_size,
             num_replicas=num_replicas,
-            batch_size=run.batch_size * num_replicas // layout.num_replicas,
+            batch_size=batch_size,
             microbatches=(layout.num_microbatches,),
             schedules=((layout.schedule, layout.virtual_stages),),
             sync=run.config.sync or default_sync(device, layout.pipeline_size),
+            sub_graph=sub_graph,
         )
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)
@@ -241,22 +248,30 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         InputError: a number is out of range, a unit is unknown, or there are more stages than
             blocks.
     """
-    assert run.config.batch_size is not None
     assert run.config.sync is not None
     if config.stages < 1 or config.dp < 1:
         raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     even_plan(num_blocks, config.stages)
-    batch_size = run.config.batch_size
+    sub_graph = run.job.typical_microbatch
     most = run.job.most_microbatches(run.layout) // config.dp
+    if config.microbatches == "auto" and sub_graph is not None:
+        raise InputError(
+            "--microbatches auto: a micro-batch is a sub-graph, so their number decides how many "
+            f"a step is taken with; give one, from 1 to {most}"
+        )
     if config.microbatches == "auto":
         counts = tuple(m for m in _sensible(config.stages) if m <= most)
     else:
         counts = (config.microbatches,)
+    batch_size = run.batch_size if sub_graph is None else config.dp * counts[0]
     if not counts or not 1 <= counts[0] <= most:
+        what = f"cut a batch of {batch_size} samples into micro-batches of at least one"
+        if sub_graph is not None:
+            what = "be the sub-graphs of a step, of which an epoch has enough"
         raise InputError(
-            f"--microbatches {config.microbatches} x --dp {config.dp}: must cut a batch of "
-            f"{batch_size} samples into micro-batches of at least one; choose 1 to {most}"
+            f"--microbatches {config.microbatches} x --dp {config.dp}: must {what}; choose 1 to "
+            f"{most}"
         )
     schedules: tuple[tuple[Schedule, int], ...] = (
         ("gpipe", 1),
@@ -280,6 +295,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         memory_limit_bytes=None if limit is None else int(limit),
         ranks_per_host=config.ranks_per_host,
         sync=run.config.sync,
+        sub_graph=sub_graph,
     )
 
 
@@ -354,7 +370,7 @@ def write_plan(
         f"{versions.get('torch')}; a message takes {1e6 * profile.latency_seconds:.0f} µs and its "
         f"bytes at {8 * profile.bandwidth / 1e9:.3g} Gb/s; 1, 2, ... ranks at once are {slower} "
         "times as slow.",
-        f"# Promise: {_described(best)}, batch {request.batch_size}: "
+        f"# Promise: {_described(best)}, {_step(best, request)}: "
         f"{1e3 * best.step_seconds:.1f} ms a step, bubble {best.bubble:.1%}, memory of the ranks "
         f"{memory} MB.",
         f"# Use: {_command(best, config, out)}",
@@ -374,6 +390,13 @@ def write_plan(
         ) from error
 
 
+def _step(proposal: Proposal, request: Request) -> str:
+    """Say what a step takes."""
+    if request.sub_graph is None:
+        return f"batch {request.batch_size}"
+    return f"{request.num_samples(proposal.num_microbatches):,.0f} nodes a step"
+
+
 def _described(proposal: Proposal) -> str:
     virtual = f" ({proposal.virtual_stages} each)" if proposal.virtual_stages > 1 else ""
     cut = " + ".join(str(len(blocks)) for blocks in proposal.stages)
@@ -387,8 +410,12 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
         words += ["--virtual-stages", str(best.virtual_stages)]
     if config.dp > 1:
         words += ["--dp", str(config.dp)]
-    if config.batch_size is not None:
-        words += ["--batch-size", str(config.batch_size)]
+    if MODEL_DEFAULTS[config.model].job == "graph":
+        words += ["--data", config.data]
+    for name in ("batch_size", *OF_GRAPHS):
+        value = getattr(config, name)
+        if value is not None:
+            words += as_given(name, value).split()
     return shlex.join(words)
 
 
@@ -401,7 +428,7 @@ def _table(proposals: Sequence[Proposal], request: Request) -> str:
             p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
             p.num_microbatches,
             f"{1e3 * p.step_seconds:.1f}",
-            f"{request.batch_size / p.step_seconds:.1f}",
+            f"{request.num_samples(p.num_microbatches) / p.step_seconds:,.1f}",
             f"{p.bubble:.1%}",
             ", ".join(f"{b / 1e6:.0f}" for b in p.memory_bytes),
         )
@@ -413,7 +440,7 @@ def _table(proposals: Sequence[Proposal], request: Request) -> str:
         "schedule",
         "M",
         "step, ms",
-        "images/s",
+        "images/s" if request.sub_graph is None else "nodes/s",
         "bubble",
         "memory of a rank, MB",
     ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Dtype, VigModel
+from vigpipe.config.choices import Device, Dtype, Model, VigModel
 from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
@@ -117,7 +117,7 @@ class PlanConfig(TrainConfig):
         out: plan file to write; by default stages/<model>-<stages>.toml.
     """
 
-    model: VigModel = "vig_ti_224"
+    model: Model = "vig_ti_224"
     data: str = "fake"
     stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]

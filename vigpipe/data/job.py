@@ -21,6 +21,7 @@ from vigpipe.data.score import ImageTally
 from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
+from vigpipe.job.job import TrialStep
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
@@ -125,11 +126,16 @@ class ImageJob:
         """Return how many images a step has at most."""
         return min(self.batch_size(layout), len(self.source.train))
 
-    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
-        """Return options and a number of micro-batches; see `vigpipe.job.job.Job.for_trial`."""
-        num_microbatches = max(1, min(most, len(self.source.train) // microbatch_size))
-        batch_size = microbatch_size * num_microbatches
-        return replace(self.config, batch_size=batch_size), num_microbatches
+    def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
+        """Return a step for each size; see `vigpipe.job.job.Job.trials`."""
+        steps: list[TrialStep] = []
+        for size in microbatch_sizes:
+            num_microbatches = max(1, min(most, len(self.source.train) // size))
+            config = replace(self.config, batch_size=size * num_microbatches)
+            steps.append(TrialStep(config, num_microbatches, 0, (size,)))
+        return steps
+
+    typical_microbatch = None
 
     def describe_step(self, layout: Layout) -> str:
         """Say how many images one step takes."""

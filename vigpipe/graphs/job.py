@@ -3,7 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar, cast
 
 import torch
@@ -22,10 +24,12 @@ from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.sampler import Parts, Sampler, WholeGraph
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
+from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
+from vigpipe.planning.profile import SubGraph
 
 
 @dataclass(frozen=True)
@@ -127,9 +131,27 @@ class GraphJob:
         """Return the number of sub-graphs of an epoch."""
         return sum(self.sampler.shares)
 
-    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
-        """Return options and a number of micro-batches; see `vigpipe.job.job.Job.for_trial`."""
-        return self.config, min(most, self.sampler.shares[0])
+    def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
+        """Return steps with the largest and smallest sub-graphs; see `vigpipe.job.job.Job.trials`.
+
+        Costs of nodes and of edges can be told apart where these differ most.
+        """
+        sizes = self._sizes
+        by_nodes, by_edges = (sorted(sizes, key=lambda n: sizes[n][i]) for i in (0, 1))
+        chosen = by_nodes[0], by_nodes[-1], by_edges[0], by_edges[-1], by_nodes[len(sizes) // 2]
+        return [TrialStep(self.config, 1, n, sizes[n]) for n in dict.fromkeys(chosen)]
+
+    @property
+    def typical_microbatch(self) -> SubGraph:
+        """The mean size of a sub-graph."""
+        nodes, edges = (fmean(sizes) for sizes in zip(*self._sizes.values(), strict=True))
+        return SubGraph(nodes, edges, self.sampler.most_nodes)
+
+    @cached_property
+    def _sizes(self) -> dict[int, tuple[int, int]]:
+        """Nodes and edges of the sub-graphs that one process takes in its first epoch."""
+        numbers, sampler = range(self.sampler.shares[0]), self.sampler
+        return {n: (sampler.count(1, n).nodes, sampler.num_edges(1, n)) for n in numbers}
 
     def describe_step(self, layout: Layout) -> str:
         """Say how many sub-graphs one step takes."""

@@ -1,7 +1,7 @@
 """What a run asks of its job: what is trained on, and what of it one rank reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,24 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.parallel.schedule import Loss
+from vigpipe.planning.profile import SubGraph
+
+
+class TrialStep(NamedTuple):
+    """A step of one process, which is timed.
+
+    Attributes:
+        config: options of the process.
+        num_microbatches: M.
+        item: that the step is taken with.
+        size: what the costs of one of its micro-batches follow from: its rows; or its nodes and
+            edges.
+    """
+
+    config: TrainConfig
+    num_microbatches: int
+    item: int
+    size: tuple[int, ...]
 
 
 class Feed(Protocol):
@@ -142,13 +160,19 @@ class Job(Protocol):
         """Return into how many micro-batches a step can be cut at most, over all replicas."""
         ...
 
-    def for_trial(self, microbatch_size: int, most: int) -> tuple[TrainConfig, int]:
-        """Return options, and a number M, with which one process takes M micro-batches of a size.
+    def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
+        """Return the steps whose pieces are to be timed, to know what a micro-batch costs.
 
         Args:
-            microbatch_size: rows of a micro-batch, as `microbatch_size` returns it.
-            most: the largest M.
+            microbatch_sizes: rows of a micro-batch, as `microbatch_size` returns it, that costs
+                should be known for.
+            most: the largest number of micro-batches of a step.
         """
+        ...
+
+    @property
+    def typical_microbatch(self) -> SubGraph | None:
+        """The size of a micro-batch, if its costs follow from more than its number of rows."""
         ...
 
     def describe_step(self, layout: Layout) -> str:

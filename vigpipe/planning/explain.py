@@ -60,7 +60,9 @@ def _alternatives(
         yield _step(profile, request, proposal, without), "an all-reduce that takes no time"
     yield _step(profile, request, proposal, _equal(costs)), "stages of equal cost"
     chosen = proposal.schedule, proposal.virtual_stages
-    for count, name in ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half")):
+    counts = ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half"))
+    # Other numbers of sub-graphs would be another step.
+    for count, name in counts if request.sub_graph is None else ():
         yield from _searched(
             profile, request, chosen, count, f"{name} the micro-batches ({count})", proposal
         )

@@ -11,7 +11,7 @@ What a rank holds before it has a model (Profile.base_bytes) is added to this.
 import math
 from collections.abc import Mapping, Sequence
 
-from vigpipe.planning.profile import Piece, Profile
+from vigpipe.planning.profile import Piece, Profile, Size
 from vigpipe.schedules import Action
 
 
@@ -20,26 +20,26 @@ def weight_bytes(profile: Profile, piece: Piece) -> int:
     return math.ceil(piece.parameter_bytes * (1 + profile.optimizer_bytes))
 
 
-def kept_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
+def kept_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
     """Compute the bytes of activations that a piece keeps from forward to backward.
 
     Args:
         profile: the profile that the piece belongs to.
         piece: the piece.
-        microbatch_size: samples in the micro-batch.
+        microbatch_size: of the micro-batch.
     """
     return math.ceil(profile.at(piece.activation_bytes, microbatch_size))
 
 
-def working_bytes(profile: Profile, piece: Piece, microbatch_size: int) -> int:
+def working_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
     """Estimate the bytes that a piece's backward needs beside its kept activations.
 
     Args:
         profile: the profile that the piece belongs to.
         piece: the piece.
-        microbatch_size: samples in the micro-batch.
+        microbatch_size: of the micro-batch.
     """
-    gradient_bytes = math.ceil(profile.at(piece.boundary_bytes, microbatch_size))
+    gradient_bytes = math.ceil(profile.boundary_bytes(piece, microbatch_size))
     return kept_bytes(profile, piece, microbatch_size) + gradient_bytes
 
 
@@ -65,7 +65,7 @@ def rank_bytes(
     profile: Profile,
     actions: Sequence[Action],
     pieces: Mapping[int, Sequence[Piece]],
-    microbatch_size: int,
+    microbatch_size: Size,
 ) -> int:
     """Compute the peak bytes of one rank in a training step, without Profile.base_bytes.
 
@@ -73,7 +73,7 @@ def rank_bytes(
         profile: costs of the model's pieces.
         actions: the rank's actions in their order.
         pieces: pieces of each stage that the rank holds, by stage index.
-        microbatch_size: samples in the largest micro-batch.
+        microbatch_size: of the largest micro-batch.
     """
     all_pieces = [piece for stage in pieces.values() for piece in stage]
     kept = {

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
@@ -17,9 +17,28 @@ _MOST = (
 )
 
 
+class SubGraph(NamedTuple):
+    """The size of a micro-batch that is a sub-graph.
+
+    Attributes:
+        nodes: its nodes.
+        edges: its directed edges.
+        padded_nodes: rows that are sent from stage to stage, padding included.
+    """
+
+    nodes: float
+    edges: float
+    padded_nodes: float
+
+
+Size = float | SubGraph  # of a micro-batch: its samples, or its nodes and edges
+
+
 @dataclass(frozen=True)
 class Piece:
     """Costs of one micro-batch on a piece: the stem, a block, or the readout with the loss.
+
+    Of a model of a graph, three values say what a node, an edge and a sub-graph add to a cost.
 
     Attributes:
         name: `stem`, `block 3`, `readout`.
@@ -46,7 +65,8 @@ class Profile:
     Attributes:
         model: name of the model.
         options: what else the costs depend on (dtype, image size, graph, ...), as text by name.
-        rows: micro-batch sizes, in samples and ascending, that the pieces were timed with.
+        rows: micro-batch sizes, in samples and ascending, that the pieces were timed with; empty
+            where costs are those of a node, an edge and a sub-graph.
         stem: costs from images to nodes; zero where the model has no stem.
         blocks: costs of the blocks, in the order of the model.
         readout: costs from nodes to the loss.
@@ -79,16 +99,31 @@ class Profile:
     base_bytes: int
     facts: Mapping[str, Any]
 
-    def at(self, values: Sequence[float], microbatch_size: float) -> float:
-        """Interpolate a cost linearly between the two nearest measured micro-batch sizes.
-
-        Above the largest and below the smallest measured size, the cost is in proportion to the
-        size.
+    def boundary_bytes(self, piece: Piece, size: Size) -> float:
+        """Return the bytes that a piece hands to the next one, padding included.
 
         Args:
-            values: the cost at every size in `rows`.
-            microbatch_size: samples in a micro-batch.
+            piece: the piece.
+            size: of the micro-batch, the largest one if sizes are in samples.
         """
+        if isinstance(size, SubGraph):
+            size = SubGraph(size.padded_nodes, 0, size.padded_nodes)
+        return self.at(piece.boundary_bytes, size)
+
+    def at(self, values: Sequence[float], microbatch_size: Size) -> float:
+        """Return a cost for a micro-batch size.
+
+        It is interpolated linearly between the two nearest measured sizes. Above the largest and
+        below the smallest measured size, it is in proportion to the size. The cost of a sub-graph
+        is the sum of what its nodes, its edges and the sub-graph itself add.
+
+        Args:
+            values: the cost at every size in `rows`, or what adds up to it.
+            microbatch_size: of a micro-batch.
+        """
+        if isinstance(microbatch_size, SubGraph):
+            per_node, per_edge, once = values
+            return per_node * microbatch_size.nodes + per_edge * microbatch_size.edges + once
         if microbatch_size <= self.rows[0]:
             return values[0] * microbatch_size / self.rows[0]
         if microbatch_size >= self.rows[-1]:
@@ -194,16 +229,19 @@ def _piece(table: Mapping[str, Any]) -> Piece:
 def _check(profile: Profile) -> None:
     rows = profile.rows
     are_counts = all(type(n) is int and 1 <= n <= _MOST for n in rows)
-    if not rows or not are_counts or list(rows) != sorted({*rows}):
+    has_sub_graphs = "sampler" in profile.options
+    if bool(rows) == has_sub_graphs or not are_counts or list(rows) != sorted({*rows}):
         raise ValueError(f"rows are {list(rows)}")
+    num_values = len(rows) or len(SubGraph._fields)
     if not isinstance(profile.model, str):
         raise ValueError(f"model is {profile.model!r}")
     if not profile.blocks:
         raise ValueError("it has no blocks")
     for piece in (profile.stem, *profile.blocks, profile.readout):
         for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
-            if len(getattr(piece, name)) != len(rows):
-                raise ValueError(f"{piece.name}: {name} has not one value for each of {rows}")
+            if len(getattr(piece, name)) != num_values:
+                what = f"one value for each of {rows}" if rows else f"{num_values} values"
+                raise ValueError(f"{piece.name}: {name} has not {what}")
     are_factors = all(_is_amount(n) and 0.5 <= n < 1e3 for n in profile.slowdown)
     if not profile.slowdown or not are_factors:
         raise ValueError(f"slowdown is {list(profile.slowdown)}")

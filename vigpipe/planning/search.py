@@ -164,11 +164,13 @@ def _candidates(profile: Profile, request: Request) -> list[Candidate]:
     ]
     if not legal:
         names = ", ".join(dict.fromkeys(name for name, _ in schedules))
+        is_batch = request.sub_graph is None
+        batch = f", --batch-size {request.batch_size}" if is_batch else ""
+        bound = f"at most {most} (batch size / replicas), " if is_batch else ""
         raise InputError(
             f"--microbatches {', '.join(map(str, request.microbatches))}: none goes with "
-            f"--stages {num_ranks}, --dp {request.num_replicas}, --batch-size "
-            f"{request.batch_size} and --schedule {names}; choose at most {most} (batch size / "
-            f"replicas), at least {num_ranks} for 1f1b and a multiple of it for interleaved1f1b"
+            f"--stages {num_ranks}, --dp {request.num_replicas}{batch} and --schedule {names}; "
+            f"choose {bound}at least {num_ranks} for 1f1b and a multiple of it for interleaved1f1b"
         )
     return legal
 

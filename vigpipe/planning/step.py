@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vigpipe.config.choices import Sync
 from vigpipe.planning.memory import rank_bytes
-from vigpipe.planning.profile import Piece, Profile
+from vigpipe.planning.profile import Piece, Profile, Size, SubGraph
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
 from vigpipe.schedules import VIRTUAL, Orders, Schedule, orders
 from vigpipe.spans import Span, step_seconds
@@ -20,7 +20,7 @@ class Request:
     Attributes:
         num_ranks: S, ranks of one pipeline.
         num_replicas: D, copies of the pipeline.
-        batch_size: B, samples of a step over all replicas.
+        batch_size: B, samples of a step over all replicas; or the sub-graphs of one graph.
         microbatches: numbers M of micro-batches to choose from.
         schedules: pairs (schedule, virtual stages per rank) to choose from.
         memory_limit_bytes: memory that a rank may use, Profile.base_bytes included; None for no
@@ -28,6 +28,7 @@ class Request:
         ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
             has all ranks.
         sync: how the gradients of the replicas are added up.
+        sub_graph: size of a typical micro-batch that is a sub-graph; None if B samples are cut.
     """
 
     num_ranks: int
@@ -38,6 +39,13 @@ class Request:
     memory_limit_bytes: int | None = None
     ranks_per_host: int | None = None
     sync: Sync = "double"
+    sub_graph: SubGraph | None = None
+
+    def num_samples(self, num_microbatches: int) -> float:
+        """Return the samples, or nodes, of a step over all replicas."""
+        if self.sub_graph is None:
+            return self.batch_size
+        return self.num_replicas * num_microbatches * self.sub_graph.nodes
 
 
 @dataclass(frozen=True)
@@ -141,12 +149,14 @@ def simulate_step(
     )
 
 
-def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[int, ...]:
-    """Return the number of samples in each micro-batch of replica 0, the largest first.
+def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[Size, ...]:
+    """Return the size of each micro-batch of replica 0, the largest first.
 
     B samples are cut into D * M micro-batches whose sizes differ by at most one. The first replica
-    has the larger ones, and the others wait for it.
+    has the larger ones, and the others wait for it. Sub-graphs count as equal.
     """
+    if request.sub_graph is not None:
+        return (request.sub_graph,) * num_microbatches
     smallest, larger = divmod(request.batch_size, request.num_replicas * num_microbatches)
     return tuple(smallest + (m < larger) for m in range(num_microbatches))
 
@@ -231,15 +241,15 @@ def update_seconds(profile: Profile, weight_bytes: float) -> float:
     return profile.fixed_seconds + shared * weight_bytes / max(1, profile.parameter_bytes)
 
 
-def boundary_seconds(profile: Profile, block: int, microbatch_size: int) -> float:
+def boundary_seconds(profile: Profile, block: int, microbatch_size: Size) -> float:
     """Compute the seconds of sending a block's output, or its gradient, to another rank.
 
     Args:
         profile: its latency and bandwidth are used.
         block: index of the block whose output is sent.
-        microbatch_size: samples in the micro-batch.
+        microbatch_size: of the micro-batch.
     """
-    size = profile.at(profile.blocks[block].boundary_bytes, microbatch_size)
+    size = profile.boundary_bytes(profile.blocks[block], microbatch_size)
     return profile.latency_seconds + size / profile.bandwidth
 
 

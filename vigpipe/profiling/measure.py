@@ -8,13 +8,14 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 
+from vigpipe.job.fit import fit_costs
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.planning.profile import Piece, Profile
 from vigpipe.profiling.contention import measure_slowdown
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes, parameter_bytes
 from vigpipe.profiling.seconds import dispatch_seconds, piece_seconds, time_steps, update_seconds
 from vigpipe.profiling.transfers import measure_transfer
-from vigpipe.profiling.trial import make_trial
+from vigpipe.profiling.trial import make_trial, trial_steps
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import provenance
 
@@ -53,18 +54,20 @@ def measure_profile(
         run: says which model, data and options to profile; its layout is not used.
         rank: position in the world.
         device: device of this rank.
-        microbatch_sizes: samples per micro-batch to profile with, ascending.
+        microbatch_sizes: samples per micro-batch to profile with, ascending; for a graph, whose
+            sub-graphs have many sizes, these do not matter.
 
     Returns:
         The profile on rank 0, else None.
     """
+    steps = trial_steps(run, microbatch_sizes)
     base_bytes = peak_bytes(device)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    trials = [make_trial(run, n, device) for n in microbatch_sizes] if rank == 0 else []
+    trials = [make_trial(run, step, device) for step in steps] if rank == 0 else []
     tables = [time_steps(trial, device) for trial in trials]
     if world_size > 1:
         dist.barrier()
-    trial = trials[0] if trials else make_trial(run, microbatch_sizes[0], device)
+    trial = trials[0] if trials else make_trial(run, steps[0], device)
     slowdown = measure_slowdown(trial, rank, world_size)
     latency, bandwidth = measure_transfer(rank, world_size, device)
 
@@ -75,17 +78,24 @@ def measure_profile(
     model = rank_state.models[0]
     names = ["stem", *(f"block {name}" for name in model.numbered_blocks), "readout"]
     boundaries = [prod(model.boundary_shape(i)) for i in range(model.span[1] + 1)]
-    item_bytes = run.boundary_dtype.itemsize
+    sizes = [step.size for step in steps]
+    are_samples = len(sizes[0]) == 1
+
+    def boundary_bytes(i: int) -> tuple[float, ...]:
+        of_row = float(run.boundary_dtype.itemsize * boundaries[min(i, len(boundaries) - 1)])
+        return tuple(of_row * n for (n,) in sizes) if are_samples else (of_row, 0.0, 0.0)
+
+    def by_size(values: Sequence[float]) -> tuple[float, ...]:
+        """Return the cost at each size, or what a node, an edge and a sub-graph add to it."""
+        return tuple(values) if are_samples else fit_costs(sizes, values)
+
     pieces = [
         Piece(
             name=name,
-            forward=tuple(piece_seconds(table, name, "forward") for table in tables),
-            backward=tuple(piece_seconds(table, name, "backward") for table in tables),
-            activation_bytes=tuple(float(by_piece.get(name, 0)) for by_piece in activations),
-            boundary_bytes=tuple(
-                float(item_bytes * n * boundaries[min(i, len(boundaries) - 1)])
-                for n in microbatch_sizes
-            ),
+            forward=by_size([piece_seconds(table, name, "forward") for table in tables]),
+            backward=by_size([piece_seconds(table, name, "backward") for table in tables]),
+            activation_bytes=by_size([float(by_piece.get(name, 0)) for by_piece in activations]),
+            boundary_bytes=boundary_bytes(i),
             parameter_bytes=parameter_bytes(rank_state, name),
         )
         for i, name in enumerate(names)
@@ -95,7 +105,7 @@ def measure_profile(
     return Profile(
         model=run.config.model,
         options=cost_options(run),
-        rows=tuple(microbatch_sizes),
+        rows=tuple(microbatch_sizes) if are_samples else (),
         stem=pieces[0],
         blocks=tuple(pieces[1:-1]),
         readout=pieces[-1],

@@ -1,12 +1,13 @@
 """A training step of the unsplit model on one process, which the costs are measured on."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.job import TrialStep
 from vigpipe.parallel.layout import Layout
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.timing.clock import make_clock
@@ -19,22 +20,28 @@ _MAX_MICROBATCHES = 2  # of a step that is timed
 Trial = tuple[RankState, ReplicaBatch]
 
 
-def make_trial(run: Run, microbatch_size: int, device: torch.device) -> Trial:
+def trial_steps(run: Run, microbatch_sizes: Sequence[int]) -> list[TrialStep]:
+    """Return the steps of at most two micro-batches that the costs are measured on.
+
+    Args:
+        run: says which model, data and options; its layout is not used.
+        microbatch_sizes: rows of a micro-batch that costs should be known for.
+    """
+    return run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
+
+
+def make_trial(run: Run, step: TrialStep, device: torch.device) -> Trial:
     """Build the unsplit model with a recorder, and read the batch of one step.
 
     Args:
         run: says which model, data and options; its layout is not used.
-        microbatch_size: samples in each micro-batch of the step.
+        step: the step.
         device: device of this rank.
-
-    Returns:
-        The rank's state, and a batch of at most two micro-batches of that size.
     """
-    config, num_microbatches = run.job.for_trial(microbatch_size, _MAX_MICROBATCHES)
-    layout = Layout(num_microbatches=num_microbatches)
-    unsplit = replace(run.unsplit(), config=config, layout=layout)
+    layout = Layout(num_microbatches=step.num_microbatches)
+    unsplit = replace(run.unsplit(), config=step.config, layout=layout)
     recorder = Recorder(make_clock(device), 0, 0, num_warmup=NUM_WARMUP, num_steps=MAX_STEPS)
     rank_state = make_rank_state(unsplit, 0, device, recorder)
-    batch = next(batches(rank_state))
+    batch = rank_state.feed.batch(step.item)
     rank_state.feed.close()
     return rank_state, batch
