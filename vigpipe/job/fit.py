@@ -6,17 +6,22 @@ import numpy as np
 from scipy.optimize import nnls
 
 
-def fit_costs(sizes: Sequence[Sequence[float]], costs: Sequence[float]) -> tuple[float, ...]:
+def fit_costs(
+    sizes: Sequence[Sequence[float]], costs: Sequence[float], *, constant: bool = True
+) -> tuple[float, ...]:
     """Fit cost = a · size + constant by least squares, with no number below zero.
 
     Args:
         sizes: of what was measured, such as its numbers of nodes and of edges, (m, k); m > 0.
         costs: what each of these took, (m,).
+        constant: whether there is one.
 
     Returns:
-        a, k numbers, and the constant.
+        a, k numbers, and the constant if there is one.
     """
-    columns = np.column_stack((np.array(sizes, dtype=float), np.ones(len(sizes))))
+    columns = np.array(sizes, dtype=float)
+    if constant:
+        columns = np.column_stack((columns, np.ones(len(sizes))))
     scales = np.maximum(columns.max(axis=0), 1)
     found = nnls(columns / scales, np.array(costs, dtype=float))[0] / scales
     return tuple(found.tolist())

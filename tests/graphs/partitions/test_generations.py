@@ -95,8 +95,11 @@ def test_edges_between_parts_are_those_of_a_loop(graph, num_parts):
 def test_rates_are_found_again():
     draws = np.random.default_rng(0)
     sizes = [(int(n), int(e)) for n, e in draws.integers(100, 5000, (40, 2))]
-    seconds = [0.01 + 2e-6 * n + 3e-8 * e for n, e in sizes]
+    seconds = [2e-6 * n + 3e-8 * e for n, e in sizes]
     assert fit_rates(sizes, seconds) == pytest.approx((2e-6, 3e-8))
     assert fit_rates([], []) == (0, 0)
+    even = [(1000, e) for _, e in sizes]
+    found = fit_rates(even, [0.02 + 3e-8 * e for _, e in even])
+    assert found == pytest.approx((2e-5, 3e-8))
     # More edges never take less time.
-    assert fit_rates(sizes, [1 - 1e-5 * e for _, e in sizes]).per_edge == 0
+    assert fit_rates(sizes, [2e-3 * n - 1e-4 * e for n, e in sizes]).per_edge == 0

@@ -115,7 +115,10 @@ def _largest(loads: np.ndarray) -> float:
 
 
 def fit_rates(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Rates:
-    """Find what a node and an edge take, besides a constant time.
+    """Find what a node and an edge take.
+
+    There is no constant time: where all parts have the same number of nodes, as those of METIS, it
+    would stand for the nodes, which would count for nothing.
 
     Args:
         sizes: number of nodes and of edges of what was measured.
@@ -126,5 +129,4 @@ def fit_rates(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Rat
     """
     if not sizes:
         return Rates(0.0, 0.0)
-    per_node, per_edge, _ = fit_costs(sizes, seconds)
-    return Rates(per_node, per_edge)
+    return Rates(*fit_costs(sizes, seconds, constant=False))
