@@ -27,12 +27,12 @@ SERVER = ["--strategy", "server", "--items", "pool"]
 
 
 def run_with(
-    fault: str, ranks: str, options: list[str], folder: Path, *more: str
+    fault: str, ranks: str, options: list[str], folder: Path, *more: str, data: list[str] = OPTIONS
 ) -> subprocess.CompletedProcess[str]:
     """Train with a fault, as faulty.py names it, on ranks as it names them."""
     size = int(ranks.partition("x")[2].partition("+")[0])
     layout = ["--dp", ranks.partition("x")[0], "--stages", str(size)]
-    command = ["train", *OPTIONS, *options, *layout, "--out", str(folder), *more]
+    command = ["train", *data, *options, *layout, "--out", str(folder), *more]
     env = {**ENV, "FAULT_DONE": str(folder.with_name(f"{folder.name}-done"))}
     return run_command(line(FAULTY, fault, ranks, *command), env)
 
@@ -41,7 +41,7 @@ def events(folder: Path) -> list[dict]:
     return [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
 
 
-def is_done_without(lost: set[int], ranks: str, folder: Path) -> None:
+def is_done_without(lost: set[int], ranks: str, folder: Path, unit: str = "images") -> None:
     """Every item was done, and the files say who was lost."""
     num_items = NUM_STEPS * int(ranks.partition("x")[0])
     items = Counter(e["item"] for e in events(folder) if "item" in e and "did" not in e)
@@ -49,16 +49,16 @@ def is_done_without(lost: set[int], ranks: str, folder: Path) -> None:
     assert {e["replica"] for e in events(folder) if "lost" in e} == lost
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["replicas"]["lost"]) == lost
-    assert summary["test"]["images"] == 360
+    assert summary["test"][unit] == {"images": 360, "nodes": 80}[unit]
     told = [row["message"] for row in rows(folder) if row.get("event") == "lost"]
     assert len(told) >= len(lost - {0})  # of replica 0, others know before one of them writes
 
 
-def is_done_again(folder: Path, ranks: str, options: list[str]) -> None:
+def is_done_again(folder: Path, ranks: str, options: list[str], data: list[str] = OPTIONS) -> None:
     """Whoever does what was recorded ends in the same weights, here on one stage each."""
     num_replicas = ranks.partition("x")[0]
     again = folder.with_name(f"{folder.name}-again")
-    given = [*OPTIONS, *options, "--dp", num_replicas, "--replay", str(folder), "--out", str(again)]
+    given = [*data, *options, "--dp", num_replicas, "--replay", str(folder), "--out", str(again)]
     done = run_command([sys.executable, "-m", "vigpipe", "train", *given], ENV)
     assert done.returncode == 0, done.stderr
     for name in ("model.safetensors", "model-ema.safetensors"):
