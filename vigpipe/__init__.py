@@ -1,8 +1,9 @@
 """Train Vision GNNs across pipeline stages and data-parallel replicas.
 
 From Python: `vigpipe.train` trains as the command does, `vigpipe.load` gives a trained model with
-its transform and class names, `vigpipe.predict` classifies images, and `vigpipe.create_model`
-builds a model. Importing vigpipe also makes `timm.create_model` know the models.
+its transform and class names, `vigpipe.predict` classifies images, `vigpipe.load_graph_model` gives
+a trained model of a graph, and `vigpipe.create_model` builds a model. Importing vigpipe also makes
+`timm.create_model` know the models.
 """
 
 from pkgutil import resolve_name
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from vigpipe.api import Training, train
     from vigpipe.errors import InputError, TrainingError
     from vigpipe.inference.load import LoadedModel, load, predict
+    from vigpipe.inference.load_graph_model import LoadedGraphModel, load_graph_model
     from vigpipe.inference.predict import Prediction
     from vigpipe.model.variants import create_model
 
 __version__ = "0.1.0"
 __all__ = [
     "InputError",
+    "LoadedGraphModel",
     "LoadedModel",
     "Prediction",
     "Training",
@@ -27,18 +30,21 @@ __all__ = [
     "__version__",
     "create_model",
     "load",
+    "load_graph_model",
     "predict",
     "train",
 ]
 # Imported when they are first used: the command line does without torch for as long as it can.
 _MODULES = {
     "InputError": "vigpipe.errors",
+    "LoadedGraphModel": "vigpipe.inference.load_graph_model",
     "LoadedModel": "vigpipe.inference.load",
     "Prediction": "vigpipe.inference.predict",
     "Training": "vigpipe.api",
     "TrainingError": "vigpipe.errors",
     "create_model": "vigpipe.model.variants",
     "load": "vigpipe.inference.load",
+    "load_graph_model": "vigpipe.inference.load_graph_model",
     "predict": "vigpipe.inference.load",
     "train": "vigpipe.api",
 }

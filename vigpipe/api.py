@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Unpack, get_args, get_type_hints
 
 from vigpipe.config.keywords import TrainKeywords
 from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import DONE, NOT_FINITE, SAVED, WRONG_INPUT, InputError, TrainingError
 from vigpipe.files.untrusted import read_json
 from vigpipe.launch.child import child_process
@@ -78,6 +79,10 @@ class Training:
                 f"{self.folder}: the run was stopped before its end; go on with "
                 f"vigpipe.train(out={str(self.folder)!r}, resume='auto', ...)"
             )
+        if MODEL_DEFAULTS[self.summary["model"]].job == "graph":
+            from vigpipe.inference.load_graph_model import load_graph_model
+
+            return load_graph_model(self.weights).model
         from vigpipe.inference.load import load
 
         return load(self.weights).model

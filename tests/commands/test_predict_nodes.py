@@ -10,12 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+import vigpipe
 from tests.test_cli import refused
 from tests.world import run_command
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
 from vigpipe.config.choices import GnnModel
 from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TEST
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.sampler import whole
@@ -262,6 +264,38 @@ def test_a_description_has_what_training_was_asked_for():
     }
     assert graph_model_in(Path("w.safetensors")) == "gat"
     assert graph_model_in(Path("g.npz")) is None
+
+
+@pytest.mark.parametrize("model", OPTIONS)
+def test_a_loaded_model_takes_what_its_transform_makes_of_a_graph(model):
+    write_graph()
+    job = write_weights(model)
+    torch.manual_seed(5)
+    loaded, transform, names = vigpipe.load_graph_model("w.safetensors")
+    assert torch.initial_seed() == 5
+    assert names == CLASSES
+    with torch.no_grad():
+        assert torch.equal(loaded(*transform("g.npz")), logits_of(job))
+    write_graph("other.npz", num_features=3)
+    with pytest.raises(InputError, match=r"other\.npz: has 3 features, but the model in w"):
+        transform("other.npz")
+    with pytest.raises(
+        InputError, match=r"w\.safetensors: holds a .*, which is a model of a graph"
+    ):
+        vigpipe.predict("w.safetensors", "a.png")
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "message"), [("", "num_classes as nothing"), (str(1 << 30), r"convs\.0")]
+)
+def test_a_file_that_claims_more_than_it_holds_is_refused(num_classes, message):
+    write_graph()
+    write_weights("gcn")
+    facts = {**read_metadata(Path("w.safetensors")), "num_classes": num_classes}
+    facts.pop("class_names")
+    save_weights(Path("w.safetensors"), {"convs.0.bias": torch.zeros(1)}, facts)
+    with pytest.raises(InputError, match=message):
+        vigpipe.load_graph_model("w.safetensors")
 
 
 def test_other_commands_refuse_graph_weights_and_models(capsys):

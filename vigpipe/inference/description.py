@@ -161,7 +161,8 @@ def read_description(
         if model in GRAPH_MODELS:
             raise InputError(
                 f"{weights}: holds a {model}, which is a model of a graph, and a model of images "
-                f"is expected; vigpipe predict --weights {weights} --data GRAPH predicts nodes"
+                f"is expected; vigpipe predict --weights {weights} --data GRAPH predicts nodes, "
+                "and in Python vigpipe.load_graph_model loads it"
             )
         if model not in MODELS:
             raise InputError(

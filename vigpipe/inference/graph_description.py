@@ -8,6 +8,8 @@ from vigpipe.config.choices import GRAPH_MODELS, Features, GnnModel, GraphNorm
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.graphs.graph import Graph
+from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.metadata import class_names, read_metadata
 
 _COUNTS = ("num_classes", "num_features", "layers", "width", "heads")
@@ -32,7 +34,7 @@ class GraphDescription:
         num_classes: number of logits of a node.
         num_features: number of features of a node.
         multi_label: whether a node may have several classes.
-        class_names: name of each class, by label.
+        class_names: name of each class, by label; empty if the file has no names.
         options: the options of training that the model and its graph depend on, as fields of
             TrainConfig.
     """
@@ -44,6 +46,24 @@ class GraphDescription:
     multi_label: bool
     class_names: tuple[str, ...]
     options: dict[str, Any]
+
+    def names(self) -> tuple[str, ...]:
+        """Name every label: by the file, else by its number."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
+    def build(self) -> GraphModel:
+        """Build the model, with weights from torch's generator."""
+        options = self.options
+        return create_graph_model(
+            self.model,
+            in_channels=self.num_features,
+            num_classes=self.num_classes,
+            num_layers=options["layers"],
+            width=options["width"],
+            heads=options.get("heads") or 1,
+            aggregator=options.get("aggregator"),
+            norm=options["norm"],
+        )
 
     def check(self, graph: Graph, data: str) -> None:
         """Raise InputError if the model is for other graphs than this one.
@@ -79,7 +99,7 @@ def graph_model_in(weights: Path) -> str | None:
     return name if name in GRAPH_MODELS else None
 
 
-def read_graph_description(weights: Path, data: str) -> GraphDescription:
+def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
     """Find out which graph model a weights file holds.
 
     Args:
@@ -111,8 +131,8 @@ def read_graph_description(weights: Path, data: str) -> GraphDescription:
             raise _unusable(weights, name, text, " or ".join(choices))
         facts[name] = text == "True" if choices == ("False", "True") else text
     facts["aggregator"] = metadata.get("aggregator")
-    names = class_names(metadata, weights) or tuple(map(str, range(facts["num_classes"])))
-    if len(names) != facts["num_classes"]:
+    names = class_names(metadata, weights)
+    if names and len(names) != facts["num_classes"]:
         wanted = f"{facts['num_classes']} names"
         raise _unusable(weights, "class_names", f"{len(names)} names", wanted)
     return GraphDescription(

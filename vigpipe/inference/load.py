@@ -1,7 +1,7 @@
 """`vigpipe.load` and `vigpipe.predict`: use trained weights in a program or a notebook."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -84,16 +84,30 @@ def load(
     path = Path(weights)
     size = None if image_size is None else str(image_size)
     description = read_description(path, model, size)
-    state = to_reference_names(read_weights(path))
-    with torch.device("meta"):  # refused before anything is built as large as the file claims
-        claimed = description.build()
-    match_state(state, claimed, str(path))
-    with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
-        built = description.build()
-    built.load_state_dict(match_state(state, built, str(path)))
+    built = build_from(path, description.build)
     if isinstance(built, VisionGnn):
         built.pretrained_cfg = cfg_of_file(built, path)
     return LoadedModel(built.to(device).eval(), Transform(description), description.names())
+
+
+def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
+    """Build a model with the weights of a file, and leave random numbers alone.
+
+    Args:
+        weights: the file.
+        build: makes the model that it says it holds.
+
+    Raises:
+        InputError: the file cannot be read, or does not fit the model.
+    """
+    state = to_reference_names(read_weights(weights))
+    with torch.device("meta"):  # refused before anything is built as large as the file claims
+        claimed = build()
+    match_state(state, claimed, str(weights))
+    with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
+        built = build()
+    built.load_state_dict(match_state(state, built, str(weights)))
+    return built
 
 
 def predict(

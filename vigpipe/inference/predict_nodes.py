@@ -152,6 +152,7 @@ def predict_nodes(
     logits = rank_state.pipeline.logits(batch)
     if logits is None:
         return
+    class_names = description.names()
     nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
     for some in torch.from_numpy(nodes).split(_AT_ONCE):
         of_some = logits[some.to(logits.device)]
@@ -160,7 +161,7 @@ def predict_nodes(
         for node, i, p in rows:
             check_finite(f"node {node}", p)
             name = None if graph.node_names is None else graph.node_names[node]
-            names = tuple(description.class_names[label] for label in i)
+            names = tuple(class_names[label] for label in i)
             yield NodePrediction(node, name, tuple(i), names, tuple(p))
 
 

@@ -1,0 +1,101 @@
+"""`vigpipe.load_graph_model`: use trained weights of a graph model in a program or a notebook."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from vigpipe.graphs.sampler import whole
+from vigpipe.graphs.sources import open_graph
+from vigpipe.inference.graph_description import GraphDescription, read_graph_description
+from vigpipe.inference.load import build_from
+from vigpipe.model.staged import StagedModel
+from vigpipe.ops.adjacency import Adjacency
+
+
+class GraphInputs(NamedTuple):
+    """The inputs of a graph model: `model(*inputs)` are the logits of all nodes, (n, classes).
+
+    Attributes:
+        x: features of the nodes, (n, features) float32.
+        keys: None; in training, what random masks are keyed by.
+        adjacency: the edges between the nodes.
+    """
+
+    x: Tensor
+    keys: None
+    adjacency: Adjacency
+
+
+@dataclass(frozen=True)
+class GraphTransform:
+    """Prepares a graph as that of the training was: scales features, adds reverse edges.
+
+    Attributes:
+        description: what the weights file says of its model and graph.
+        device: where the model computes.
+    """
+
+    description: GraphDescription
+    device: torch.device
+
+    def __call__(self, data: Path | str, *, data_dir: Path | str = "data") -> GraphInputs:
+        """Prepare a graph.
+
+        Args:
+            data: a graph file, the name of a data set, or sbm:..., as `vigpipe train --data`.
+            data_dir: folder of the data sets.
+
+        Raises:
+            InputError: there is no such graph, or the model is for others.
+        """
+        options = self.description.options
+        graph = open_graph(
+            str(data),
+            data_dir=Path(data_dir),
+            download=False,
+            features=options["features"],
+            symmetric=options["symmetric"],
+            seed=0,
+        )
+        self.description.check(graph, str(data))
+        x = graph.features.toarray() if isinstance(graph.features, csr_array) else graph.features
+        features = torch.from_numpy(x).to(self.device, torch.float32)
+        return GraphInputs(features, None, whole(graph).adjacency.to(self.device))
+
+
+class LoadedGraphModel(NamedTuple):
+    """A trained graph model and what it takes to use it.
+
+    Attributes:
+        model: in evaluation mode; an ordinary PyTorch module.
+        transform: makes the model's inputs of a graph.
+        class_names: name of each class, by label.
+    """
+
+    model: StagedModel
+    transform: GraphTransform
+    class_names: tuple[str, ...]
+
+
+def load_graph_model(
+    weights: Path | str, *, device: torch.device | str = "cpu"
+) -> LoadedGraphModel:
+    """Load the graph model of a weights file, with what prepares a graph for it.
+
+    Args:
+        weights: safetensors file of a run.
+        device: where the model is to compute.
+
+    Raises:
+        InputError: the file cannot be read, holds no graph model, or has metadata that cannot be
+            used.
+    """
+    path = Path(weights)
+    description = read_graph_description(path)
+    built = build_from(path, description.build).to(device).eval()
+    transform = GraphTransform(description, torch.device(device))
+    return LoadedGraphModel(built, transform, description.names())
