@@ -50,8 +50,7 @@ def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     partition = {"kept_edge_fraction": 0.25, "seconds": 1.5}
     summary = {"steps": 4, "peak_bytes": 7, "graph": {"partition": partition}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    found = read_run(tmp_path, "metis", 3)
+    found = read_run(tmp_path, summary, "metis", 3)
     assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, 1.5, 5.0, 7)  # seconds: 4.0 and 6.0
 
 

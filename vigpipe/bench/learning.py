@@ -9,28 +9,28 @@ With --sleep, an item takes each replica some seconds more, and with --slow the 
 of that. Then the time of the runs is told, too.
 """
 
-import csv
-import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-import tomli_w
-from tabulate import tabulate
-
 from vigpipe.bench.options import LearningBench
-from vigpipe.config.files import as_toml
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.bench.trained import (
+    FILES,
+    PROGRAM,
+    Table,
+    all_of,
+    check_seeds,
+    train,
+    write_page,
+    write_shared,
+)
+from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
-from vigpipe.errors import DONE, INTERRUPTED, InputError
-from vigpipe.launch.child import run_child, stoppable
-from vigpipe.launch.signals import Stopped
+from vigpipe.errors import InputError
 from vigpipe.run.folder import make_output_folder
-from vigpipe.run.provenance import format_versions, this_command
 
-FILES = ("README.md", "rows.csv", "config.toml", "runs")
 # Options of each way to agree; how often to average is the user's. An average with an overlap is
 # applied after a quarter of the steps to the next one.
 WAYS: dict[str, dict[str, str]] = {
@@ -77,8 +77,7 @@ def bench_learning(options: LearningBench) -> None:
     Raises:
         InputError: an option is out of range, or a run has failed.
     """
-    if options.seeds < 1:
-        raise InputError(f"--seeds {options.seeds}: must be at least 1")
+    check_seeds(options.seeds)
     if not 0 <= options.sleep <= 60 or not 1 <= options.slow <= 1000:
         raise InputError(
             f"--sleep {options.sleep:g} --slow {options.slow:g}: must be from 0 to 60, and from 1 "
@@ -92,18 +91,11 @@ def bench_learning(options: LearningBench) -> None:
         raise InputError(f"--strategy {options.strategy}: every strategy is run here; leave it out")
     ways = chosen_ways(options.ways)
     folder = make_output_folder(options.out, FILES)
-    plain = {**as_toml(options), "seed": 0}
-    for name in ("seed", "average_every", "items", "ways", "sleep", "slow"):
-        plain.pop(name, None)
-    (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
-    try:
-        with stoppable():
-            learned = [
-                _run(options, folder, way, seed) for seed in range(options.seeds) for way in ways
-            ]
-    except Stopped:
-        sys.exit(INTERRUPTED)
-    write_page(folder, options, learned)
+    others = "seed", "average_every", "items", "seeds", "ways", "sleep", "slow"
+    write_shared(folder, options, others)
+    runs = [(seed, way) for seed in range(options.seeds) for way in ways]
+    learned = all_of(partial(_run, options, folder, way, seed) for seed, way in runs)
+    _write(folder, options, learned)
 
 
 def chosen_ways(words: str) -> list[str]:
@@ -124,9 +116,9 @@ def chosen_ways(words: str) -> list[str]:
     return [way for way in WAYS if way in chosen]
 
 
-def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> list[str]:
-    """Return the command line of a run."""
-    chosen: dict[str, object] = {**WAYS[way], "seed": seed, "out": _folder_of(folder, way, seed)}
+def options_of(options: LearningBench, way: str, seed: int) -> dict[str, object]:
+    """Return the options of a run that are not those of all."""
+    chosen: dict[str, object] = {**WAYS[way], "seed": seed}
     averaging = _averaging(options)
     if "strategy" in chosen:
         chosen["items"] = averaging.items
@@ -137,15 +129,7 @@ def command_of(options: LearningBench, folder: Path, way: str, seed: int) -> lis
             chosen["overlap"] = -(-every // 4) if every > 1 else 0
         if options.validation and chosen["average"] == "gradients":
             chosen["final"] = "best"
-    start = ["vigpipe"]
-    if options.sleep:
-        num_ranks = options.dp + (chosen.get("strategy") == "server")
-        start = ["vigpipe.bench.slowed"]
-        start += [str(n) for n in (num_ranks, options.sleep, options.slow, options.dp)]
-    words = [sys.executable, "-m", *start, "train", "--config", str(folder / "config.toml")]
-    for name, value in chosen.items():
-        words += [flag(name), str(value)]
-    return words
+    return chosen
 
 
 def _averaging(options: LearningBench) -> TrainConfig:
@@ -156,32 +140,22 @@ def _averaging(options: LearningBench) -> TrainConfig:
     return with_replication_defaults(given)
 
 
-def _folder_of(folder: Path, way: str, seed: int) -> Path:
-    return folder / "runs" / f"{way.replace(', ', '-').replace(':', '')}-{seed}"
-
-
 def _run(options: LearningBench, folder: Path, way: str, seed: int) -> Learned:
-    code = run_child(command_of(options, folder, way, seed))
-    if code != DONE:
-        raise InputError(
-            f"the run of {way} with seed {seed} ended with exit code {code}; see its message above"
-        )
-    path = _folder_of(folder, way, seed) / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    chosen, program = options_of(options, way, seed), PROGRAM
+    if options.sleep:
+        num_ranks = options.dp + (chosen.get("strategy") == "server")
+        slowness = num_ranks, options.sleep, options.slow, options.dp
+        program = ("vigpipe.bench.slowed", *map(str, slowness))
+    out = folder / "runs" / f"{way.replace(', ', '-').replace(':', '')}-{seed}"
+    summary = train(folder, out, chosen, f"{way} with seed {seed}", program)
     test = summary["test"]
     found = Learned(way, seed, test["top1"], test["loss"], summary["wall_seconds"])
     print(f"{way}, seed {seed}: top-1 {found.top1:.2%}, loss {found.loss:.4f}", flush=True)
     return found
 
 
-def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned]) -> None:
-    """Print the table; write README.md and rows.csv.
-
-    Args:
-        folder: folder to write to.
-        options: options of the benchmark.
-        learned: what every run has learned.
-    """
+def _write(folder: Path, options: LearningBench, learned: Sequence[Learned]) -> None:
+    """Print the table; write README.md and rows.csv."""
     by_way: dict[str, list[Learned]] = {}
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
@@ -190,10 +164,6 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
     headers += ["seconds", "times as fast as synchronous"]
     if not options.sleep:  # then seconds only tell how busy the machine was
         rows, headers = [row[:-2] for row in rows], headers[:-2]
-
-    def table(fmt: str) -> str:
-        return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
-
     averaging = _averaging(options)
     best = "; where gradients were averaged, the best one on the validation images"
     best = best if options.validation else ""
@@ -208,21 +178,8 @@ def write_page(folder: Path, options: LearningBench, learned: Sequence[Learned])
             f" Each replica sleeps {options.sleep:g} s before an item, and the last one "
             f"{options.sleep * options.slow:g} s. Seconds and ratios are medians."
         )
-    print(f"\n{question}\n\n{table('simple')}\n")
-    one = json.loads(next(folder.glob("runs/*/summary.json")).read_text(encoding="utf-8"))
-    (folder / "README.md").write_text(
-        f"# What each way to agree learns\n\n{question}\n\n{table('github')}\n\n"
-        f"- command: `{this_command()}`\n- all runs: `vigpipe train --config config.toml`, with "
-        "the options of the way and the seed\n"
-        f"- commit: {one['commit']}\n- hardware: {one['hardware']}; {one['threads_per_rank']} "
-        f"thread(s) a rank\n- versions: {format_versions(one['versions'])}\n",
-        encoding="utf-8",
-    )
-    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Learned._fields)
-        writer.writerows(learned)
-    print(f"{folder}/README.md, rows.csv")
+    table = Table("", headers, rows)
+    write_page(folder, "What each way to agree learns", question, [table], learned)
 
 
 def _row(way: str, found: Sequence[Learned], base: Sequence[Learned]) -> tuple[str, ...]:

@@ -5,30 +5,29 @@ the seed. What is compared is the test score at the epoch whose validation score
 usual for graphs.
 """
 
-import csv
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-import tomli_w
-from tabulate import tabulate
-
 from vigpipe.bench.options import SamplersBench
+from vigpipe.bench.trained import (
+    FILES,
+    Table,
+    all_of,
+    check_seeds,
+    train,
+    write_page,
+    write_shared,
+)
 from vigpipe.config.choices import GRAPH_MODELS, PARTITIONS
-from vigpipe.config.files import as_toml
 from vigpipe.config.options import flag
-from vigpipe.errors import DONE, INTERRUPTED, InputError
-from vigpipe.launch.child import run_child, stoppable
-from vigpipe.launch.signals import Stopped
-from vigpipe.run.folder import METRICS, SUMMARY, make_output_folder
+from vigpipe.errors import InputError
+from vigpipe.run.folder import METRICS, make_output_folder
 from vigpipe.run.follow import parse_rows
-from vigpipe.run.provenance import format_versions, this_command
 
-FILES = ("README.md", "rows.csv", "config.toml", "runs")
 FORM = "full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS, such as metis:400+10@20"
 _OF_WAYS = ("seed", "sampler", "partition", "parts", "merge")
 
@@ -79,8 +78,7 @@ def bench_samplers(options: SamplersBench) -> None:
     Raises:
         InputError: an option is out of range, or a run has failed.
     """
-    if options.seeds < 1:
-        raise InputError(f"--seeds {options.seeds}: must be at least 1")
+    check_seeds(options.seeds)
     if options.model not in GRAPH_MODELS:
         raise InputError(
             f"--model {options.model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
@@ -90,16 +88,9 @@ def bench_samplers(options: SamplersBench) -> None:
             raise InputError(f"{flag(name)} {getattr(options, name)}: is what --ways is for")
     ways = [parse_way(word.strip(), options.ways) for word in options.ways.split(",")]
     folder = make_output_folder(options.out, FILES)
-    plain = as_toml(options)
-    for name in (*_OF_WAYS, "seeds", "ways"):
-        plain.pop(name, None)
-    (folder / "config.toml").write_text(tomli_w.dumps(plain), encoding="utf-8")
-    try:
-        with stoppable():
-            learned = [_run(folder, way, seed) for seed in range(options.seeds) for way in ways]
-    except Stopped:
-        sys.exit(INTERRUPTED)
-    write_page(folder, options, learned)
+    write_shared(folder, options, (*_OF_WAYS, "seeds", "ways"))
+    runs = (partial(_run, folder, way, seed) for seed in range(options.seeds) for way in ways)
+    _write(folder, options, all_of(runs))
 
 
 def parse_way(word: str, given: str) -> Way:
@@ -129,16 +120,8 @@ def parse_way(word: str, given: str) -> Way:
 
 def _run(folder: Path, way: Way, seed: int) -> Learned:
     out = folder / "runs" / f"{re.sub('[^a-z0-9]+', '-', way.name)}-{seed}"
-    words = [sys.executable, "-m", "vigpipe", "train", "--config", str(folder / "config.toml")]
-    for name, value in {**way.options, "seed": str(seed), "out": str(out)}.items():
-        words += [flag(name), value]
-    code = run_child(words)
-    if code != DONE:
-        raise InputError(
-            f"the run of {way.name} with seed {seed} ended with exit code {code}; see its message "
-            "above"
-        )
-    found = read_run(out, way.name, seed)
+    name = f"{way.name} with seed {seed}"
+    found = read_run(out, train(folder, out, {**way.options, "seed": seed}, name), way.name, seed)
     print(
         f"{way.name}, seed {seed}: accuracy {found.accuracy:.2%} of the test nodes after epoch "
         f"{found.epoch}, which has the best validation accuracy",
@@ -147,14 +130,19 @@ def _run(folder: Path, way: Way, seed: int) -> Learned:
     return found
 
 
-def read_run(folder: Path, way: str, seed: int) -> Learned:
+def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> Learned:
     """Read what a finished run has learned.
+
+    Args:
+        folder: of the run.
+        summary: content of its summary.json.
+        way: its name.
+        seed: of the run.
 
     Raises:
         InputError: its graph has no validation nodes.
     """
     rows = parse_rows((folder / METRICS).read_bytes())
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     evaluations = [row for row in rows if "accuracy" in row]
     if not all("validation" in row for row in evaluations):
         raise InputError(f"{folder}: the graph has no validation nodes, which choose the epoch")
@@ -179,45 +167,21 @@ def read_run(folder: Path, way: str, seed: int) -> Learned:
     )
 
 
-def write_page(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> None:
-    """Print the table; write README.md and rows.csv.
-
-    Args:
-        folder: folder to write to.
-        options: options of the benchmark.
-        learned: what every run has learned.
-    """
+def _write(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> None:
+    """Print the table; write README.md and rows.csv."""
     by_way: dict[str, list[Learned]] = {}
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
     headers = ["", "edges kept", "steps", "test accuracy", "min – max", "macro-F1"]
     headers += ["s to cut", "s an epoch", "peak memory"]
-    rows = [_row(way, found) for way, found in by_way.items()]
-
-    def table(fmt: str) -> str:
-        return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
-
     question = (
         f"{options.model} on {options.data}: the test accuracy at the epoch with the best "
         f"validation accuracy. Seeds: {options.seeds}; ± is the standard deviation over them. "
         "Seconds are medians; those of an epoch are without its evaluation, and the time to cut is "
         "that of one process."
     )
-    print(f"\n{question}\n\n{table('simple')}\n")
-    one = json.loads(next(folder.glob(f"runs/*/{SUMMARY}")).read_text(encoding="utf-8"))
-    (folder / "README.md").write_text(
-        f"# What each way to cut a graph learns\n\n{question}\n\n{table('github')}\n\n"
-        f"- command: `{this_command()}`\n- all runs: `vigpipe train --config config.toml`, with "
-        "the options of the way and the seed\n"
-        f"- commit: {one['commit']}\n- hardware: {one['hardware']}; {one['threads_per_rank']} "
-        f"thread(s) a rank\n- versions: {format_versions(one['versions'])}\n",
-        encoding="utf-8",
-    )
-    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Learned._fields)
-        writer.writerows(learned)
-    print(f"{folder}/README.md, rows.csv")
+    table = Table("", headers, [_row(way, found) for way, found in by_way.items()])
+    write_page(folder, "What each way to cut a graph learns", question, [table], learned)
 
 
 def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:

@@ -1,0 +1,137 @@
+"""Run `vigpipe train` again and again with shared options, and write what it came to as a page."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import tomli_w
+from tabulate import tabulate
+
+from vigpipe.config.files import as_toml
+from vigpipe.config.options import TrainConfig, flag
+from vigpipe.errors import DONE, INTERRUPTED, InputError
+from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.signals import Stopped
+from vigpipe.run.folder import SUMMARY
+from vigpipe.run.provenance import format_versions, this_command
+
+T = TypeVar("T")
+
+FILES = ("README.md", "rows.csv", "config.toml", "runs")  # in the folder of such a benchmark
+PROGRAM = ("vigpipe",)  # a module, and its arguments before the verb
+
+
+def check_seeds(seeds: int) -> None:
+    """Raise InputError if there are no seeds."""
+    if seeds < 1:
+        raise InputError(f"--seeds {seeds}: must be at least 1")
+
+
+def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> None:
+    """Write the options that all runs share.
+
+    Args:
+        folder: of the benchmark.
+        options: those of the benchmark.
+        others: names of the options that are not shared, or not of `vigpipe train`.
+    """
+    shared = as_toml(options)
+    for name in others:
+        shared.pop(name, None)
+    (folder / "config.toml").write_text(tomli_w.dumps(shared), encoding="utf-8")
+
+
+def train(
+    folder: Path,
+    out: Path,
+    options: Mapping[str, object],
+    name: str,
+    program: Sequence[str] = PROGRAM,
+) -> dict[str, Any]:
+    """Train once, as a command of its own.
+
+    Args:
+        folder: of the benchmark, with the shared options.
+        out: folder of the run.
+        options: of this run.
+        name: of the run, for the message if it fails.
+        program: the module that is run, and its arguments before `train`.
+
+    Returns:
+        The content of summary.json.
+
+    Raises:
+        InputError: the run has failed.
+    """
+    words = [sys.executable, "-m", *program, "train", "--config", str(folder / "config.toml")]
+    for option, value in {**options, "out": out}.items():
+        words += [flag(option), str(value)]
+    code = run_child(words)
+    if code != DONE:
+        raise InputError(f"the run of {name} ended with exit code {code}; see its message above")
+    return json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+
+
+def all_of(runs: Iterable[Callable[[], T]]) -> list[T]:
+    """Do all runs in turn; a signal ends the one that is under way, and this process."""
+    try:
+        with stoppable():
+            return [run() for run in runs]
+    except Stopped:
+        sys.exit(INTERRUPTED)
+
+
+class Table(NamedTuple):
+    """A table of the page.
+
+    Attributes:
+        title: what stands above it; empty for the first.
+        headers: of its columns.
+        rows: cells.
+    """
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self, fmt: str) -> str:
+        """Format it, with its title."""
+        table = tabulate(self.rows, self.headers, tablefmt=fmt, disable_numparse=True)
+        return f"{self.title}\n\n{table}" if self.title else table
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    question: str,
+    tables: Sequence[Table],
+    found: Sequence[NamedTuple],
+) -> None:
+    """Print the tables; write README.md and rows.csv.
+
+    Args:
+        folder: of the benchmark.
+        title: of the page.
+        question: what was asked, and how.
+        tables: the answer.
+        found: what every run came to; each is a row.
+    """
+    texts = {fmt: "\n\n".join(table.text(fmt) for table in tables) for fmt in ("simple", "github")}
+    print(f"\n{question}\n\n{texts['simple']}\n")
+    one = json.loads(next(folder.glob(f"runs/*/{SUMMARY}")).read_text(encoding="utf-8"))
+    (folder / "README.md").write_text(
+        f"# {title}\n\n{question}\n\n{texts['github']}\n\n"
+        f"- command: `{this_command()}`\n- all runs: `vigpipe train --config config.toml`, with "
+        "the options of the way and the seed\n"
+        f"- commit: {one['commit']}\n- hardware: {one['hardware']}; {one['threads_per_rank']} "
+        f"thread(s) a rank\n- versions: {format_versions(one['versions'])}\n",
+        encoding="utf-8",
+    )
+    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(found[0]._fields)
+        writer.writerows(found)
+    print(f"{folder}/README.md, rows.csv")
