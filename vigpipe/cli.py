@@ -18,6 +18,7 @@ from vigpipe.bench.options import (
     CutsBench,
     EmulateBench,
     FeedBench,
+    IntervalsBench,
     LearningBench,
     OpsBench,
     PipelineBench,
@@ -53,6 +54,7 @@ OpsOptions = Annotated[OpsBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
 LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
+IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
@@ -90,8 +92,8 @@ def _run(arguments: list[str]) -> int:
             return DONE
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
-        named = ("pipeline", "sync", "predict", "cuts", "checkpoint", "learning", "samplers")
-        benches = dict.fromkeys(named, options)
+        named = "pipeline", "sync", "predict", "cuts", "checkpoint"
+        benches = dict.fromkeys((*named, "learning", "samplers", "intervals"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -385,6 +387,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.samplers import bench_samplers
 
         bench_samplers(config)
+
+    @bench.command
+    def intervals(*, config: IntervalsOptions = IntervalsBench()) -> None:  # noqa: B008
+        """Compare all-reduce and gossip on the parts of a graph, with averages now and then."""
+        from vigpipe.bench.intervals import bench_intervals
+
+        bench_intervals(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Model, VigModel
+from vigpipe.config.choices import Average, Device, Model, VigModel
 from vigpipe.config.options import TrainConfig
 
 FILES = ("README.md", "rows.csv", "profile.json", "checkpoints")  # what the benchmarks write
@@ -119,6 +119,30 @@ class SamplersBench(TrainConfig):
     model: Model = "sage"
     seeds: int = 3
     ways: str = "full,metis:40,random:40"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalsBench(TrainConfig):
+    """Options of `vigpipe bench intervals`: those of train, which all runs share.
+
+    Attributes:
+        epochs: passes over all parts.
+        dropout: dropout rate, before every layer.
+        average: what is averaged.
+        partitions: METHOD,METHOD,... how the graph is cut.
+        replicas: D,D,... numbers of replicas.
+        intervals: TAU,TAU,... steps of a replica from one average to the next.
+        seeds: number of seeds, from 0.
+    """
+
+    model: Model = "sage"
+    epochs: int | None = 30
+    dropout: float = 0.2
+    average: Average | None = "gradients"
+    partitions: str = "random,metis"
+    replicas: str = "2,4"
+    intervals: str = "1,20,100"
+    seeds: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

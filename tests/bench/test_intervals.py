@@ -1,0 +1,86 @@
+"""The experiment on averages now and then: its runs, and its tables; nothing is trained here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vigpipe.bench import trained
+from vigpipe.bench.intervals import PUBLISHED, bench_intervals
+from vigpipe.bench.options import IntervalsBench
+from vigpipe.cli import main
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Runs that are only noted down: one process takes 24 s, D replicas 24 / D, gossip half."""
+    noted: list[list[str]] = []
+
+    def run_child(command):
+        noted.append(command)
+        given = dict(zip(command[6::2], command[7::2], strict=True))
+        folder, replicas = Path(given["--out"]), int(given.get("--dp", 1))
+        folder.mkdir(parents=True)
+        seconds = 24.0 / replicas / (1 + (given.get("--strategy") == "gossip"))
+        each = [
+            {"items": 10 + r, "busy_seconds": seconds, "waiting_seconds": 0, "averaging_seconds": 0}
+            for r in range(replicas)
+        ]
+        summary = {
+            "graph": {"partition": {"kept_edge_fraction": 0.025}},
+            "test": {"micro_f1": 0.9},
+            "replicas": {"each": each, "busy": {"efficiency": 1.0}},
+            **{"commit": "c", "hardware": "h", "threads_per_rank": 1, "versions": {"v": "1"}},
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+        row = {"step": 1, "step_seconds": seconds - 1.0, "data_seconds": 1.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        return 0
+
+    monkeypatch.setattr(trained, "run_child", run_child)
+    return noted
+
+
+def test_every_way_is_run_with_every_interval_and_number_of_replicas(commands, tmp_path):
+    options = IntervalsBench(
+        data="sbm:200,4", intervals="1,7", replicas="2,4", seeds=2, out=tmp_path / "a"
+    )
+    bench_intervals(options)
+    assert len(commands) == 2 * 2 * (1 + 2 * 2 * 2)
+    shared = (tmp_path / "a" / "config.toml").read_text()
+    assert "epochs = 30" in shared
+    for name in ("average", "evaluate_every", "partition", "seed"):
+        assert f"{name} = " not in shared
+    for command in commands:
+        text = " ".join(command)
+        assert "--evaluate-every 30" in text
+        assert ("--final best" in text) == ("--average gradients" in text) == ("--dp" in text)
+        assert ("--items pool" in text) == ("--strategy gossip" in text)
+        assert ("--items fixed" in text) == ("--strategy periodic" in text)
+    page = (tmp_path / "a" / "README.md").read_text()
+    assert "metis parts, 2.5% of the edges kept; TAU = 1 / 7" in page
+    assert "| 4          | gossip     | 3.0 / 3.0   | 0.9000 / 0.9000 | 8.00 / 8.00 " in page
+    assert page.count("2.00 / 2.00") == 2 * (2 + 1)  # all-reduce twice, and two replicas' 24 / 12
+    assert "10 11 12 13" in page
+    assert all(seconds in page for seconds, _ in PUBLISHED.values())
+
+
+def test_weights_can_be_averaged_instead(commands, tmp_path):
+    options = IntervalsBench(
+        data="sbm:200,4", average="weights", partitions="metis", out=tmp_path / "a"
+    )
+    bench_intervals(options)
+    assert not any("--final" in command for command in commands)
+
+
+def test_wrong_use_is_one_sentence(capsys):
+    for words, message in (
+        (["--model", "vig_digits"], "--model vig_digits: is a model of images"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--dp", "3"], "--dp 3: differs from run to run here; leave it out"),
+        (["--partitions", "metis,louvain"], "--partitions metis,louvain: 'louvain' is not"),
+        (["--intervals", "1,x"], "--intervals 1,x: must be numbers from 1"),
+        (["--replicas", "0"], "--replicas 0: must be numbers from 1"),
+    ):
+        assert main(["bench", "intervals", "--data", "sbm:200,4", *words]) == 2
+        assert message in capsys.readouterr().err

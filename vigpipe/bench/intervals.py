@@ -1,0 +1,253 @@
+"""What do replicas learn from the parts of a graph that average seldom, all at once or in pairs?
+
+The experiment of Y. Zhang, "Efficient Asynchronous GCN Training on a GPU Cluster" (Concordia 2021):
+a graph in 40 parts, 30 epochs of them, two layers of GraphSAGE of width 128. AllReduce-GCN averages
+the gradients of all replicas after every TAU steps (algorithm 3), each replica has its own share of
+the parts; GossipGCN those of two (algorithm 6), and a pool deals the parts out. Averaged gradients
+leave the replicas different, and the best of them on the validation nodes is kept. The published
+numbers stand beside.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from vigpipe.bench.options import IntervalsBench
+from vigpipe.bench.trained import (
+    FILES,
+    Table,
+    all_of,
+    check_seeds,
+    train,
+    write_page,
+    write_shared,
+)
+from vigpipe.config.choices import GRAPH_MODELS, PARTITIONS
+from vigpipe.config.options import flag
+from vigpipe.errors import InputError
+from vigpipe.replication.metrics import accounted_seconds, balance
+from vigpipe.run.folder import METRICS, make_output_folder
+from vigpipe.run.follow import parse_rows
+
+WAYS = {
+    "all-reduce": {"strategy": "periodic", "items": "fixed"},
+    "gossip": {"strategy": "gossip", "items": "pool"},
+}
+_OF_RUNS = ("seed", "sampler", "partition", "dp", "strategy", "items", "average_every", "final")
+_LISTS = ("partitions", "replicas", "intervals")
+# F1 and seconds of 30 epochs with TAU = 1, 20, 100, on V100s; random parts, 40 of Reddit and 640 of
+# Amazon. One GPU: F1 0.9655 and 0.7828.
+PUBLISHED = {
+    ("Reddit", 4, "all-reduce"): ("16.01 / 14.08 / 13.66", ".9637 / .9501 / .9508"),
+    ("Reddit", 4, "gossip"): ("12.46 / 11.74 / 10.62", ".9573 / .9599 / .9613"),
+    ("Reddit", 8, "all-reduce"): ("10.21 / 10.11 / 10.07", ".9609 / .9449 / .9435"),
+    ("Reddit", 8, "gossip"): ("9.62 / 7.44 / 5.68", ".9502 / .9566 / .9538"),
+    ("Amazon", 4, "all-reduce"): ("103.65 / 87.13 / 79.31", ".7745 / .7473 / .7472"),
+    ("Amazon", 4, "gossip"): ("73.80 / 56.81 / 51.97", ".7537 / .7545 / .7518"),
+    ("Amazon", 8, "all-reduce"): ("64.18 / 59.13 / 53.20", ".7721 / .7189 / .7187"),
+    ("Amazon", 8, "gossip"): ("61.65 / 41.39 / 29.42", ".7222 / .7393 / .7401"),
+}
+
+
+class Outcome(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+        partition: how the graph was cut.
+        kept_edges: share of its edges inside parts.
+        way: one of WAYS; alone for a single process.
+        replicas: D.
+        every: TAU; 0 for a single process.
+        seed: of the run.
+        f1: micro-F1 of the test nodes, with the weights that are kept.
+        seconds: that the slowest replica has worked, waited and averaged.
+        items: parts that each replica has taken, with spaces between them.
+        evenness: of their seconds of work, mean over largest.
+    """
+
+    partition: str
+    kept_edges: float
+    way: str
+    replicas: int
+    every: int
+    seed: int
+    f1: float
+    seconds: float
+    items: str
+    evenness: float
+
+
+def bench_intervals(options: IntervalsBench) -> None:
+    """Train in every way, and write README.md and rows.csv.
+
+    Raises:
+        InputError: an option is out of range, or a run has failed.
+    """
+    check_seeds(options.seeds)
+    if options.model not in GRAPH_MODELS:
+        raise InputError(
+            f"--model {options.model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
+        )
+    plain = IntervalsBench()
+    for name in _OF_RUNS:
+        if getattr(options, name) != getattr(plain, name):
+            raise InputError(
+                f"{flag(name)} {getattr(options, name)}: differs from run to run here; leave it out"
+            )
+    partitions = [word.strip() for word in options.partitions.split(",")]
+    for word in partitions:
+        if word not in PARTITIONS:
+            raise InputError(
+                f"--partitions {options.partitions}: {word!r} is not {', '.join(PARTITIONS)}"
+            )
+    replicas, intervals = (_numbers(name, getattr(options, name)) for name in _LISTS[1:])
+    folder = make_output_folder(options.out, FILES)
+    # Scored once: an evaluation would be part of the time of the replica that does it.
+    others = {"sampler": "parts", "evaluate_every": options.epochs or 1}
+    write_shared(folder, options, (*_OF_RUNS, *_LISTS, "seeds", "average", *others))
+    runs = [
+        partial(_run, folder, options, {**others, "partition": partition, "seed": seed}, *layout)
+        for partition in partitions
+        for seed in range(options.seeds)
+        for layout in [
+            ("alone", 1, 0),
+            *((w, d, t) for d in replicas for w in WAYS for t in intervals),
+        ]
+    ]
+    _write(folder, options, intervals, all_of(runs))
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and word.isascii() and 1 <= int(word) < 10**9 for word in words):
+        raise InputError(f"{flag(name)} {text}: must be numbers from 1 with commas between them")
+    return [int(word) for word in words]
+
+
+def _run(
+    folder: Path,
+    options: IntervalsBench,
+    shared: dict[str, object],
+    way: str,
+    replicas: int,
+    every: int,
+) -> Outcome:
+    chosen = {**shared}
+    if way in WAYS:
+        chosen |= {**WAYS[way], "dp": replicas, "average_every": every, "average": options.average}
+        if options.average == "gradients":
+            chosen["final"] = "best"
+    partition, seed = str(shared["partition"]), shared["seed"]
+    assert isinstance(seed, int)
+    out = folder / "runs" / f"{partition}-{way}-{replicas}-{every}-{seed}"
+    name = f"{way} with {replicas} replicas, --average-every {every} and seed {seed}"
+    summary = train(folder, out, chosen, f"{partition} parts, {name}")
+    found = read_outcome(out, summary, partition, way, replicas, every, seed)
+    print(
+        f"{partition}, {way}, {replicas} replicas, every {every}: F1 {found.f1:.4f} in "
+        f"{found.seconds:.1f} s; items {found.items}",
+        flush=True,
+    )
+    return found
+
+
+def read_outcome(
+    out: Path,
+    summary: dict[str, Any],
+    partition: str,
+    way: str,
+    replicas: int,
+    every: int,
+    seed: int,
+) -> Outcome:
+    """Read what a finished run came to.
+
+    Args:
+        out: its folder.
+        summary: content of its summary.json.
+        partition: how the graph was cut.
+        way: one of WAYS, or alone.
+        replicas: D.
+        every: TAU, or 0.
+        seed: of the run.
+    """
+    if way in WAYS:
+        each = summary["replicas"]["each"]
+        seconds = max(sum(accounted_seconds(replica)) for replica in each)
+        items = [replica["items"] for replica in each]
+        evenness = summary["replicas"]["busy"]["efficiency"]
+    else:
+        rows = parse_rows((out / METRICS).read_bytes())
+        steps = [row for row in rows if "step" in row and "event" not in row]
+        seconds = sum(row["step_seconds"] + row["data_seconds"] for row in steps)
+        items, evenness = [len(steps)], 1.0
+    kept = summary["graph"]["partition"]["kept_edge_fraction"]
+    texts = " ".join(f"{count:.0f}" for count in items)
+    f1 = summary["test"]["micro_f1"]
+    return Outcome(partition, kept, way, replicas, every, seed, f1, seconds, texts, evenness)
+
+
+def _write(
+    folder: Path, options: IntervalsBench, intervals: Sequence[int], found: Sequence[Outcome]
+) -> None:
+    taus = " / ".join(map(str, intervals))
+    tables: list[Table] = []
+    for partition in dict.fromkeys(run.partition for run in found):
+        own = [run for run in found if run.partition == partition]
+        kept = fmean(run.kept_edges for run in own)
+        title = f"{partition} parts, {kept:.1%} of the edges kept; TAU = {taus}"
+        headers = ["replicas", "", "seconds", "F1", "times as fast as one process"]
+        tables.append(Table(title, [*headers, "all-reduce / gossip"], _rows(own)))
+    rows = [
+        (str(run.replicas), run.way, str(run.every), run.partition, run.items, *_spread(run))
+        for run in found
+        if run.way in WAYS and run.seed == 0
+    ]
+    headers = ["replicas", "", "TAU", "parts", "items of each", "CV", "most / fewest"]
+    tables.append(Table("Items of seed 0", [*headers, "work, mean / most"], rows))
+    published = [(data, str(d), way, *values) for (data, d, way), values in PUBLISHED.items()]
+    title = "Published: V100 GPUs that were shared with other jobs; TAU = 1 / 20 / 100"
+    tables.append(Table(title, ["data", "GPUs", "", "seconds", "F1"], published))
+    kept = "the mean of the replicas"
+    if options.average == "gradients":
+        kept = "the best replica on the validation nodes"
+    question = (
+        f"{options.model} on {options.data}, {options.epochs} epochs; {options.average} are "
+        "averaged every TAU steps, of all replicas or of two. F1 is the micro-F1 of the test nodes "
+        f"with the weights after the last step, of {kept}. Seconds are those that the slowest "
+        "replica has worked, waited and averaged, without evaluations and without the time to cut "
+        f"the graph. Means over the seeds; there are {options.seeds}."
+    )
+    write_page(folder, "Averages now and then on the parts of a graph", question, tables, found)
+
+
+def _rows(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Make the rows of one way to cut the graph: those of a thesis' tables."""
+    by_case: dict[tuple[int, str], dict[int, list[Outcome]]] = {}
+    for run in found:
+        by_case.setdefault((run.replicas, run.way), {}).setdefault(run.every, []).append(run)
+    seconds = {
+        case: [fmean(run.seconds for run in runs) for runs in by_every.values()]
+        for case, by_every in by_case.items()
+    }
+    (alone,) = seconds[1, "alone"]
+    rows: list[tuple[str, ...]] = []
+    for (replicas, way), by_every in by_case.items():
+        own = seconds[replicas, way]
+        f1 = (f"{fmean(run.f1 for run in runs):.4f}" for runs in by_every.values())
+        faster = " / ".join(f"{alone / s:.2f}" for s in own)
+        ratios = ""
+        if way == "gossip":
+            both = zip(seconds[replicas, "all-reduce"], own, strict=True)
+            ratios = " / ".join(f"{a / b:.2f}" for a, b in both)
+        times = " / ".join(f"{s:.1f}" for s in own)
+        rows.append((str(replicas), way, times, " / ".join(f1), faster, ratios))
+    return rows
+
+
+def _spread(run: Outcome) -> tuple[str, str, str]:
+    items = [int(word) for word in run.items.split()]
+    ratio = f"{max(items) / min(items):.1f}" if min(items) else "–"
+    return f"{balance(items)['cv']:.2f}", ratio, f"{run.evenness:.2f}"
