@@ -57,7 +57,7 @@ def bench_pipeline(
     ceiling = layout.num_replicas * stages * num_microbatches / waves
     cores = layout.world_size * median(timings.ratios(all_at_once))
     question = (
-        f"{run.config.model} on {run.job.name} images, {run.batch_size} a step, {layout}, "
+        f"{run.config.model} on {run.job.name}, {run.job.describe_step(layout)} a step, {layout}, "
         f"{run.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
         f"transfer and {layout.world_size} full cores the ratio would be {ceiling:.2f}×. While "
         f"every rank is busy, {layout.world_size} ranks together work like {cores:.2f} of one "
