@@ -6,6 +6,7 @@ from typing import Literal
 
 from vigpipe.config.choices import Average, Device, Model, VigModel
 from vigpipe.config.options import TrainConfig
+from vigpipe.config.recipes import MODEL_DEFAULTS
 
 FILES = ("README.md", "rows.csv", "profile.json", "checkpoints")  # what the benchmarks write
 
@@ -15,16 +16,20 @@ class PipelineBench(TrainConfig):
     """Options of `vigpipe bench pipeline`: those of train, with other defaults.
 
     Attributes:
+        batch_size: B, images of one optimizer step over all replicas; by default 20.
         repeats: timed steps of every contender.
     """
 
-    model: VigModel = "vig_ti_224"
+    model: Model = "vig_ti_224"
     data: str = "fake"
     stages: int | Literal["auto"] | Path = 2
     microbatches: int = 5
-    batch_size: int | None = 20
     threads: int | None = 1
     repeats: int = 9
+
+    def __post_init__(self) -> None:
+        if self.batch_size is None and MODEL_DEFAULTS[self.model].job == "images":
+            object.__setattr__(self, "batch_size", 20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,8 @@ class CheckpointBench(PipelineBench):
 @dataclass(frozen=True, kw_only=True)
 class PredictBench(PipelineBench):
     """Options of `vigpipe bench predict`: those of train; the benchmark chooses the layouts."""
+
+    model: VigModel = "vig_ti_224"
 
 
 @dataclass(frozen=True, kw_only=True)
