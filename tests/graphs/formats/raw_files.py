@@ -75,6 +75,25 @@ def planetoid_parts(seed, gaps=()):
     }
 
 
+def write_ogb(folder, split, seed):
+    """Write the tables of the Open Graph Benchmark into a folder."""
+    generator = np.random.default_rng(seed)
+    num_nodes = 60
+    tables = {
+        "raw/edge": generator.integers(num_nodes, size=(400, 2)),
+        "raw/node-feat": generator.normal(size=(num_nodes, 7)).astype(np.float32).round(3),
+        "raw/node-label": np.arange(num_nodes)[:, None] % 3,
+    }
+    nodes = generator.permutation(num_nodes)
+    parts = zip(("train", "valid", "test"), np.split(nodes, (30, 45)), strict=True)
+    tables |= {f"split/{split}/{part}": some for part, some in parts}
+    for name, table in tables.items():
+        path = folder / f"{name}.csv.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savetxt(path, table, "%g", delimiter=",")
+    return tables
+
+
 def write_planetoid(root, name, parts, write=write_python2):
     """Write Planetoid's files into root/<name>/raw, and return that folder."""
     folder = root / name / "raw"

@@ -1,12 +1,14 @@
 """Data sets that are known by their names: where their files lie, and who fetches them.
 
-The files are fetched by torch-geometric, from the addresses that it knows, and read by the readers
-of this folder: torch-geometric's own would leave a pickled copy of each data set beside them.
+The files are fetched by torch-geometric, from the addresses that it knows, or from that of the Open
+Graph Benchmark, and read by the readers of this folder: those of torch-geometric and ogb would
+leave a pickled copy of each data set beside them.
 """
 
 import os
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
-from vigpipe.graphs.formats import graphsaint, planetoid, reddit
+from vigpipe.graphs.formats import graphsaint, ogb, planetoid, reddit
 from vigpipe.graphs.graph import Graph
 
 
@@ -23,34 +25,22 @@ class DataSet:
     """A data set.
 
     Attributes:
-        name: in torch-geometric's spelling.
-        files: names of its files in the folder `<name>/raw`.
+        name: in torch-geometric's spelling, or in that of the Open Graph Benchmark.
+        folder: of its files, in torch-geometric's or ogb's layout.
+        files: names of these files.
         read: reads the graph, given its name and the folder.
-        is_planetoid: whether torch-geometric has one class for several names.
+        download: fetches the files into a folder, and returns the folder that they are in.
     """
 
     name: str
+    folder: str
     files: tuple[str, ...]
     read: Callable[[str, Path], Graph]
-    is_planetoid: bool = False
-
-
-_ALL = (
-    *(
-        DataSet(name, planetoid.file_names(name), planetoid.read, is_planetoid=True)
-        for name in ("Cora", "CiteSeer", "PubMed")
-    ),
-    DataSet("Reddit", reddit.FILES, reddit.read),
-    *(
-        DataSet(name, graphsaint.FILES, graphsaint.read)
-        for name in ("Reddit2", "Flickr", "Yelp", "AmazonProducts")
-    ),
-)
-DATA_SETS = {data_set.name.lower(): data_set for data_set in _ALL}
+    download: Callable[["DataSet", Path], Path]
 
 
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
-    """Read a data set from `data_dir/<name>/raw`, torch-geometric's own layout.
+    """Read a data set from its folder in `data_dir`.
 
     Args:
         data_set: the data set.
@@ -60,7 +50,7 @@ def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
     Raises:
         InputError: files are missing, cannot be fetched or cannot be read.
     """
-    folder = data_dir / data_set.name / "raw"
+    folder = data_dir / data_set.folder
     # Path.exists raises PermissionError in a folder that cannot be searched.
     missing = [name for name in data_set.files if not os.path.exists(folder / name)]
     if missing and not download:
@@ -78,8 +68,9 @@ def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as root:
-            fetched = _download(data_set, Path(root))
+            fetched = data_set.download(data_set, Path(root))
             for name in data_set.files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (fetched / name).replace(folder / name)
     except Exception as error:  # of the file system, or any of several libraries for addresses
         raise InputError(
@@ -88,15 +79,53 @@ def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
         ) from error
 
 
-def _download(data_set: DataSet, root: Path) -> Path:
-    """Call torch-geometric's download of a data set, and return the folder of the files."""
+def _from_torch_geometric(data_set: DataSet, root: Path) -> Path:
+    """Call torch-geometric's download of a data set, which has one class for several names."""
     with warnings.catch_warnings():  # warnings about its own code while it is imported
         warnings.simplefilter("ignore")
         from torch_geometric import datasets
-    class_ = datasets.Planetoid if data_set.is_planetoid else getattr(datasets, data_set.name)
+    is_planetoid = data_set.read is planetoid.read
+    class_ = datasets.Planetoid if is_planetoid else getattr(datasets, data_set.name)
     fetcher: Any = class_.__new__(class_)  # its __init__ would write the pickled copy
     fetcher.root, fetcher.name, fetcher.split = str(root), data_set.name, "public"
     folder = Path(fetcher.raw_dir)
     folder.mkdir(parents=True)
     fetcher.download()
     return folder
+
+
+def _from_ogb(data_set: DataSet, root: Path) -> Path:
+    """Fetch the archive of the Open Graph Benchmark, and unpack what is read of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch_geometric.data import download_url
+    stem = data_set.name.removeprefix("ogbn-")
+    with zipfile.ZipFile(download_url(f"{_OGB}/{stem}.zip", str(root))) as archive:
+        for name in data_set.files:
+            archive.extract(f"{stem}/{name}", root)
+    return root / stem
+
+
+_OGB = "https://snap.stanford.edu/ogb/data/nodeproppred"
+_ALL = (
+    *(
+        DataSet(
+            name,
+            f"{name}/raw",
+            planetoid.file_names(name),
+            planetoid.read,
+            _from_torch_geometric,
+        )
+        for name in ("Cora", "CiteSeer", "PubMed")
+    ),
+    DataSet("Reddit", "Reddit/raw", reddit.FILES, reddit.read, _from_torch_geometric),
+    *(
+        DataSet(name, f"{name}/raw", graphsaint.FILES, graphsaint.read, _from_torch_geometric)
+        for name in ("Reddit2", "Flickr", "Yelp", "AmazonProducts")
+    ),
+    *(
+        DataSet(name, name.replace("-", "_"), ogb.file_names(name), ogb.read, _from_ogb)
+        for name in ogb.SPLITS
+    ),
+)
+DATA_SETS = {data_set.name.lower(): data_set for data_set in _ALL}

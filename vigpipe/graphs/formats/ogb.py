@@ -1,0 +1,108 @@
+"""ogbn-arxiv and ogbn-products, in the compressed tables of the Open Graph Benchmark.
+
+Source: Hu, Fey, Zitnik, Dong, Ren, Liu, Catasta, Leskovec, Open Graph Benchmark: Datasets for
+Machine Learning on Graphs, NeurIPS 2020 (arXiv 2005.00687); read as ogb's NodePropPredDataset.
+"""
+
+import gzip
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import opened
+from vigpipe.graphs.formats.checked import make_graph
+from vigpipe.graphs.graph import NO_SPLIT, TEST, TRAIN, VALIDATION, Graph
+
+SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}  # how the nodes were split
+_RAW = "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz"
+_PARTS = {"train": TRAIN, "valid": VALIDATION, "test": TEST}
+_MOST_BYTES = 16 << 30  # of a table when it is unpacked: the features of ogbn-products have 5 GB
+_MOST_LINE = 1 << 20
+
+
+def file_names(name: str) -> tuple[str, ...]:
+    """Return the names of the files of a data set, in its folder."""
+    return (*_RAW, *(f"split/{SPLITS[name]}/{part}.csv.gz" for part in _PARTS))
+
+
+def read(name: str, folder: Path) -> Graph:
+    """Read a graph; as in ogb, each edge of ogbn-products is there in both directions.
+
+    Args:
+        name: ogbn-arxiv or ogbn-products.
+        folder: with the folders raw and split.
+
+    Raises:
+        InputError: a file cannot be read, or they do not fit together.
+    """
+    edges, features, labels = (
+        _table(folder / file, dtype)
+        for file, dtype in zip(_RAW, (np.int64, np.float32, np.int64), strict=True)
+    )
+    for path, table, width in ((_RAW[0], edges, 2), (_RAW[2], labels, 1)):
+        if table.shape[1] != width:
+            raise InputError(
+                f"{folder / path}: has {table.shape[1]} columns, expected {width}; fetch it again"
+            )
+    sources, targets = edges.T
+    if name == "ogbn-products":
+        sources, targets = np.concatenate((sources, targets)), np.concatenate((targets, sources))
+    return make_graph(
+        name=name,
+        where=str(folder),
+        sources=sources,
+        targets=targets,
+        features=features,
+        labels=labels[:, 0],
+        split=_split(name, folder, len(labels)),
+    )
+
+
+def _split(name: str, folder: Path, num_nodes: int) -> np.ndarray:
+    split = np.full(num_nodes, NO_SPLIT, np.int8)
+    for file, part in zip(file_names(name)[len(_RAW) :], _PARTS.values(), strict=True):
+        nodes = _table(folder / file, np.int64).ravel()
+        if nodes.min() < 0 or nodes.max() >= num_nodes:
+            raise InputError(
+                f"{folder / file}: has other nodes than 0 … {num_nodes - 1}, those that have a "
+                "label; fetch it again"
+            )
+        if (split[nodes] != NO_SPLIT).any():
+            raise InputError(
+                f"{folder / file}: has nodes of another part of the split; fetch it again"
+            )
+        split[nodes] = part
+    return split
+
+
+def _table(path: Path, dtype: type) -> np.ndarray:
+    """Read a table of numbers, (rows, columns)."""
+    try:
+        with opened(path) as file, gzip.open(file) as content, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty table
+            table = np.loadtxt(_lines(content, path), dtype, delimiter=",", ndmin=2)
+    except InputError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise InputError(
+            f"{path}: is not a compressed table of numbers ({escaped(str(error))}); fetch it again"
+        ) from error
+    if not table.size:
+        raise InputError(f"{path}: is empty; fetch it again")
+    return table
+
+
+def _lines(content: gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    num_bytes = 0
+    while line := content.readline(_MOST_LINE):
+        num_bytes += len(line)
+        if num_bytes > _MOST_BYTES:
+            raise InputError(
+                f"{path}: unpacks to more than {_MOST_BYTES} bytes; this is not such a file"
+            )
+        yield line
