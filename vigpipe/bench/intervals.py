@@ -146,7 +146,7 @@ def _run(
     summary = train(folder, out, chosen, f"{partition} parts, {name}")
     found = read_outcome(out, summary, partition, way, replicas, every, seed)
     print(
-        f"{partition}, {way}, {replicas} replicas, every {every}: F1 {found.f1:.4f} in "
+        f"{partition} parts, {way}, --dp {replicas}, every {every}: F1 {found.f1:.4f} in "
         f"{found.seconds:.1f} s; items {found.items}",
         flush=True,
     )
