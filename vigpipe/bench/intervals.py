@@ -19,12 +19,13 @@ from vigpipe.bench.trained import (
     FILES,
     Table,
     all_of,
+    check_graph_model,
     check_seeds,
     train,
     write_page,
     write_shared,
 )
-from vigpipe.config.choices import GRAPH_MODELS, PARTITIONS
+from vigpipe.config.choices import PARTITIONS
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import accounted_seconds, balance
@@ -86,10 +87,7 @@ def bench_intervals(options: IntervalsBench) -> None:
         InputError: an option is out of range, or a run has failed.
     """
     check_seeds(options.seeds)
-    if options.model not in GRAPH_MODELS:
-        raise InputError(
-            f"--model {options.model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
-        )
+    check_graph_model(options.model)
     plain = IntervalsBench()
     for name in _OF_RUNS:
         if getattr(options, name) != getattr(plain, name):

@@ -17,12 +17,13 @@ from vigpipe.bench.trained import (
     FILES,
     Table,
     all_of,
+    check_graph_model,
     check_seeds,
     train,
     write_page,
     write_shared,
 )
-from vigpipe.config.choices import GRAPH_MODELS, PARTITIONS
+from vigpipe.config.choices import PARTITIONS
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.run.folder import METRICS, make_output_folder
@@ -79,10 +80,7 @@ def bench_samplers(options: SamplersBench) -> None:
         InputError: an option is out of range, or a run has failed.
     """
     check_seeds(options.seeds)
-    if options.model not in GRAPH_MODELS:
-        raise InputError(
-            f"--model {options.model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
-        )
+    check_graph_model(options.model)
     for name in _OF_WAYS:
         if getattr(options, name) not in (None, 0):
             raise InputError(f"{flag(name)} {getattr(options, name)}: is what --ways is for")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import tomli_w
 from tabulate import tabulate
 
+from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import DONE, INTERRUPTED, InputError
@@ -28,6 +29,14 @@ def check_seeds(seeds: int) -> None:
     """Raise InputError if there are no seeds."""
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: must be at least 1")
+
+
+def check_graph_model(model: str) -> None:
+    """Raise InputError unless a model is one of a graph."""
+    if model not in GRAPH_MODELS:
+        raise InputError(
+            f"--model {model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
+        )
 
 
 def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> None:

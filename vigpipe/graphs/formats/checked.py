@@ -1,6 +1,6 @@
 """Make a graph of parts that a stranger has written, or say in one sentence why that cannot be."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,32 @@ def make_graph(
             )
     indptr, indices = in_rows(sources, targets, num_nodes)
     return Graph(name, indptr, indices, features, labels, split, names)
+
+
+def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
+    """Make the split of lists of nodes.
+
+    Args:
+        parts: TRAIN, VALIDATION or TEST, the numbers of its nodes, None if there are none, and
+            where they come from.
+        num_nodes: n.
+
+    Returns:
+        (n,) int8, NO_SPLIT for nodes in no list.
+
+    Raises:
+        InputError: a list is none, has other nodes than 0 to n - 1, or nodes of another list.
+    """
+    split = np.full(num_nodes, NO_SPLIT, np.int8)
+    for part, nodes, where in parts:
+        if nodes is None or nodes.min() < 0 or nodes.max() >= num_nodes:
+            raise InputError(
+                f"{where} is no list of numbers of nodes from 0 to {num_nodes - 1}; fetch it again"
+            )
+        if (split[nodes] != NO_SPLIT).any():
+            raise InputError(f"{where} has nodes of another part of the split; fetch it again")
+        split[nodes] = part
+    return split
 
 
 def make_rows(

@@ -12,8 +12,8 @@ import numpy as np
 from vigpipe.errors import InputError
 from vigpipe.files.npy import read_npy, read_npz
 from vigpipe.files.untrusted import read_json
-from vigpipe.graphs.formats.checked import make_graph
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, VALIDATION, Graph
+from vigpipe.graphs.formats.checked import make_graph, make_split
+from vigpipe.graphs.graph import NO_CLASS, TEST, TRAIN, VALIDATION, Graph
 
 FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 _ROLES = {"tr": TRAIN, "va": VALIDATION, "te": TEST}
@@ -92,31 +92,17 @@ def _labels(path: Path, num_nodes: int) -> np.ndarray:
 
 def _split(path: Path, num_nodes: int) -> np.ndarray:
     table = _table(path)
-    split = np.full(num_nodes, NO_SPLIT, np.int8)
-    for role, part in _ROLES.items():
-        nodes = _numbers(table.get(role), num_nodes)
-        if nodes is None:
-            raise InputError(
-                f"{path}: '{role}' is no list of numbers of nodes from 0 to {num_nodes - 1}; fetch "
-                "it again"
-            )
-        if (split[nodes] != NO_SPLIT).any():
-            raise InputError(
-                f"{path}: '{role}' has nodes of another part of the split; fetch it again"
-            )
-        split[nodes] = part
-    return split
+    parts = ((part, _numbers(table.get(role)), role) for role, part in _ROLES.items())
+    return make_split(((p, nodes, f"{path}: '{role}'") for p, nodes, role in parts), num_nodes)
 
 
-def _numbers(found: object, num_nodes: int) -> np.ndarray | None:
-    """Return a list of numbers of nodes as an array; None if it is none."""
+def _numbers(found: object) -> np.ndarray | None:
+    """Return a list of whole numbers as an array; None if it is none."""
     try:
         nodes = np.array(found)
     except ValueError:  # lists of different lengths
         return None
-    if nodes.ndim != 1 or nodes.dtype != np.int64:
-        return None
-    return nodes if nodes.min() >= 0 and nodes.max() < num_nodes else None
+    return nodes if nodes.ndim == 1 and nodes.dtype == np.int64 else None
 
 
 def _table(path: Path) -> dict[str, Any]:

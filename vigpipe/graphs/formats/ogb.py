@@ -15,8 +15,8 @@ import numpy as np
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
-from vigpipe.graphs.formats.checked import make_graph
-from vigpipe.graphs.graph import NO_SPLIT, TEST, TRAIN, VALIDATION, Graph
+from vigpipe.graphs.formats.checked import make_graph, make_split
+from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph
 
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}  # how the nodes were split
 _RAW = "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz"
@@ -59,25 +59,13 @@ def read(name: str, folder: Path) -> Graph:
         targets=targets,
         features=features,
         labels=labels[:, 0],
-        split=_split(name, folder, len(labels)),
+        split=make_split(_parts(name, folder), len(labels)),
     )
 
 
-def _split(name: str, folder: Path, num_nodes: int) -> np.ndarray:
-    split = np.full(num_nodes, NO_SPLIT, np.int8)
+def _parts(name: str, folder: Path) -> Iterator[tuple[int, np.ndarray, str]]:
     for file, part in zip(file_names(name)[len(_RAW) :], _PARTS.values(), strict=True):
-        nodes = _table(folder / file, np.int64).ravel()
-        if nodes.min() < 0 or nodes.max() >= num_nodes:
-            raise InputError(
-                f"{folder / file}: has other nodes than 0 … {num_nodes - 1}, those that have a "
-                "label; fetch it again"
-            )
-        if (split[nodes] != NO_SPLIT).any():
-            raise InputError(
-                f"{folder / file}: has nodes of another part of the split; fetch it again"
-            )
-        split[nodes] = part
-    return split
+        yield part, _table(folder / file, np.int64).ravel(), f"{folder / file}:"
 
 
 def _table(path: Path, dtype: type) -> np.ndarray:
