@@ -234,7 +234,10 @@ def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
     assert main(["plan", *options, "--microbatches", "4", "--profile", "x.profile.json"]) == 0
     capsys.readouterr()
     assert main(["plan", *options]) == 2
-    assert "--microbatches auto: a micro-batch is a sub-graph" in capsys.readouterr().err
+    assert (
+        "--microbatches auto: with --model gcn2 their number decides how many nodes a step"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.multiprocess

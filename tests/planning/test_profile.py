@@ -8,8 +8,8 @@ import pytest
 from tests.planning.profiles import make_piece, make_profile
 from vigpipe.errors import InputError
 from vigpipe.planning.profile import (
+    Amounts,
     Piece,
-    SubGraph,
     check_options,
     read_profile,
     write_profile,
@@ -39,20 +39,18 @@ def test_costs_between_and_beyond_the_measured_sizes(rows, value):
     assert PROFILE.at((10.0, 16.0, 24.0), rows) == pytest.approx(value)
 
 
-def test_a_sub_graph_costs_by_its_nodes_and_edges(tmp_path):
+def test_a_micro_batch_of_several_amounts_costs_what_these_add(tmp_path):
     pieces = [
         Piece(f"block {i}", (1.0, 0.5, 3.0), (2.0, 0.0, 0.0), (8.0, 1.0, 0.0), (4.0, 0.0, 0.0), 7)
         for i in range(2)
     ]
     nothing = replace(pieces[0], forward=(0.0,) * 3, backward=(0.0,) * 3)
-    options = {"sampler": "parts"}
-    profile = replace(
-        make_profile(pieces, nothing, nothing, bandwidth=1e3), rows=(), options=options
-    )
+    made = make_profile(pieces, nothing, nothing, bandwidth=1e3)
+    profile = replace(made, rows=(), amounts=("nodes", "edges"))
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
-    size = SubGraph(10, 40, padded_nodes=16)
-    request = Request(2, 1, 3, (3,), sub_graph=size)
+    size = Amounts(10, (40,), padded_rows=16)
+    request = Request(2, 1, 3, (3,), typical=size)
     costs = stage_costs(profile, request, ((0,), (1,)), 3)
     assert costs.forward == [[10 + 20 + 3] * 3] * 2
     assert costs.backward == [[20.0] * 3] * 2
@@ -60,9 +58,21 @@ def test_a_sub_graph_costs_by_its_nodes_and_edges(tmp_path):
     (best, *_) = search(profile, request)
     assert best.stages == ((0,), (1,))
     assert request.num_samples(3) == 30
-    write_profile(replace(profile, options={}), tmp_path / "other.json")
-    with pytest.raises(InputError, match="rows are"):
-        read_profile(tmp_path / "other.json")
+    for wrong, says in (
+        (replace(profile, amounts=()), "rows are"),
+        (replace(profile, amounts=("a b",)), "amounts are"),
+    ):
+        write_profile(wrong, tmp_path / "other.json")
+        with pytest.raises(InputError, match=says):
+            read_profile(tmp_path / "other.json")
+
+
+def test_a_profile_from_before_there_were_amounts_is_read(tmp_path):
+    write_profile(PROFILE, tmp_path / "profile.json")
+    table = json.loads((tmp_path / "profile.json").read_text())
+    del table["amounts"]
+    (tmp_path / "profile.json").write_text(json.dumps(table))
+    assert read_profile(tmp_path / "profile.json") == PROFILE
 
 
 def test_the_whole_model_has_the_weights_of_its_pieces():

@@ -58,13 +58,14 @@ def test_a_graph_model_costs_by_nodes_and_edges():
     assert [p.boundary_bytes for p in found.blocks] == [
         (4.0 * channels, 0.0, 0.0) for channels in (16, 16, 16)
     ]
-    sub_graph = run.job.typical_microbatch
-    assert sub_graph is not None
-    assert (sub_graph.nodes, sub_graph.padded_nodes) == (40, run.microbatch_size)
+    assert found.amounts == ("nodes", "edges")
+    typical = run.job.typical_microbatch
+    assert typical is not None
+    assert (typical.rows, typical.padded_rows) == (40, run.microbatch_size)
     assert isinstance(run.job, GraphJob)
     assert run.job.partition is not None
-    assert sub_graph.edges == run.job.partition.num_kept / 10
-    kept = [found.at(block.activation_bytes, sub_graph) for block in found.blocks]
+    assert typical.others == (run.job.partition.num_kept / 10,)
+    kept = [found.at(block.activation_bytes, typical) for block in found.blocks]
     assert min(kept) > 4 * 8 * 40  # no less than what a layer hands on
     assert max(kept) < 3 * min(kept)
 

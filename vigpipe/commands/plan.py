@@ -142,7 +142,7 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
         write_profile(profile, profile_beside(out))
     picture = out.with_suffix(".png")
     draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
-    print(_table([best, *others[:1]], request))
+    print(_table([best, *others[:1]], run.job.unit, request))
     had_neighbour = run.layout.world_size > 1 or config.profile is not None
     if request.num_ranks > 1 and not had_neighbour and config.bandwidth is None:
         print(
@@ -210,9 +210,9 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         num_replicas = 1
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.microbatch_size])
-    sub_graph = run.job.typical_microbatch
+    typical = run.job.typical_microbatch
     batch_size = run.batch_size * num_replicas // layout.num_replicas
-    if sub_graph is not None:
+    if typical is not None:
         batch_size = num_replicas * layout.num_microbatches
     proposals: list[Proposal | None] = [None]
     if profile is not None:
@@ -223,7 +223,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
             microbatches=(layout.num_microbatches,),
             schedules=((layout.schedule, layout.virtual_stages),),
             sync=run.config.sync or default_sync(device, layout.pipeline_size),
-            sub_graph=sub_graph,
+            typical=typical,
         )
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)
@@ -253,22 +253,22 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     even_plan(num_blocks, config.stages)
-    sub_graph = run.job.typical_microbatch
+    typical = run.job.typical_microbatch
     most = run.job.most_microbatches(run.layout) // config.dp
-    if config.microbatches == "auto" and sub_graph is not None:
+    if config.microbatches == "auto" and typical is not None:
         raise InputError(
-            "--microbatches auto: a micro-batch is a sub-graph, so their number decides how many "
-            f"a step is taken with; give one, from 1 to {most}"
+            f"--microbatches auto: with --model {config.model} their number decides how many "
+            f"{run.job.unit} a step is taken with; give one, from 1 to {most}"
         )
     if config.microbatches == "auto":
         counts = tuple(m for m in _sensible(config.stages) if m <= most)
     else:
         counts = (config.microbatches,)
-    batch_size = run.batch_size if sub_graph is None else config.dp * counts[0]
+    batch_size = run.batch_size if typical is None else config.dp * counts[0]
     if not counts or not 1 <= counts[0] <= most:
         what = f"cut a batch of {batch_size} samples into micro-batches of at least one"
-        if sub_graph is not None:
-            what = "be the sub-graphs of a step, of which an epoch has enough"
+        if typical is not None:
+            what = "be micro-batches of a step, of which an epoch has enough"
         raise InputError(
             f"--microbatches {config.microbatches} x --dp {config.dp}: must {what}; choose 1 to "
             f"{most}"
@@ -295,7 +295,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         memory_limit_bytes=None if limit is None else int(limit),
         ranks_per_host=config.ranks_per_host,
         sync=run.config.sync,
-        sub_graph=sub_graph,
+        typical=typical,
     )
 
 
@@ -370,7 +370,7 @@ def write_plan(
         f"{versions.get('torch')}; a message takes {1e6 * profile.latency_seconds:.0f} µs and its "
         f"bytes at {8 * profile.bandwidth / 1e9:.3g} Gb/s; 1, 2, ... ranks at once are {slower} "
         "times as slow.",
-        f"# Promise: {_described(best)}, {_step(best, request)}: "
+        f"# Promise: {_described(best)}, {_step(best, profile, request)}: "
         f"{1e3 * best.step_seconds:.1f} ms a step, bubble {best.bubble:.1%}, memory of the ranks "
         f"{memory} MB.",
         f"# Use: {_command(best, config, out)}",
@@ -390,11 +390,11 @@ def write_plan(
         ) from error
 
 
-def _step(proposal: Proposal, request: Request) -> str:
+def _step(proposal: Proposal, profile: Profile, request: Request) -> str:
     """Say what a step takes."""
-    if request.sub_graph is None:
+    if not profile.amounts:
         return f"batch {request.batch_size}"
-    return f"{request.num_samples(proposal.num_microbatches):,.0f} nodes a step"
+    return f"{request.num_samples(proposal.num_microbatches):,.0f} {profile.amounts[0]} a step"
 
 
 def _described(proposal: Proposal) -> str:
@@ -419,7 +419,7 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
     return shlex.join(words)
 
 
-def _table(proposals: Sequence[Proposal], request: Request) -> str:
+def _table(proposals: Sequence[Proposal], unit: str, request: Request) -> str:
     names = ("best", "runner-up")
     lines = [
         (
@@ -440,7 +440,7 @@ def _table(proposals: Sequence[Proposal], request: Request) -> str:
         "schedule",
         "M",
         "step, ms",
-        "images/s" if request.sub_graph is None else "nodes/s",
+        f"{unit}/s",
         "bubble",
         "memory of a rank, MB",
     ]

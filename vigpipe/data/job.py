@@ -132,7 +132,7 @@ class ImageJob:
         for size in microbatch_sizes:
             num_microbatches = max(1, min(most, len(self.source.train) // size))
             config = replace(self.config, batch_size=size * num_microbatches)
-            steps.append(TrialStep(config, num_microbatches, 0, (size,)))
+            steps.append(TrialStep(config, num_microbatches, 0, {self.unit: size}))
         return steps
 
     typical_microbatch = None

@@ -29,7 +29,7 @@ from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
-from vigpipe.planning.profile import SubGraph
+from vigpipe.planning.profile import Amounts
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,16 @@ class GraphJob:
         sizes = self._sizes
         by_nodes, by_edges = (sorted(sizes, key=lambda n: sizes[n][i]) for i in (0, 1))
         chosen = by_nodes[0], by_nodes[-1], by_edges[0], by_edges[-1], by_nodes[len(sizes) // 2]
-        return [TrialStep(self.config, 1, n, sizes[n]) for n in dict.fromkeys(chosen)]
+        return [
+            TrialStep(self.config, 1, n, dict(zip(("nodes", "edges"), sizes[n], strict=True)))
+            for n in dict.fromkeys(chosen)
+        ]
 
     @property
-    def typical_microbatch(self) -> SubGraph:
+    def typical_microbatch(self) -> Amounts:
         """The mean size of a sub-graph."""
         nodes, edges = (fmean(sizes) for sizes in zip(*self._sizes.values(), strict=True))
-        return SubGraph(nodes, edges, self.sampler.most_nodes)
+        return Amounts(nodes, (edges,), self.sampler.most_nodes)
 
     @cached_property
     def _sizes(self) -> dict[int, tuple[int, int]]:

@@ -13,7 +13,7 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.parallel.schedule import Loss
-from vigpipe.planning.profile import SubGraph
+from vigpipe.planning.profile import Amounts
 
 
 class TrialStep(NamedTuple):
@@ -23,14 +23,14 @@ class TrialStep(NamedTuple):
         config: options of the process.
         num_microbatches: M.
         item: that the step is taken with.
-        size: what the costs of one of its micro-batches follow from: its rows; or its nodes and
-            edges.
+        size: what the costs of one of its micro-batches follow from, by name, such as its nodes and
+            its edges; its rows first.
     """
 
     config: TrainConfig
     num_microbatches: int
     item: int
-    size: tuple[int, ...]
+    size: Mapping[str, int]
 
 
 class Feed(Protocol):
@@ -171,7 +171,7 @@ class Job(Protocol):
         ...
 
     @property
-    def typical_microbatch(self) -> SubGraph | None:
+    def typical_microbatch(self) -> Amounts | None:
         """The size of a micro-batch, if its costs follow from more than its number of rows."""
         ...
 

@@ -61,8 +61,8 @@ def _alternatives(
     yield _step(profile, request, proposal, _equal(costs)), "stages of equal cost"
     chosen = proposal.schedule, proposal.virtual_stages
     counts = ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half"))
-    # Other numbers of sub-graphs would be another step.
-    for count, name in counts if request.sub_graph is None else ():
+    # Another number of micro-batches that are drawn would be another step.
+    for count, name in counts if request.typical is None else ():
         yield from _searched(
             profile, request, chosen, count, f"{name} the micro-batches ({count})", proposal
         )

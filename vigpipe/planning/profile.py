@@ -4,6 +4,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,28 +18,29 @@ _MOST = (
 )
 
 
-class SubGraph(NamedTuple):
-    """The size of a micro-batch that is a sub-graph.
+class Amounts(NamedTuple):
+    """The size of a micro-batch whose costs follow from more than its number of rows.
 
     Attributes:
-        nodes: its nodes.
-        edges: its directed edges.
-        padded_nodes: rows that are sent from stage to stage, padding included.
+        rows: rows that are computed.
+        others: amounts of all else that costs something.
+        padded_rows: rows that are sent from stage to stage, padding included.
     """
 
-    nodes: float
-    edges: float
-    padded_nodes: float
+    rows: float
+    others: tuple[float, ...]
+    padded_rows: float
 
 
-Size = float | SubGraph  # of a micro-batch: its samples, or its nodes and edges
+Size = float | Amounts  # of a micro-batch: its samples, or several amounts
 
 
 @dataclass(frozen=True)
 class Piece:
     """Costs of one micro-batch on a piece: the stem, a block, or the readout with the loss.
 
-    Of a model of a graph, three values say what a node, an edge and a sub-graph add to a cost.
+    Where costs follow from several amounts, the values say instead what one of each adds to a cost,
+    and what a micro-batch itself adds.
 
     Attributes:
         name: `stem`, `block 3`, `readout`.
@@ -66,7 +68,7 @@ class Profile:
         model: name of the model.
         options: what else the costs depend on (dtype, image size, graph, ...), as text by name.
         rows: micro-batch sizes, in samples and ascending, that the pieces were timed with; empty
-            where costs are those of a node, an edge and a sub-graph.
+            where costs follow from several amounts.
         stem: costs from images to nodes; zero where the model has no stem.
         blocks: costs of the blocks, in the order of the model.
         readout: costs from nodes to the loss.
@@ -81,6 +83,7 @@ class Profile:
         optimizer_bytes: bytes of gradients and optimizer state per byte of weights.
         base_bytes: memory of a rank before it has a model.
         facts: hardware, threads per rank, versions, commit, date.
+        amounts: names of the amounts that costs follow from, that of the rows first.
     """
 
     model: str
@@ -98,6 +101,7 @@ class Profile:
     optimizer_bytes: float
     base_bytes: int
     facts: Mapping[str, Any]
+    amounts: tuple[str, ...] = ()
 
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
         """Return the bytes that a piece hands to the next one, padding included.
@@ -106,24 +110,25 @@ class Profile:
             piece: the piece.
             size: of the micro-batch, the largest one if sizes are in samples.
         """
-        if isinstance(size, SubGraph):
-            size = SubGraph(size.padded_nodes, 0, size.padded_nodes)
+        if isinstance(size, Amounts):
+            size = Amounts(size.padded_rows, (0,) * len(size.others), size.padded_rows)
         return self.at(piece.boundary_bytes, size)
 
     def at(self, values: Sequence[float], microbatch_size: Size) -> float:
         """Return a cost for a micro-batch size.
 
         It is interpolated linearly between the two nearest measured sizes. Above the largest and
-        below the smallest measured size, it is in proportion to the size. The cost of a sub-graph
-        is the sum of what its nodes, its edges and the sub-graph itself add.
+        below the smallest measured size, it is in proportion to the size. Of several amounts, it is
+        the sum of what each of them and the micro-batch itself add.
 
         Args:
             values: the cost at every size in `rows`, or what adds up to it.
             microbatch_size: of a micro-batch.
         """
-        if isinstance(microbatch_size, SubGraph):
-            per_node, per_edge, once = values
-            return per_node * microbatch_size.nodes + per_edge * microbatch_size.edges + once
+        if isinstance(microbatch_size, Amounts):
+            *per_amount, once = values
+            amounts = microbatch_size.rows, *microbatch_size.others
+            return sum(map(mul, per_amount, amounts)) + once
         if microbatch_size <= self.rows[0]:
             return values[0] * microbatch_size / self.rows[0]
         if microbatch_size >= self.rows[-1]:
@@ -158,6 +163,8 @@ def read_profile(path: Path) -> Profile:
     except (ValueError, RecursionError) as error:
         raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
     expected = {f.name for f in fields(Profile)}
+    if isinstance(table, dict):
+        table.setdefault("amounts", [])  # older profiles know none
     if not isinstance(table, dict) or set(table) != expected:
         wrong = sorted(set(table) ^ expected) if isinstance(table, dict) else ["an object"]
         raise InputError(f"--profile {path}: is not a profile ({wrong[0]!r} is amiss); {hint}")
@@ -167,6 +174,7 @@ def read_profile(path: Path) -> Profile:
                 **table,
                 "rows": tuple(table["rows"]),
                 "slowdown": tuple(table["slowdown"]),
+                "amounts": tuple(table["amounts"]),
                 "stem": _piece(table["stem"]),
                 "blocks": tuple(map(_piece, table["blocks"])),
                 "readout": _piece(table["readout"]),
@@ -229,10 +237,12 @@ def _piece(table: Mapping[str, Any]) -> Piece:
 def _check(profile: Profile) -> None:
     rows = profile.rows
     are_counts = all(type(n) is int and 1 <= n <= _MOST for n in rows)
-    has_sub_graphs = "sampler" in profile.options
-    if bool(rows) == has_sub_graphs or not are_counts or list(rows) != sorted({*rows}):
+    amounts = profile.amounts
+    if not all(isinstance(name, str) and name.isidentifier() for name in amounts):
+        raise ValueError(f"amounts are {list(amounts)}")
+    if bool(rows) == bool(amounts) or not are_counts or list(rows) != sorted({*rows}):
         raise ValueError(f"rows are {list(rows)}")
-    num_values = len(rows) or len(SubGraph._fields)
+    num_values = len(rows) or len(amounts) + 1
     if not isinstance(profile.model, str):
         raise ValueError(f"model is {profile.model!r}")
     if not profile.blocks:

@@ -164,7 +164,7 @@ def _candidates(profile: Profile, request: Request) -> list[Candidate]:
     ]
     if not legal:
         names = ", ".join(dict.fromkeys(name for name, _ in schedules))
-        is_batch = request.sub_graph is None
+        is_batch = request.typical is None
         batch = f", --batch-size {request.batch_size}" if is_batch else ""
         bound = f"at most {most} (batch size / replicas), " if is_batch else ""
         raise InputError(

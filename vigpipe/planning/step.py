@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vigpipe.config.choices import Sync
 from vigpipe.planning.memory import rank_bytes
-from vigpipe.planning.profile import Piece, Profile, Size, SubGraph
+from vigpipe.planning.profile import Amounts, Piece, Profile, Size
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
 from vigpipe.schedules import VIRTUAL, Orders, Schedule, orders
 from vigpipe.spans import Span, step_seconds
@@ -20,7 +20,7 @@ class Request:
     Attributes:
         num_ranks: S, ranks of one pipeline.
         num_replicas: D, copies of the pipeline.
-        batch_size: B, samples of a step over all replicas; or the sub-graphs of one graph.
+        batch_size: B, samples of a step over all replicas; or its number of micro-batches.
         microbatches: numbers M of micro-batches to choose from.
         schedules: pairs (schedule, virtual stages per rank) to choose from.
         memory_limit_bytes: memory that a rank may use, Profile.base_bytes included; None for no
@@ -28,7 +28,7 @@ class Request:
         ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
             has all ranks.
         sync: how the gradients of the replicas are added up.
-        sub_graph: size of a typical micro-batch that is a sub-graph; None if B samples are cut.
+        typical: size of a micro-batch, where each is drawn as it is; None if B samples are cut.
     """
 
     num_ranks: int
@@ -39,13 +39,13 @@ class Request:
     memory_limit_bytes: int | None = None
     ranks_per_host: int | None = None
     sync: Sync = "double"
-    sub_graph: SubGraph | None = None
+    typical: Amounts | None = None
 
     def num_samples(self, num_microbatches: int) -> float:
-        """Return the samples, or nodes, of a step over all replicas."""
-        if self.sub_graph is None:
+        """Return the samples, or rows, of a step over all replicas."""
+        if self.typical is None:
             return self.batch_size
-        return self.num_replicas * num_microbatches * self.sub_graph.nodes
+        return self.num_replicas * num_microbatches * self.typical.rows
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,10 @@ def microbatch_sizes(request: Request, num_microbatches: int) -> tuple[Size, ...
     """Return the size of each micro-batch of replica 0, the largest first.
 
     B samples are cut into D * M micro-batches whose sizes differ by at most one. The first replica
-    has the larger ones, and the others wait for it. Sub-graphs count as equal.
+    has the larger ones, and the others wait for it. Micro-batches that are drawn count as equal.
     """
-    if request.sub_graph is not None:
-        return (request.sub_graph,) * num_microbatches
+    if request.typical is not None:
+        return (request.typical,) * num_microbatches
     smallest, larger = divmod(request.batch_size, request.num_replicas * num_microbatches)
     return tuple(smallest + (m < larger) for m in range(num_microbatches))
 

@@ -54,8 +54,8 @@ def measure_profile(
         run: says which model, data and options to profile; its layout is not used.
         rank: position in the world.
         device: device of this rank.
-        microbatch_sizes: samples per micro-batch to profile with, ascending; for a graph, whose
-            sub-graphs have many sizes, these do not matter.
+        microbatch_sizes: samples per micro-batch to profile with, ascending; where micro-batches
+            are drawn as they are, these do not matter.
 
     Returns:
         The profile on rank 0, else None.
@@ -78,16 +78,16 @@ def measure_profile(
     model = rank_state.models[0]
     names = ["stem", *(f"block {name}" for name in model.numbered_blocks), "readout"]
     boundaries = [prod(model.boundary_shape(i)) for i in range(model.span[1] + 1)]
-    sizes = [step.size for step in steps]
-    are_samples = len(sizes[0]) == 1
+    sizes = [tuple(step.size.values()) for step in steps]
+    amounts = tuple(steps[0].size) if len(steps[0].size) > 1 else ()
 
     def boundary_bytes(i: int) -> tuple[float, ...]:
         of_row = float(run.boundary_dtype.itemsize * boundaries[min(i, len(boundaries) - 1)])
-        return tuple(of_row * n for (n,) in sizes) if are_samples else (of_row, 0.0, 0.0)
+        return (of_row, *(0.0,) * len(amounts)) if amounts else tuple(of_row * n for (n,) in sizes)
 
     def by_size(values: Sequence[float]) -> tuple[float, ...]:
-        """Return the cost at each size, or what a node, an edge and a sub-graph add to it."""
-        return tuple(values) if are_samples else fit_costs(sizes, values)
+        """Return the cost at each size, or what each amount and the micro-batch add to it."""
+        return fit_costs(sizes, values) if amounts else tuple(values)
 
     pieces = [
         Piece(
@@ -105,7 +105,7 @@ def measure_profile(
     return Profile(
         model=run.config.model,
         options=cost_options(run),
-        rows=tuple(microbatch_sizes) if are_samples else (),
+        rows=() if amounts else tuple(microbatch_sizes),
         stem=pieces[0],
         blocks=tuple(pieces[1:-1]),
         readout=pieces[-1],
@@ -123,6 +123,7 @@ def measure_profile(
             "date": time.strftime("%Y-%m-%d"),
             **facts,
         },
+        amounts=amounts,
     )
 
 
