@@ -53,9 +53,10 @@ def test_features_are_scaled_and_edges_added_on_request(tmp_path):
     assert other.sha256 != graph.sha256
 
 
-@pytest.mark.parametrize("data", ["coral", "graph.npy", "", "/tmp", "ogbn-arxiv", "sbm"])
+@pytest.mark.parametrize("data", ["coral", "graph.npy", "", "/tmp", "ogbn-mag", "sbm"])
 def test_another_word_lists_what_there_is(data):
-    names = "Cora, CiteSeer, PubMed, Reddit, Reddit2, Flickr, Yelp, AmazonProducts"
+    names = "Cora, CiteSeer, PubMed, Reddit, Reddit2, Flickr, Yelp, AmazonProducts, "
+    names += "ogbn-arxiv, ogbn-products"
     form = r"a graph file \(\*\.npz\) or sbm:NODES"
     with pytest.raises(
         InputError, match=f"^--data {data}: no such graph; give one of {names}, {form}"

@@ -14,6 +14,10 @@ from vigpipe.graphs.formats import ogb
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
 
 
+def packed(text: str) -> bytes:
+    return gzip.compress(text.encode())
+
+
 @pytest.mark.parametrize(
     ("name", "split"), [("ogbn-arxiv", "time"), ("ogbn-products", "sales_ranking")]
 )
@@ -56,30 +60,31 @@ def test_an_archive_is_fetched_and_only_what_is_read_is_kept(tmp_path, monkeypat
     assert read("ogbn-arxiv", tmp_path / "here").sha256 == graph.sha256
 
 
-def packed(text: str) -> bytes:
-    return gzip.compress(text.encode())
+HOSTILE = {
+    "not packed": (
+        "raw/edge",
+        b"1,2",
+        r"edge\.csv\.gz: is not a compressed table of numbers \(Not a",
+    ),
+    "cut short": ("raw/edge", packed("1,2\n3,4\n")[:-9], "edge.* is not a compressed table"),
+    "a word": ("raw/edge", packed("1,2\n3,x\n"), "edge.* is not a compressed table of numbers"),
+    "three ends": ("raw/edge", packed("1,2,3\n"), r"edge\.csv\.gz: has 3 columns, expected 2"),
+    "no such node": ("raw/edge", packed("1,60\n"), "edge 0 goes from node 1 to node 60"),
+    "nan": ("raw/node-feat", packed("1,nan\n" * 60), "feature 1 of node 0 is not a finite number"),
+    "empty": ("raw/node-label", packed(""), r"node-label\.csv\.gz: is empty"),
+    "a row less": ("raw/node-feat", packed("1,2\n" * 59), "labels of 60 nodes, but features of 59"),
+    "no node of the split": (
+        "split/time/test",
+        packed("60\n"),
+        "no list of numbers of nodes from 0",
+    ),
+    "all nodes": ("split/time/test", packed("\n".join(map(str, range(60)))), "of another part"),
+}
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("raw/edge", b"1,2", r"edge\.csv\.gz: is not a compressed table of numbers \(Not a gz"),
-        ("raw/edge", packed("1,2\n3,4\n")[:-9], "edge.* is not a compressed table"),
-        ("raw/edge", packed("1,2\n3,x\n"), "edge.* is not a compressed table of numbers"),
-        ("raw/edge", packed("1,2,3\n"), r"edge\.csv\.gz: has 3 columns, expected 2"),
-        ("raw/edge", packed("1,60\n"), "edge 0 goes from node 1 to node 60"),
-        ("raw/node-feat", packed("1,nan\n" * 60), "feature 1 of node 0 is not a finite number"),
-        ("raw/node-label", packed(""), r"node-label\.csv\.gz: is empty"),
-        ("raw/node-feat", packed("1,2\n" * 59), "has labels of 60 nodes, but features of 59"),
-        (
-            "split/time/test",
-            packed("60\n"),
-            r"test\.csv\.gz: is no list of numbers of nodes from 0 to 59",
-        ),
-        ("split/time/test", packed("\n".join(map(str, range(60)))), "nodes of another part"),
-    ],
-)
-def test_hostile_tables_are_one_sentence(file, content, message, tmp_path):
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_tables_are_one_sentence(case, tmp_path):
+    file, content, message = HOSTILE[case]
     write_ogb(tmp_path / "ogbn_arxiv", "time", 3)
     (tmp_path / "ogbn_arxiv" / f"{file}.csv.gz").write_bytes(content)
     with pytest.raises(InputError, match=message) as refused:
