@@ -58,6 +58,18 @@ def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
     assert not are_equal(tmp_path / "fixed", whole)
 
 
+@pytest.mark.multiprocess
+def test_replicas_agree_on_what_was_measured(tmp_path):
+    config = replace(MEASURED, dp=2, microbatches=2)
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run_ranks(run_rank, 2, config, first, timeout=120) == [0, 0]
+    rates = read_manifest(list_checkpoints(first)[0]).data[KEY]
+    assert len(rates) == 3
+    assert all(any(pair) for pair in rates[:2])
+    assert run_ranks(run_rank, 2, replace(config, replay=first), again, timeout=120) == [0, 0]
+    assert are_equal(first, again)
+
+
 def test_a_run_goes_on_with_the_parts_that_it_had(whole, tmp_path):
     there = shutil.copytree(whole, tmp_path / "run")
     for checkpoint in list_checkpoints(there):
