@@ -210,20 +210,16 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         num_replicas = 1
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.microbatch_size])
-    typical = run.job.typical_microbatch
-    batch_size = run.batch_size * num_replicas // layout.num_replicas
-    if typical is not None:
-        batch_size = num_replicas * layout.num_microbatches
     proposals: list[Proposal | None] = [None]
     if profile is not None:
         request = Request(
             num_ranks=layout.pipeline_size,
             num_replicas=num_replicas,
-            batch_size=batch_size,
+            batch_size=run.batch_size * num_replicas // layout.num_replicas,
             microbatches=(layout.num_microbatches,),
             schedules=((layout.schedule, layout.virtual_stages),),
             sync=run.config.sync or default_sync(device, layout.pipeline_size),
-            typical=typical,
+            typical=run.job.typical_microbatch,
         )
         best = search(profile, request)[0]
         write_plan(best, profile, request, run.config, path)
@@ -264,9 +260,8 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         counts = tuple(m for m in _sensible(config.stages) if m <= most)
     else:
         counts = (config.microbatches,)
-    batch_size = run.batch_size if typical is None else config.dp * counts[0]
     if not counts or not 1 <= counts[0] <= most:
-        what = f"cut a batch of {batch_size} samples into micro-batches of at least one"
+        what = f"cut a batch of {run.batch_size} samples into micro-batches of at least one"
         if typical is not None:
             what = "be micro-batches of a step, of which an epoch has enough"
         raise InputError(
@@ -289,7 +284,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
     return Request(
         num_ranks=config.stages,
         num_replicas=config.dp,
-        batch_size=batch_size,
+        batch_size=run.batch_size,
         microbatches=counts,
         schedules=schedules,
         memory_limit_bytes=None if limit is None else int(limit),

@@ -89,7 +89,7 @@ def _searched(
     """Predict the best step of another layout, if it is possible, with the same cut if it fits."""
     name, virtual_stages = schedule
     degrees = name, request.num_ranks, virtual_stages, num_microbatches
-    if not is_legal(*degrees) or num_microbatches * request.num_replicas > request.batch_size:
+    if not is_legal(*degrees) or num_microbatches > request.most_microbatches:
         return
     if proposal and virtual_stages == proposal.virtual_stages:
         other = predict(profile, request, proposal.stages, name, virtual_stages, num_microbatches)

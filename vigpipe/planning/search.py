@@ -154,7 +154,7 @@ def _candidates(profile: Profile, request: Request) -> list[Candidate]:
             f"(virtual ones counted); a stage needs at least one block, so choose at most "
             f"{num_blocks}"
         )
-    most = request.batch_size // request.num_replicas
+    most = request.most_microbatches
     legal = [
         Candidate(profile, request, schedule, virtual_stages, num_microbatches)
         for schedule, virtual_stages in schedules

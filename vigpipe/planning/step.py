@@ -20,7 +20,7 @@ class Request:
     Attributes:
         num_ranks: S, ranks of one pipeline.
         num_replicas: D, copies of the pipeline.
-        batch_size: B, samples of a step over all replicas; or its number of micro-batches.
+        batch_size: B, samples of a step over all replicas.
         microbatches: numbers M of micro-batches to choose from.
         schedules: pairs (schedule, virtual stages per rank) to choose from.
         memory_limit_bytes: memory that a rank may use, Profile.base_bytes included; None for no
@@ -40,6 +40,13 @@ class Request:
     ranks_per_host: int | None = None
     sync: Sync = "double"
     typical: Amounts | None = None
+
+    @property
+    def most_microbatches(self) -> int:
+        """Largest number of micro-batches of a replica."""
+        if self.typical is None:
+            return self.batch_size // self.num_replicas
+        return max(self.microbatches)
 
     def num_samples(self, num_microbatches: int) -> float:
         """Return the samples, or rows, of a step over all replicas."""
