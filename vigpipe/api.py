@@ -22,7 +22,7 @@ from vigpipe.launch.child import child_process
 from vigpipe.launch.environment import from_environment
 from vigpipe.launch.fork_server import STARTER
 from vigpipe.run.folder import AVERAGED_WEIGHTS, METRICS, SUMMARY, WEIGHTS, make_output_folder
-from vigpipe.run.follow import RowFollower, parse_rows
+from vigpipe.run.follow import RowFollower, parse_rows, step_rows
 
 if TYPE_CHECKING:
     from vigpipe.model.staged import StagedModel
@@ -270,7 +270,7 @@ def read_training(folder: Path, *, is_done: bool) -> Training:
     return Training(
         folder,
         is_done,
-        [row for row in rows if "step" in row and "event" not in row],
+        step_rows(rows),
         [row for row in rows if "step" not in row],
         read_json(folder / SUMMARY) if is_done else {},
     )

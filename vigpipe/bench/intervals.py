@@ -8,7 +8,7 @@ leave the replicas different, and the best of them on the validation nodes is ke
 numbers stand beside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +30,7 @@ from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import accounted_seconds, balance
 from vigpipe.run.folder import METRICS, make_output_folder
-from vigpipe.run.follow import parse_rows
+from vigpipe.run.follow import parse_rows, step_rows
 
 WAYS = {
     "all-reduce": {"strategy": "periodic", "items": "fixed"},
@@ -52,16 +52,30 @@ PUBLISHED = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a run came to.
+class Case(NamedTuple):
+    """What differs from run to run.
 
     Attributes:
-        partition: how the graph was cut.
-        kept_edges: share of its edges inside parts.
+        partition: how the graph is cut.
         way: one of WAYS; alone for a single process.
         replicas: D.
         every: TAU; 0 for a single process.
         seed: of the run.
+    """
+
+    partition: str
+    way: str
+    replicas: int
+    every: int
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+        partition: as for a Case, and so are way, replicas, every and seed.
+        kept_edges: share of the graph's edges inside parts.
         f1: micro-F1 of the test nodes, with the weights that are kept.
         seconds: that the slowest replica has worked, waited and averaged.
         items: parts that each replica has taken, with spaces between them.
@@ -102,19 +116,16 @@ def bench_intervals(options: IntervalsBench) -> None:
             )
     replicas, intervals = (_numbers(name, getattr(options, name)) for name in _LISTS[1:])
     folder = make_output_folder(options.out, FILES)
-    # Scored once: an evaluation would be part of the time of the replica that does it.
-    others = {"sampler": "parts", "evaluate_every": options.epochs or 1}
-    write_shared(folder, options, (*_OF_RUNS, *_LISTS, "seeds", "average", *others))
-    runs = [
-        partial(_run, folder, options, {**others, "partition": partition, "seed": seed}, *layout)
+    write_shared(folder, options, (*_OF_RUNS, *_LISTS, "seeds", "average", "evaluate_every"))
+    several = [(way, d, every) for d in replicas for way in WAYS for every in intervals]
+    cases = [
+        Case(partition, *layout, seed)
         for partition in partitions
         for seed in range(options.seeds)
-        for layout in [
-            ("alone", 1, 0),
-            *((w, d, t) for d in replicas for w in WAYS for t in intervals),
-        ]
+        for layout in [("alone", 1, 0), *several]
     ]
-    _write(folder, options, intervals, all_of(runs))
+    found = all_of(partial(_run, folder, options, case) for case in cases)
+    _write(folder, options, intervals, found)
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -124,25 +135,19 @@ def _numbers(name: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _run(
-    folder: Path,
-    options: IntervalsBench,
-    shared: dict[str, object],
-    way: str,
-    replicas: int,
-    every: int,
-) -> Outcome:
-    chosen = {**shared}
+def _run(folder: Path, options: IntervalsBench, case: Case) -> Outcome:
+    partition, way, replicas, every, seed = case
+    # Scored once: an evaluation would be part of the time of the replica that does it.
+    chosen: dict[str, object] = {"sampler": "parts", "evaluate_every": options.epochs or 1}
+    chosen |= {"partition": partition, "seed": seed}
     if way in WAYS:
         chosen |= {**WAYS[way], "dp": replicas, "average_every": every, "average": options.average}
         if options.average == "gradients":
             chosen["final"] = "best"
-    partition, seed = str(shared["partition"]), shared["seed"]
-    assert isinstance(seed, int)
     out = folder / "runs" / f"{partition}-{way}-{replicas}-{every}-{seed}"
     name = f"{way} with {replicas} replicas, --average-every {every} and seed {seed}"
     summary = train(folder, out, chosen, f"{partition} parts, {name}")
-    found = read_outcome(out, summary, partition, way, replicas, every, seed)
+    found = read_outcome(out, summary, case)
     print(
         f"{partition} parts, {way}, --dp {replicas}, every {every}: F1 {found.f1:.4f} in "
         f"{found.seconds:.1f} s; items {found.items}",
@@ -151,40 +156,31 @@ def _run(
     return found
 
 
-def read_outcome(
-    out: Path,
-    summary: dict[str, Any],
-    partition: str,
-    way: str,
-    replicas: int,
-    every: int,
-    seed: int,
-) -> Outcome:
+def read_outcome(out: Path, summary: Mapping[str, Any], case: Case) -> Outcome:
     """Read what a finished run came to.
 
     Args:
         out: its folder.
         summary: content of its summary.json.
-        partition: how the graph was cut.
-        way: one of WAYS, or alone.
-        replicas: D.
-        every: TAU, or 0.
-        seed: of the run.
+        case: what was run.
     """
-    if way in WAYS:
+    if case.way in WAYS:
         each = summary["replicas"]["each"]
         seconds = max(sum(accounted_seconds(replica)) for replica in each)
         items = [replica["items"] for replica in each]
         evenness = summary["replicas"]["busy"]["efficiency"]
     else:
-        rows = parse_rows((out / METRICS).read_bytes())
-        steps = [row for row in rows if "step" in row and "event" not in row]
+        steps = step_rows(parse_rows((out / METRICS).read_bytes()))
         seconds = sum(row["step_seconds"] + row["data_seconds"] for row in steps)
         items, evenness = [len(steps)], 1.0
-    kept = summary["graph"]["partition"]["kept_edge_fraction"]
-    texts = " ".join(f"{count:.0f}" for count in items)
-    f1 = summary["test"]["micro_f1"]
-    return Outcome(partition, kept, way, replicas, every, seed, f1, seconds, texts, evenness)
+    return Outcome(
+        **case._asdict(),
+        kept_edges=summary["graph"]["partition"]["kept_edge_fraction"],
+        f1=summary["test"]["micro_f1"],
+        seconds=seconds,
+        items=" ".join(f"{count:.0f}" for count in items),
+        evenness=evenness,
+    )
 
 
 def _write(

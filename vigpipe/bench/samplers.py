@@ -27,7 +27,7 @@ from vigpipe.config.choices import PARTITIONS
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.run.folder import METRICS, make_output_folder
-from vigpipe.run.follow import parse_rows
+from vigpipe.run.follow import parse_rows, step_rows
 
 FORM = "full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS, such as metis:400+10@20"
 _OF_WAYS = ("seed", "sampler", "partition", "parts", "merge")
@@ -146,10 +146,9 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
         raise InputError(f"{folder}: the graph has no validation nodes, which choose the epoch")
     best = max(evaluations, key=lambda row: row["validation"]["accuracy"])
     of_epoch: dict[int, float] = {}
-    for row in rows:
-        if "step" in row and "event" not in row:
-            seconds = row["step_seconds"] + row["data_seconds"]
-            of_epoch[row["epoch"]] = of_epoch.get(row["epoch"], 0.0) + seconds
+    for row in step_rows(rows):
+        seconds = row["step_seconds"] + row["data_seconds"]
+        of_epoch[row["epoch"]] = of_epoch.get(row["epoch"], 0.0) + seconds
     partition: Mapping[str, Any] = summary["graph"].get("partition", {})
     return Learned(
         way,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ from typing import Any
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
     """Parse the complete lines of metrics.jsonl."""
     return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+
+
+def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of optimizer steps."""
+    return [row for row in rows if "step" in row and "event" not in row]
 
 
 class RowFollower:
