@@ -6,6 +6,7 @@ from vigpipe.config.choices import GraphNorm, Norm
 from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
 from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 
 _OF_PARTS = ("partition", "parts", "repartition_every", "merge")
@@ -65,7 +66,7 @@ def _check_repartition(config: TrainConfig) -> None:
             f"{what}: moves nodes from part to part, and with --items own the parts of a replica "
             "are its own; leave one of the two out"
         )
-    if config.partition != "random" and config.strategy != "synchronous":
+    if balances_parts(config) and config.strategy != "synchronous":
         raise InputError(
             f"{what}: balances {config.partition or 'metis'} parts by what all replicas have taken "
             f"by the end of an epoch, and with --strategy {config.strategy} they do not come to it "

@@ -10,6 +10,11 @@ from vigpipe.errors import InputError
 Scaling = Literal["raw", "row", "tfidf"]
 
 
+def dense(features: np.ndarray | csr_array) -> np.ndarray:
+    """Return features that may be sparse as an array."""
+    return features.toarray() if isinstance(features, csr_array) else np.asarray(features)
+
+
 def scaled(
     features: np.ndarray | csr_array, scaling: Scaling, where: str
 ) -> np.ndarray | csr_array:

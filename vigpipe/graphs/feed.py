@@ -15,6 +15,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from vigpipe.graphs.features import dense
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.sampler import Counts, Sampler, SubGraph, whole
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
@@ -142,8 +143,7 @@ class GraphFeed:
         return self._all_features if self._trains_on_all else self._dense(self._graph.features)
 
     def _dense(self, rows: np.ndarray | csr_array) -> Tensor:
-        dense = rows.toarray() if isinstance(rows, csr_array) else np.asarray(rows)
-        return torch.from_numpy(dense).to(self._device, self._dtype)
+        return torch.from_numpy(dense(rows)).to(self._device, self._dtype)
 
     def _inputs(self, drawn: Sequence[SubGraph | None]) -> Tensor:
         """Return the features of all micro-batches, padded: (M * most_nodes, d)."""

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
+from vigpipe.graphs.features import dense
 from vigpipe.graphs.sampler import whole
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
@@ -62,8 +62,7 @@ class GraphTransform:
             seed=0,
         )
         self.description.check(graph, str(data))
-        x = graph.features.toarray() if isinstance(graph.features, csr_array) else graph.features
-        features = torch.from_numpy(x).to(self.device, torch.float32)
+        features = torch.from_numpy(dense(graph.features)).to(self.device, torch.float32)
         return GraphInputs(features, None, whole(graph).adjacency.to(self.device))
 
 

@@ -53,6 +53,7 @@ class Generations:
             self._most = min(-(-GROWTH * graph.num_nodes // first.num_parts), graph.num_nodes)
             self.most_nodes = np.maximum(first.sizes, self._most)
         self._make = lru_cache(2)(self._partition)  # replicas may be in different epochs
+        self._costs = lru_cache(1)(lambda rates: node_costs(graph, first.parts, rates))
 
     @property
     def are_measured(self) -> bool:
@@ -72,7 +73,7 @@ class Generations:
         """Say how the parts of a measured generation come about, and what they are."""
         rates, before = self.rates[number - 1], self._first
         after = self._make(number)
-        costs = node_costs(self._graph, before.parts, rates)
+        costs = self._costs(rates)
         slowest = [_largest(np.bincount(of.parts, costs)) for of in (before, after)]
         return (
             f"since a node takes {1e6 * rates.per_node:.3g} µs and an edge "
@@ -87,7 +88,7 @@ class Generations:
         if not self.are_measured:
             parts = np.random.default_rng([self._seed, number]).permutation(first.parts)
         else:
-            costs = node_costs(graph, first.parts, self.rates[number - 1])
+            costs = self._costs(self.rates[number - 1])
             parts = balanced(neighbours(graph), first.parts, costs, first.num_parts, self._most)
         return measured(graph, first.method, parts, first.num_parts, 0.0)
 
