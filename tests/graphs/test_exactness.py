@@ -107,6 +107,20 @@ def test_the_unsplit_model_is_a_loop_over_torch_geometric(model):
         torch.testing.assert_close(ours.weights[name], weight, rtol=1e-9, atol=1e-10)
 
 
+def part_by_hand(graph, parts, part) -> tuple[torch.Tensor, ...]:
+    """Features and edges of a part; which of its nodes are trained on, and the labels of these."""
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    nodes = np.flatnonzero(parts == part)
+    local = np.full(graph.num_nodes, -1)
+    local[nodes] = np.arange(len(nodes))
+    is_in = (parts[targets] == part) & (parts[graph.indices] == part)
+    edges = np.stack((local[graph.indices[is_in]], local[targets[is_in]]))
+    train = torch.from_numpy(graph.split[nodes] == TRAIN)
+    labels = torch.from_numpy(graph.labels[nodes])[train]
+    x = torch.from_numpy(graph.features[nodes]).double()
+    return x, torch.from_numpy(edges), train, labels
+
+
 def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train on the parts, four a step, with torch-geometric's layers and torch's Adam."""
     config, job = run.config, run.job
@@ -118,7 +132,6 @@ def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = PygModel(config.model, **sizes, **options).double()
     model.load_state_dict(run.build().state_dict())
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     order, losses = epoch_order(config.seed, 1, config.parts), []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
@@ -126,16 +139,8 @@ def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
         num_train = sum(((parts == part) & (graph.split == TRAIN)).sum() for part in chosen)
         total = 0.0
         for part in chosen:
-            nodes = np.flatnonzero(parts == part)
-            local = np.full(graph.num_nodes, -1)
-            local[nodes] = np.arange(len(nodes))
-            is_in = (parts[targets] == part) & (parts[graph.indices] == part)
-            edges = np.stack((local[graph.indices[is_in]], local[targets[is_in]]))
-            x = torch.from_numpy(graph.features[nodes]).double()
-            logits = model(x, torch.from_numpy(edges))
-            train = torch.from_numpy(graph.split[nodes] == TRAIN)
-            labels = torch.from_numpy(graph.labels[nodes])
-            loss = F.cross_entropy(logits[train], labels[train], reduction="sum") / num_train
+            x, edges, train, labels = part_by_hand(graph, parts, part)
+            loss = F.cross_entropy(model(x, edges)[train], labels, reduction="sum") / num_train
             loss.backward()
             total += loss.item()
         optimizer.step()

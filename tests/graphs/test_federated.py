@@ -6,18 +6,17 @@ weights of all are averaged, each by the number of samples that it has trained o
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.graphs.test_exactness import part_by_hand
 from tests.graphs.test_training import run_rank
 from tests.model.gnn.graphs import PygModel
 from tests.world import run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.job import GraphJob
 from vigpipe.job.order import epoch_order
 from vigpipe.run.facts import prepare
@@ -57,7 +56,6 @@ def by_hand() -> dict[str, torch.Tensor]:
         model.load_state_dict(start)
     # timm's "sgd" is SGD with Nesterov momentum.
     optimizers = [torch.optim.SGD(m.parameters(), 0.1, 0.9, nesterov=True) for m in models]
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     samples, step = [0, 0], 0
 
     def average() -> None:
@@ -75,19 +73,9 @@ def by_hand() -> dict[str, torch.Tensor]:
                 own = order[order % 2 == replica]
                 if turn == len(own):
                     continue  # its epoch has no more
-                part = own[turn]
-                nodes = np.flatnonzero(parts == part)
-                local = np.full(graph.num_nodes, -1)
-                local[nodes] = np.arange(len(nodes))
-                is_in = (parts[targets] == part) & (parts[graph.indices] == part)
-                edges = np.stack((local[graph.indices[is_in]], local[targets[is_in]]))
-                logits = model(
-                    torch.from_numpy(graph.features[nodes]).double(), torch.from_numpy(edges)
-                )
-                is_train = torch.from_numpy(graph.split[nodes] == TRAIN)
-                labels = torch.from_numpy(graph.labels[nodes])[is_train]
+                x, edges, is_train, labels = part_by_hand(graph, parts, own[turn])
                 optimizer.zero_grad()
-                F.cross_entropy(logits[is_train], labels).backward()
+                F.cross_entropy(model(x, edges)[is_train], labels).backward()
                 optimizer.step()
                 samples[replica] += len(labels)
             step += 1
