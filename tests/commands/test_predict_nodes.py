@@ -20,7 +20,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TEST
 from vigpipe.graphs.job import GraphJob
-from vigpipe.graphs.sampler import whole
+from vigpipe.graphs.samplers.whole import whole
 from vigpipe.inference.graph_description import graph_model_in, read_graph_description
 from vigpipe.inference.predict import most_likely
 from vigpipe.inference.predict_nodes import NodePrediction

@@ -12,7 +12,8 @@ from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
-from vigpipe.graphs.sampler import Parts, WholeGraph
+from vigpipe.graphs.samplers.parts import Parts
+from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
 from vigpipe.job.batch import NO_LABEL
 from vigpipe.parallel.layout import Layout

@@ -15,7 +15,7 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.partitions.generations import Rates
 from vigpipe.graphs.repartition import Repartition
-from vigpipe.graphs.sampler import Parts
+from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import prepare
 
@@ -101,7 +101,7 @@ def test_what_was_measured_is_found_again():
         if step < 0:
             return 0.0
         epoch, number = step // 10 + 1, step % 10
-        nodes, edges = sampler.count(epoch, number).nodes, sampler.num_edges(epoch, number)
+        nodes, edges = sampler.num_nodes(epoch, number), sampler.num_edges(epoch, number)
         slow = 99 * (step == 0)  # the first step warms up
         return slow + 2e-6 * nodes + 3e-8 * edges
 

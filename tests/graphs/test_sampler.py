@@ -6,7 +6,8 @@ import pytest
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
-from vigpipe.graphs.sampler import Parts, WholeGraph
+from vigpipe.graphs.samplers.parts import Parts
+from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
 
 GRAPH = draw("sbm:300,3,8,6", seed=2)
@@ -34,7 +35,8 @@ def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
             found = set(zip(sources.tolist(), targets.tolist(), strict=True))
             assert found == edges_between(nodes)
             is_train = (GRAPH.split[nodes] == TRAIN).sum()
-            assert sampler.count(epoch, number) == (len(nodes), is_train)
+            assert sampler.num_nodes(epoch, number) == len(nodes)
+            assert sampler.num_training_nodes(epoch, number) == is_train
             assert sampler.num_edges(epoch, number) == len(found) == adjacency.num_edges
 
 
@@ -71,7 +73,8 @@ def test_the_whole_graph_comes_once_an_epoch():
     nodes, adjacency = sampler.draw(4, 0)
     assert nodes.tolist() == list(range(300))
     assert adjacency.num_edges == GRAPH.num_edges
-    assert sampler.count(4, 0) == (300, (GRAPH.split == TRAIN).sum())
+    assert sampler.num_nodes(4, 0) == 300
+    assert sampler.num_training_nodes(4, 0) == (GRAPH.split == TRAIN).sum()
     assert sampler.num_edges(4, 0) == GRAPH.num_edges
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from vigpipe.graphs.features import dense
 from vigpipe.graphs.graph import TRAIN, Graph
-from vigpipe.graphs.sampler import Counts, Sampler, SubGraph, whole
+from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
+from vigpipe.graphs.samplers.whole import whole
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.parallel.layout import Layout
@@ -121,15 +122,11 @@ class GraphFeed:
     def close(self) -> None:
         """End what reads ahead: nothing does."""
 
-    @property
-    def _trains_on_all(self) -> bool:
-        return self._sampler.most_nodes == self._graph.num_nodes
-
     @cached_property
     def _whole(self) -> SubGraph:
         """All nodes, with the edges that are trained on where these are all."""
-        trains = self._trains_on_all and self._sampler.shares == (1,)
-        nodes, adjacency = self._sampler.draw(1, 0) if trains else whole(self._graph)
+        takes_all = self._sampler.takes_all
+        nodes, adjacency = self._sampler.draw(1, 0) if takes_all else whole(self._graph)
         return SubGraph(nodes, adjacency.to(self._device))
 
     @cached_property
@@ -140,7 +137,7 @@ class GraphFeed:
         """Return features on the device; those of all nodes stay there if they come again."""
         if len(nodes) < self._graph.num_nodes:
             return self._dense(self._graph.features[nodes])
-        return self._all_features if self._trains_on_all else self._dense(self._graph.features)
+        return self._all_features if self._sampler.takes_all else self._dense(self._graph.features)
 
     def _dense(self, rows: np.ndarray | csr_array) -> Tensor:
         return torch.from_numpy(dense(rows)).to(self._device, self._dtype)
@@ -205,17 +202,18 @@ def sub_graphs(
 
 def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
     """Return the nodes of an item, and of those that its team takes in the same step."""
-    return sum(counts.nodes for counts in _counts_of_team(item, sampler, layout))
+    return sum(sampler.num_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
 
 
 def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
     """Return how many of these nodes are trained on."""
-    return sum(counts.training_nodes for counts in _counts_of_team(item, sampler, layout))
+    return sum(sampler.num_training_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
 
 
-def _counts_of_team(item: int, sampler: Sampler, layout: Layout) -> Iterator[Counts]:
+def _of_team(item: int, sampler: Sampler, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield epoch and number of each sub-graph that a team takes in the step of an item."""
     step, replica = divmod(item, layout.num_replicas)
     first = replica - layout.team_of(replica)[1]
     for of_team in range(first, first + layout.team_size):
         epoch, numbers = sub_graphs(step, of_team, sampler, layout)
-        yield from (sampler.count(epoch, n) for n in numbers if n is not None)
+        yield from ((epoch, n) for n in numbers if n is not None)

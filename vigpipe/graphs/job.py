@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, cast
 
@@ -17,11 +16,11 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
-from vigpipe.graphs.partitions.cached import cached_partition
-from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.repartition import Repartition
-from vigpipe.graphs.sampler import Parts, Sampler, WholeGraph
+from vigpipe.graphs.samplers.make import make_sampler
+from vigpipe.graphs.samplers.parts import Parts
+from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.job.job import TrialStep
@@ -73,7 +72,8 @@ class GraphJob:
             f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
             f"{graph.num_features:,} features, {graph.num_classes} classes"
         )
-        return (whole,) if self.partition is None else (whole, str(self.partition))
+        drawn = self.sampler.describe()
+        return (whole, drawn) if drawn else (whole,)
 
     @property
     def row_shape(self) -> tuple[int]:
@@ -154,7 +154,7 @@ class GraphJob:
     def _sizes(self) -> dict[int, tuple[int, int]]:
         """Nodes and edges of the sub-graphs that one process takes in its first epoch."""
         numbers, sampler = range(self.sampler.shares[0]), self.sampler
-        return {n: (sampler.count(1, n).nodes, sampler.num_edges(1, n)) for n in numbers}
+        return {n: (sampler.num_nodes(1, n), sampler.num_edges(1, n)) for n in numbers}
 
     def describe_step(self, layout: Layout) -> str:
         """Say how many sub-graphs one step takes."""
@@ -252,14 +252,12 @@ class GraphJob:
     def summary(self) -> dict[str, object]:
         """Return the size of the graph, and how it is cut."""
         graph = self.graph
-        numbers: dict[str, object] = {"nodes": graph.num_nodes, "edges": graph.num_edges}
-        if self.partition is not None:
-            numbers["partition"] = self.partition.as_table()
-        return {"graph": numbers}
+        numbers = {"nodes": graph.num_nodes, "edges": graph.num_edges}
+        return {"graph": {**numbers, **self.sampler.as_table()}}
 
 
 def open_graph_job(config: TrainConfig) -> GraphJob:
-    """Open the graph that the options name, and cut it.
+    """Open the graph that the options name, and what draws its sub-graphs.
 
     Args:
         config: all options, with the defaults of the model filled in.
@@ -277,20 +275,4 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         symmetric=config.symmetric,
         seed=config.seed,
     )
-    if config.sampler == "full":
-        return GraphJob(config, graph, WholeGraph(graph), None)
-    assert config.partition is not None
-    assert config.parts is not None
-    assert config.merge is not None
-    num_shares = config.dp if config.items == "own" else 1
-    if config.merge > config.parts // num_shares:
-        whose = f", of which each of {num_shares} replicas has its own" if num_shares > 1 else ""
-        raise InputError(
-            f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
-        )
-    path = Path(config.data)
-    beside = path if path.suffix == ".npz" else None
-    partition = cached_partition(graph, config.partition, config.parts, config.seed, beside)
-    generations = Generations(graph, partition, config.repartition_every, config.seed)
-    sampler = Parts(graph, generations, config.merge, config.seed, num_shares)
-    return GraphJob(config, graph, sampler, partition)
+    return GraphJob(config, graph, *make_sampler(config, graph))

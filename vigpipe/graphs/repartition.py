@@ -7,7 +7,7 @@ import numpy as np
 
 from vigpipe.graphs.feed import steps_per_epoch, sub_graphs
 from vigpipe.graphs.partitions.generations import Generations, Rates, fit_rates
-from vigpipe.graphs.sampler import Parts
+from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.parallel.agreement import broadcast_value
 from vigpipe.parallel.layout import Layout
 
@@ -67,7 +67,7 @@ class Repartition:
             epoch, numbers = sub_graphs(step, replica, self._sampler, self._layout)
             taken = [number for number in numbers if number is not None]
             if taken and seconds > 0:
-                nodes = sum(self._sampler.count(epoch, number).nodes for number in taken)
+                nodes = sum(self._sampler.num_nodes(epoch, number) for number in taken)
                 edges = sum(self._sampler.num_edges(epoch, number) for number in taken)
                 self._sizes.append((nodes, edges))
                 self._seconds.append(seconds)

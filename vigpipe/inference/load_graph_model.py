@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.graphs.features import dense
-from vigpipe.graphs.sampler import whole
+from vigpipe.graphs.samplers.whole import whole
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.load import build_from

@@ -1,8 +1,7 @@
-"""Which sub-graphs of one graph an epoch consists of; a micro-batch is one of them."""
+"""Take the parts of a partition, several of them joined."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,84 +10,9 @@ from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.partition import Partition, edges_between
+from vigpipe.graphs.samplers.sampler import SubGraph
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Adjacency
-
-
-class SubGraph(NamedTuple):
-    """Some nodes of a graph, and the edges between them.
-
-    Attributes:
-        nodes: (b,) int64, ascending.
-        adjacency: the edges, between places in `nodes`.
-    """
-
-    nodes: np.ndarray
-    adjacency: Adjacency
-
-
-class Counts(NamedTuple):
-    """How large a sub-graph is.
-
-    Attributes:
-        nodes: all of its nodes.
-        training_nodes: those with a label that is trained on.
-    """
-
-    nodes: int
-    training_nodes: int
-
-
-class Sampler(Protocol):
-    """Draws the sub-graphs of an epoch; what it draws depends on seed, epoch and number only.
-
-    Attributes:
-        shares: number of sub-graphs of an epoch, all of them in one share; or one share for each
-            replica, which takes no others. The sub-graphs are numbered one share after the other.
-        most_nodes: a bound for the nodes of a sub-graph.
-    """
-
-    shares: tuple[int, ...]
-    most_nodes: int
-
-    def draw(self, epoch: int, number: int) -> SubGraph:
-        """Draw a sub-graph of an epoch, which is counted from 1."""
-        ...
-
-    def count(self, epoch: int, number: int) -> Counts:
-        """Count the nodes of a sub-graph."""
-        ...
-
-    def num_edges(self, epoch: int, number: int) -> int:
-        """Count the directed edges of a sub-graph, also of those that this rank does not draw."""
-        ...
-
-
-class WholeGraph:
-    """The graph itself, once an epoch.
-
-    Args:
-        graph: the graph.
-    """
-
-    shares: tuple[int, ...] = (1,)
-
-    def __init__(self, graph: Graph) -> None:
-        self.most_nodes = graph.num_nodes
-        self._counts = Counts(graph.num_nodes, len(graph.nodes_of(TRAIN)))
-        self._whole = whole(graph)
-
-    def draw(self, epoch: int, number: int) -> SubGraph:
-        """Return the graph."""
-        return self._whole
-
-    def count(self, epoch: int, number: int) -> Counts:
-        """Count the nodes of the graph."""
-        return self._counts
-
-    def num_edges(self, epoch: int, number: int) -> int:
-        """Count the edges of the graph."""
-        return self._whole.adjacency.num_edges
 
 
 class Parts:
@@ -119,6 +43,7 @@ class Parts:
         sizes = [generations.most_nodes[share::num_shares] for share in range(num_shares)]
         self.shares = tuple(-(-len(of_share) // num_joined) for of_share in sizes)
         self.most_nodes = max(int(np.sort(of_share)[-num_joined:].sum()) for of_share in sizes)
+        self.takes_all = self.shares == (1,) and self.most_nodes == graph.num_nodes
         self._in_turn = lru_cache(1)(self._groups)
         self._num_train = lru_cache(2)(self._count_training_nodes)
         self._edges = lru_cache(2)(partial(edges_between, graph))
@@ -131,16 +56,27 @@ class Parts:
         parts = tuple(sorted(self._in_turn(epoch)[number].tolist()))
         return self._take(self.generations.partition(epoch), parts)
 
-    def count(self, epoch: int, number: int) -> Counts:
+    def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the sub-graph on these parts."""
-        parts, partition = self._in_turn(epoch)[number], self.generations.partition(epoch)
-        num_train = self._num_train(partition)[parts].sum()
-        return Counts(int(partition.sizes[parts].sum()), int(num_train))
+        return int(self.generations.partition(epoch).sizes[self._in_turn(epoch)[number]].sum())
+
+    def num_training_nodes(self, epoch: int, number: int) -> int:
+        """Count those of them that are trained on."""
+        of_parts = self._num_train(self.generations.partition(epoch))
+        return int(of_parts[self._in_turn(epoch)[number]].sum())
 
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the directed edges of the sub-graph on these parts."""
         parts = self._in_turn(epoch)[number]
         return int(self._edges(self.generations.partition(epoch))[parts][:, parts].sum())
+
+    def describe(self) -> str:
+        """Say what the parts of the first epoch are."""
+        return str(self.generations.partition(1))
+
+    def as_table(self) -> dict[str, object]:
+        """Return what the parts of the first epoch are."""
+        return {"partition": self.generations.partition(1).as_table()}
 
     def _groups(self, epoch: int) -> list[np.ndarray]:
         """Return the parts of every sub-graph of an epoch."""
@@ -157,9 +93,3 @@ class Parts:
         nodes.sort()
         indptr, indices = self._induced.on(nodes)
         return SubGraph(nodes, Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices)))
-
-
-def whole(graph: Graph) -> SubGraph:
-    """Return all nodes with all edges."""
-    edges = torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)
-    return SubGraph(np.arange(graph.num_nodes), Adjacency(*edges))
