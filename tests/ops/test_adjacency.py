@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.gnn.graphs import edge_index, from_dense, pyg, random_adjacency, to_dense
-from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.adjacency import Adjacency, Layered, Sampled
 
 graphs = st.builds(
     random_adjacency, st.integers(0, 12), st.sampled_from([0.0, 0.2, 0.7, 1.0]), st.integers(0, 99)
@@ -124,3 +124,62 @@ def test_what_is_no_graph_is_refused(indptr, indices, message):
 def test_edges_are_int64():
     with pytest.raises(ValueError, match=r"edges are int64 \(got torch.int32"):
         Adjacency(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+
+
+def sampled(edges, factors, degrees=(2, 4, 5), loop_degrees=(3, 4, 6)):
+    """Edges of a larger graph, in which node 1 has a self-loop."""
+    indptr = torch.tensor([0, *(len(row) for row in edges)]).cumsum(0)
+    numbers = torch.tensor(factors, dtype=torch.float64)
+    counts = torch.tensor(degrees), torch.tensor(loop_degrees)
+    return Sampled(indptr, torch.tensor([*chain(*edges)]), numbers, *counts)
+
+
+def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
+    graph = sampled([[1, 2], [1]], [2.0, 3.0, 5.0])  # of two targets, from three sources
+    assert (graph.num_targets, graph.num_sources) == (2, 3)
+    assert graph.weights("ones", torch.float64).tolist() == [2, 3, 5]
+    assert graph.weights("mean", torch.float64).tolist() == [2 / 2, 3 / 2, 5 / 4]
+    looped = graph.with_loops()
+    assert isinstance(looped, Sampled)
+    assert looped.indices.tolist() == [0, 1, 2, 1]
+    assert looped.weights("ones", torch.float64).tolist() == [1, 2, 3, 1]
+    of_gcn = [1 / 3, 2 / 12**0.5, 3 / 18**0.5, 1 / 4]
+    assert looped.weights("gcn", torch.float64).tolist() == pytest.approx(of_gcn, rel=1e-15)
+    for whole in (graph, looped):
+        turned = whole.weights("mean", torch.float64, transposed=True)
+        assert torch.equal(turned, whole.weights("mean", torch.float64)[whole.transposed.edges])
+        assert torch.equal(whole.rows(1, 2).weights("ones", torch.float64), whole.factors[-1:])
+    x = torch.arange(3)
+    assert graph.own(x).tolist() == looped.own(x).tolist() == [0, 1]
+    assert graph.to("cpu") is graph
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_where_all_edges_are_sampled_weights_are_those_of_the_graph(graph):
+    looped = graph.with_loops()
+    ones = torch.ones(graph.num_edges, dtype=torch.float64)
+    whole = Sampled(graph.indptr, graph.indices, ones, graph.in_degrees, looped.in_degrees)
+    for ours, theirs in ((whole, graph), (whole.with_loops(), looped)):
+        assert torch.equal(ours.indices, theirs.indices)
+        for kind in ("ones", "mean", "gcn"):
+            weights = ours.weights(kind, torch.float64), theirs.weights(kind, torch.float64)
+            assert torch.equal(*weights)
+
+
+def test_every_sampled_edge_has_a_factor():
+    with pytest.raises(ValueError, match="2 factors for 3 edges"):
+        sampled([[1, 2], [1]], [2.0, 3.0])
+
+
+def test_layers_follow_one_another():
+    first, last = sampled([[1, 2], [1]], [1.0] * 3), sampled([[1]], [1.0], (2, 4), (3, 4))
+    layers = Layered([first, last])
+    assert (layers.num_sources, layers.num_targets, layers.num_edges) == (3, 1, 4)
+    assert layers.of_layer(1) is last
+    assert layers.suits(3, 2)
+    assert not layers.suits(3, 3)
+    assert not layers.suits(2, 2)
+    assert layers.to("cpu").of_layer(0) is first
+    with pytest.raises(ValueError, match="layer 0 makes 1 nodes, and the next one takes 3"):
+        Layered([last, first])

@@ -1,6 +1,8 @@
 """The edges of one graph in rows, and what follows from them alone."""
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,7 +35,8 @@ class Adjacency:
             indptr[v + 1] - 1.
         indices: (e,) int64, the node that each edge comes from, ascending for each v. An edge may
             be there once only; there may be self-loops.
-        num_sources: n, number of nodes that edges may come from; by default m, all nodes.
+        num_sources: n, number of nodes that edges may come from; by default m, all nodes. If there
+            are more, the first m of them are the nodes that edges end in.
 
     Raises:
         ValueError: these are not the rows of a graph.
@@ -87,6 +90,14 @@ class Adjacency:
 
     @cached_property
     def _with_loops(self) -> "Adjacency":
+        return self._make_with_loops()
+
+    def _make_with_loops(self) -> "Adjacency":
+        indptr, indices, _ = self._looped()
+        return Adjacency(indptr, indices, self.num_sources)
+
+    def _looped(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows and sources with self-loops, and where in them the edges of the graph are."""
         loops = self.indices == self.targets
         is_missing = torch.ones(self.num_targets, dtype=torch.bool, device=self.indptr.device)
         is_missing[self.targets[loops]] = False
@@ -100,7 +111,7 @@ class Adjacency:
         nodes = torch.arange(self.num_targets, device=self.indptr.device)
         indices = nodes.repeat_interleave(indptr.diff())
         indices[places] = self.indices
-        return Adjacency(indptr, indices)
+        return indptr, indices, places
 
     def weights(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Tensor:
         """Return constant weights of all edges, (e,), computed in float64.
@@ -140,7 +151,15 @@ class Adjacency:
 
     def own(self, x: Tensor) -> Tensor:
         """Return the rows of x, (n, ...), that belong to the targets: (m, ...)."""
-        return x
+        return x if self.num_targets == self.num_sources else x[: self.num_targets]
+
+    def of_layer(self, index: int) -> "Adjacency":
+        """Return the edges of a layer, of which the first has index 0: all take the same ones."""
+        return self
+
+    def suits(self, num_nodes: int, num_layers: int) -> bool:
+        """Whether a model with so many layers can take so many nodes with these edges."""
+        return {self.num_targets, self.num_sources} == {num_nodes}
 
     def to(self, device: torch.device | str) -> "Adjacency":
         """Return the graph on a device; the graph itself if it is there."""
@@ -183,3 +202,92 @@ class Rows(Adjacency):
     def to(self, device: torch.device | str) -> "Adjacency":
         """Return the rows on a device."""
         return self.whole.to(device).rows(self.start, self.end)
+
+
+class Sampled(Adjacency):
+    """Edges that were sampled from a larger graph, with weights that make up for the others.
+
+    A weight is that of the larger graph, times a factor of the edge: the factors are such that a
+    sum over the sampled edges has the expected value of the sum over all edges. The self-loops of
+    `with_loops` have the factor 1. What has no such weights, the maximum and attention, takes the
+    edges that were sampled as if there were no others.
+
+    Args:
+        indptr: as of an Adjacency.
+        indices: as of an Adjacency.
+        factors: (e,) float64.
+        degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
+        loop_degrees: (n,) int64, the same with a self-loop at every node.
+    """
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        factors: Tensor,
+        degrees: Tensor,
+        loop_degrees: Tensor,
+    ) -> None:
+        super().__init__(indptr, indices, len(degrees))
+        if len(factors) != self.num_edges:
+            raise ValueError(f"{len(factors)} factors for {self.num_edges} edges")
+        self.factors, self.degrees, self.loop_degrees = factors, degrees, loop_degrees
+
+    def _make_with_loops(self) -> "Sampled":
+        indptr, indices, places = self._looped()
+        factors = self.factors.new_ones(len(indices))
+        factors[places] = self.factors.masked_fill(self.indices == self.targets, 1.0)
+        return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
+
+    def _weights_in_float64(self, kind: Kind) -> Tensor:
+        degrees = self.degrees.double()
+        if kind == "ones":
+            return self.factors
+        if kind == "mean":
+            return self.factors * degrees.reciprocal()[self.targets]
+        roots = degrees.rsqrt()
+        roots[degrees == 0] = 0
+        return self.factors * (roots[self.targets] * roots[self.indices])
+
+    def to(self, device: torch.device | str) -> "Sampled":
+        """Return the edges on a device; these themselves if they are there."""
+        if self.indptr.device == torch.device(device):
+            return self
+        tensors = self.indptr, self.indices, self.factors, self.degrees, self.loop_degrees
+        return Sampled(*(tensor.to(device) for tensor in tensors))
+
+
+class Layered:
+    """Edges of their own for every layer of a model.
+
+    Each layer makes features of fewer nodes, which are the first of those that it takes.
+
+    Args:
+        layers: the edges of each layer; what one ends in are the nodes that the next one takes.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    def __init__(self, layers: Sequence[Adjacency]) -> None:
+        self.layers = tuple(layers)
+        self.num_sources, self.num_targets = layers[0].num_sources, layers[-1].num_targets
+        self.num_edges = sum(layer.num_edges for layer in layers)
+        for i, (layer, following) in enumerate(pairwise(layers)):
+            if layer.num_targets != following.num_sources:
+                raise ValueError(
+                    f"layer {i} makes {layer.num_targets} nodes, and the next one takes "
+                    f"{following.num_sources}"
+                )
+
+    def of_layer(self, index: int) -> Adjacency:
+        """Return the edges of a layer, of which the first has index 0."""
+        return self.layers[index]
+
+    def suits(self, num_nodes: int, num_layers: int) -> bool:
+        """Whether a model with so many layers can take so many nodes with these edges."""
+        return (num_nodes, num_layers) == (self.num_sources, len(self.layers))
+
+    def to(self, device: torch.device | str) -> "Layered":
+        """Return the edges on a device."""
+        return Layered([layer.to(device) for layer in self.layers])

@@ -142,7 +142,7 @@ class StageModule(nn.Module):
             x: inputs or features, (b, ...).
 
         Returns:
-            Features or logits, (b, ...), zeros on padding.
+            Features or logits, (b, ...), zeros on padding and on rows that the model leaves out.
         """
         index, num_rows = self.num_forwards, len(x)
         self.num_forwards += 1
@@ -156,9 +156,9 @@ class StageModule(nn.Module):
         with self._precision(x):
             y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
-        if num_samples == num_rows:
+        if len(y) == num_rows:
             return y
-        return torch.cat((y, y.new_zeros(num_rows - num_samples, *y.shape[1:])))
+        return torch.cat((y, y.new_zeros(num_rows - len(y), *y.shape[1:])))
 
     @torch.no_grad()
     def by_layer(self, x: Tensor, structure: Any, chunk: int) -> Tensor:  # noqa: ANN401

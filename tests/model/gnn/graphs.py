@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.adjacency import Adjacency, Layered, Sampled
 
 
 def random_adjacency(num_nodes: int = 40, share: float = 0.1, seed: int = 0) -> Adjacency:
@@ -26,6 +26,18 @@ def from_dense(edges: Tensor) -> Adjacency:
     """Rows of a matrix whose element (v, u) tells whether there is an edge from u to v."""
     indptr = F.pad(edges.sum(1).cumsum(0), (1, 0))
     return Adjacency(indptr, edges.nonzero()[:, 1].contiguous(), edges.shape[1])
+
+
+def random_layers(*sizes: int) -> Layered:
+    """Sampled edges for layers that take so many nodes, and the number that the last one makes."""
+    edges, layers = to_dense(random_adjacency(sizes[0])), []
+    degrees = edges.sum(1)
+    for num_sources, num_targets in pairwise(sizes):
+        rows = from_dense(edges[:num_targets, :num_sources])
+        factors = 1 + rows.indices.double() / 7
+        counts = degrees[:num_sources]
+        layers.append(Sampled(rows.indptr, rows.indices, factors, counts, counts + 1))
+    return Layered(layers)
 
 
 def to_dense(adjacency: Adjacency) -> Tensor:

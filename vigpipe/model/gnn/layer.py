@@ -52,13 +52,13 @@ class GraphLayer(nn.Module):
         Args:
             x: node features, (n, C).
             draws: random choices for the nodes; None in evaluation mode.
-            adjacency: edges between the nodes.
+            adjacency: edges between the nodes; those that they end in may be the first m only.
 
         Returns:
-            New features of the nodes, (n, C').
+            New features of these, (m, C').
         """
-        x = self.dropped(x, draws)
-        return self.received(self.messages(x), x, adjacency, None if draws is None else draws.keys)
+        x, keys = self.dropped(x, draws), None if draws is None else draws.keys
+        return self.received(self.messages(x), adjacency.own(x), adjacency, keys)
 
     def received(
         self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None

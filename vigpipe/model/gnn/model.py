@@ -10,7 +10,7 @@ from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
-from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.adjacency import Adjacency, Layered
 
 
 class GraphModel(StagedModel):
@@ -64,33 +64,40 @@ class GraphModel(StagedModel):
         return {name for name, _ in self.named_parameters() if not name.startswith("convs.0.")}
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, keys: Tensor | Draws | None = None, adjacency: Adjacency | None = None
+        self,
+        x: Tensor,
+        keys: Tensor | Draws | None = None,
+        adjacency: Adjacency | Layered | None = None,
     ) -> Tensor:
         """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
 
         Args:
             x: the graph's features, (n, in_channels), if the stem is present; otherwise the output
-                of the previous stage, (n, *boundary_shape(span[0])).
+                of the previous stage, (n, *boundary_shape(span[0])), of which only the rows count
+                that its last layer has made.
             keys: keys of the nodes, which random masks depend on, (n,) int64; by default drawn from
                 torch's own generator in training mode. Or what `draw` made of them.
-            adjacency: edges between these nodes.
+            adjacency: edges between these nodes, or the edges of each layer.
 
         Returns:
             Logits, (n, num_classes), if the readout is present; otherwise the input of the next
-            stage.
+            stage. Both have only the rows of the nodes that the edges of the last layer end in.
 
         Raises:
             ValueError: there is no adjacency, or it is one of other nodes.
         """
-        if adjacency is None or {adjacency.num_targets, adjacency.num_sources} != {len(x)}:
-            raise ValueError(f"a graph model needs the edges of its {len(x)} nodes")
+        if adjacency is None or not adjacency.suits(len(x), self.num_layers):
+            raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
         draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x, draws)
         for name, layer in self.convs.items():
-            x = self.run(name, layer, x, draws, adjacency)
+            edges = adjacency.of_layer(int(name))
+            x, draws = _first(edges.num_sources, x, draws)
+            x = self.run(name, layer, x, draws, edges)
             if self.detect_anomaly:
                 _check_finite(x, name)
+        x, draws = _first(adjacency.num_targets, x, draws) if self.has_readout else (x, draws)
         return region("readout", self.read_out, x, draws) if self.has_readout else x
 
     @torch.no_grad()
@@ -193,6 +200,13 @@ def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int)
         end = min(start + chunk, num_rows)
         whole[start:end] = compute(start, end)
     return whole
+
+
+def _first(num: int, x: Tensor, draws: Draws | None) -> tuple[Tensor, Draws | None]:
+    """Return the first rows, with what was drawn for them."""
+    if draws is not None and len(draws.keys) != num:
+        draws = draws.part(0, num)
+    return x if len(x) == num else x[:num], draws
 
 
 def _check_finite(x: Tensor, name: str) -> None:
