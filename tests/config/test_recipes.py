@@ -130,7 +130,7 @@ def test_the_loss_of_mixed_labels_is_timms_and_padding_adds_nothing():
     logits = torch.randn(6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     soft = mixup_target(torch.tensor([3, 0, 1, 1]), 4, 0.3, smoothing=0.1).double()
     loss = Loss()
-    loss.num_samples = 10
+    loss.begin(10)
     padded = torch.cat([soft, torch.zeros(2, 4, dtype=torch.float64)])
     share = loss(logits, padded)
     expected = SoftTargetCrossEntropy()(logits[:4], soft) * 4 / 10

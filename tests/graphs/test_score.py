@@ -83,16 +83,34 @@ def test_the_loss_is_the_mean_over_training_nodes_however_they_are_cut():
         (soft, F.binary_cross_entropy_with_logits(logits[is_train], several[is_train])),
     ):
         loss = NodeLoss()
-        loss.num_samples = 6
+        loss.begin(6)
         parts = zip(logits.split(5), labels.split(5), strict=True)
         total = sum(loss(*part) for part in parts)
         torch.testing.assert_close(total, whole, rtol=1e-12, atol=0)
 
 
+def test_weighted_losses_are_summed_in_the_order_of_the_micro_batches():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    counts, classes = torch.arange(12) % 5 != 1, torch.arange(12) % 3
+    several = torch.rand(12, 3, generator=generator, dtype=torch.float64).round()
+    weights = torch.rand(12, generator=generator, dtype=torch.float64)
+    of_nodes = F.binary_cross_entropy_with_logits(logits, several, reduction="none").mean(1)
+    for labels, losses in (
+        (classes.where(counts, NO_LABEL), F.cross_entropy(logits, classes, reduction="none")),
+        (several.where(counts[:, None], NO_LABEL), of_nodes),
+    ):
+        loss = NodeLoss()
+        loss.begin(8, weights.split(5))
+        total = sum(loss(*part) for part in zip(logits.split(5), labels.split(5), strict=True))
+        expected = (losses * weights)[counts].sum() / 8
+        torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
+
+
 def test_a_sub_graph_without_training_nodes_has_no_loss_and_no_gradient():
     logits = torch.randn(4, 3, requires_grad=True)
     loss = NodeLoss()
-    loss.num_samples = 0
+    loss.begin(0)
     for labels in (torch.full((4,), NO_LABEL), torch.full((4, 3), float(NO_LABEL))):
         value = loss(logits, labels)
         (gradient,) = torch.autograd.grad(value, logits)

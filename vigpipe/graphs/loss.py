@@ -8,7 +8,11 @@ from vigpipe.job.loss import MeanLoss
 
 
 class NodeLoss(MeanLoss):
-    """The mean loss of the training nodes of a step."""
+    """The mean loss of the training nodes of a step.
+
+    Where nodes have weights, the number that their sum is divided by is that of the training nodes
+    that they stand for.
+    """
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of a sub-graph's training nodes.
@@ -22,6 +26,23 @@ class NodeLoss(MeanLoss):
         """
         if not labels.is_floating_point():
             return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
-        counts = labels != NO_LABEL
-        losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        return losses.where(counts, 0.0).sum() / logits.shape[1]
+        return _of_classes(logits, labels).sum() / logits.shape[1]
+
+    def weighted_total(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the losses of a sub-graph's training nodes times their weights.
+
+        Args:
+            logits: as for `total`.
+            labels: as for `total`.
+            weights: (microbatch_size,).
+        """
+        if labels.is_floating_point():
+            return (_of_classes(logits, labels).mean(1) * weights).sum()
+        losses = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
+        return (losses * weights).sum()
+
+
+def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the binary cross-entropies, (b, C), 0 on rows that do not count."""
+    losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return losses.where(labels != NO_LABEL, 0.0)

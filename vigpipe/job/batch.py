@@ -33,6 +33,8 @@ class ReplicaBatch:
             a sub-graph; empty for models that take nothing else.
         by_layer: whether the rows, of a single micro-batch of any size, are taken through each
             layer in turn, some at a time; only in evaluations.
+        weights: where labels are, (M * microbatch_size,) floating point, what the losses of the
+            rows are multiplied by; None for 1.
     """
 
     step: int
@@ -43,6 +45,7 @@ class ReplicaBatch:
     labels: Tensor | None
     structures: tuple[Any, ...] = ()
     by_layer: bool = False
+    weights: Tensor | None = None
 
     def without_padding(self, rows: Tensor) -> Tensor:
         """Leave out the padding of (M * microbatch_size, ...); what is left are the samples."""

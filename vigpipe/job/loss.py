@@ -1,5 +1,7 @@
 """The loss of a step, computed one micro-batch at a time."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 
@@ -13,14 +15,29 @@ class MeanLoss:
         factor: a scalar by which the loss is multiplied, see `run.loss_scale`; None for 1.
 
     Attributes:
-        num_samples: number of samples of the step over all replicas; set before each step.
+        num_samples: number of samples of the step over all replicas.
     """
 
     def __init__(self, factor: Tensor | None = None) -> None:
-        self.num_samples, self.factor = 1, factor
+        self.factor = factor
+        self.begin(1)
+
+    def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
+        """Prepare for the micro-batches of a step, which come in order.
+
+        Args:
+            num_samples: what the loss of the step is divided by.
+            weights: what the losses of each micro-batch's samples are multiplied by,
+                (microbatch_size,) each; nothing for 1.
+        """
+        self.num_samples, self._weights = num_samples, iter(weights)
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of a micro-batch's samples."""
+        raise NotImplementedError
+
+    def weighted_total(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the losses of a micro-batch's samples times their weights."""
         raise NotImplementedError
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,5 +50,10 @@ class MeanLoss:
         Returns:
             A scalar.
         """
-        share = self.total(logits, labels) / max(1, self.num_samples)  # a step may have none
+        weights = next(self._weights, None)
+        if weights is None:
+            total = self.total(logits, labels)
+        else:
+            total = self.weighted_total(logits, labels, weights)
+        share = total / max(1, self.num_samples)  # a step may have none
         return share if self.factor is None else share * self.factor

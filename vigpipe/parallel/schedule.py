@@ -6,7 +6,7 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
     stage 1   .  F0 F1 F2 B0 B1 B2 .        (M + S - 1) * (f + b)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -45,13 +45,16 @@ _SCHEDULES: dict[str, Any] = {
 
 
 class Loss(Protocol):
-    """A micro-batch's share of the loss of the step; each job has one.
+    """A micro-batch's share of the loss of the step; each job has one."""
 
-    Attributes:
-        num_samples: what the loss is the mean of, over all replicas; set before each step.
-    """
+    def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
+        """Prepare for the micro-batches of a step, which come in order.
 
-    num_samples: int
+        Args:
+            num_samples: what the loss is the mean of, over all replicas.
+            weights: what the losses of each micro-batch's rows are multiplied by; nothing for 1.
+        """
+        ...
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return a scalar for logits (microbatch_size, num_classes) and their labels."""
@@ -310,7 +313,8 @@ class Pipeline:
         self, batch: "ReplicaBatch", send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Send inputs and labels, as far as this rank needs them: arguments of a schedule."""
-        self.loss.num_samples = batch.num_samples
+        weights = () if batch.weights is None else send(batch.weights).chunk(len(batch.sizes))
+        self.loss.begin(batch.num_samples, weights)
         inputs = () if batch.inputs is None else (send(batch.inputs),)
         return inputs, {} if batch.labels is None else {"target": send(batch.labels)}
 
