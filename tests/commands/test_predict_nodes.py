@@ -20,7 +20,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TEST
 from vigpipe.graphs.job import GraphJob
-from vigpipe.graphs.samplers.whole import whole
+from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.inference.graph_description import graph_model_in, read_graph_description
 from vigpipe.inference.predict import most_likely
 from vigpipe.inference.predict_nodes import NodePrediction
@@ -82,11 +82,10 @@ def told(capsys, *arguments: str) -> list[dict]:
 
 def logits_of(job: GraphJob) -> torch.Tensor:
     torch.manual_seed(job.config.seed)
-    nodes, adjacency = whole(job.graph)
     model = job.make_model().eval()
-    x = torch.from_numpy(job.graph.features[nodes])
+    assert isinstance(job.graph.features, np.ndarray)
     with torch.no_grad():
-        return model(x, None, adjacency)
+        return model(torch.from_numpy(job.graph.features), None, all_edges(job.graph))
 
 
 @pytest.mark.parametrize("model", OPTIONS)

@@ -12,7 +12,10 @@ from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.samplers.layered import InLayers
+from vigpipe.graphs.samplers.neighbour import Neighbours
 from vigpipe.graphs.samplers.parts import Parts
+from vigpipe.graphs.samplers.saint import Saint, by_walks
 from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
 from vigpipe.job.batch import NO_LABEL
@@ -25,6 +28,10 @@ NUMBERED = replace(GRAPH, features=np.arange(200, dtype=np.float32)[:, None])
 PARTITION = make_partition(NUMBERED, "random", 7, 1)
 FIXED = Generations(NUMBERED, PARTITION, None, 3)
 SAMPLER = Parts(NUMBERED, FIXED, 1, seed=3)
+
+
+WALKS = Saint(NUMBERED, by_walks(NUMBERED, 15, 2), 45, 5, seed=3)
+NEIGHBOURS = InLayers(NUMBERED, Neighbours(NUMBERED, (3, 2)), 25, 2, seed=3)
 
 
 def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
@@ -133,3 +140,72 @@ def test_the_evaluation_has_the_whole_graph_and_one_pipeline_counts_it():
         assert batch.sizes == (200,)
         assert batch.inputs[:, 0].tolist() == list(range(200))
         assert (batch.labels is None) == (place == 1)
+
+
+def test_drawn_sub_graphs_stand_for_all_training_nodes_by_their_weights():
+    layout = Layout(num_microbatches=2, num_replicas=2)
+    steps = steps_per_epoch(WALKS, layout)
+    assert 4 * steps >= sum(WALKS.shares) > 4 * (steps - 1)
+    batch = feed_of(layout, sampler=WALKS).batch(1)
+    assert batch.num_samples == 4 * (GRAPH.split == TRAIN).sum()
+    assert len(batch.weights) == 2 * WALKS.most_nodes
+    rows = batch.without_padding(batch.inputs)[:, 0].long()
+    drawn = [WALKS.draw(1, number) for number in (2, 3)]
+    assert rows.tolist() == [node for sub_graph in drawn for node in sub_graph.nodes]
+    weights = torch.cat([torch.tensor(sub_graph.weights) for sub_graph in drawn])
+    assert torch.equal(batch.without_padding(batch.weights), weights.float())
+    assert not batch.weights[batch.keys < 0].any()
+    assert feed_of(layout, sampler=WALKS, has_last=False).batch(1).weights is None
+
+
+def test_only_the_nodes_of_a_batch_have_labels_though_others_come_with_them():
+    layout = Layout(num_microbatches=2)
+    feed, found = feed_of(layout, sampler=NEIGHBOURS), []
+    for item in range(steps_per_epoch(NEIGHBOURS, layout)):
+        batch = feed.batch(item)
+        assert batch.weights is None
+        of_batches = zip(
+            batch.inputs.split(NEIGHBOURS.most_nodes),
+            batch.labels.split(NEIGHBOURS.most_nodes),
+            batch.structures,
+            batch.sizes,
+            strict=True,
+        )
+        for rows, labels, layers, size in of_batches:
+            if layers is None:
+                continue
+            nodes, num = rows[:size, 0].long().numpy(), layers.num_targets
+            assert layers.num_sources == size > num
+            assert labels[:num].tolist() == GRAPH.labels[nodes[:num]].tolist()
+            assert (labels[num:] == NO_LABEL).all()
+            found += nodes[:num].tolist()
+        assert batch.num_samples == (batch.labels != NO_LABEL).sum()
+    assert sorted(found) == np.flatnonzero(GRAPH.split == TRAIN).tolist()
+
+
+@pytest.mark.parametrize("sampler", [SAMPLER, WALKS, NEIGHBOURS])
+def test_what_is_drawn_ahead_is_what_would_be_drawn(sampler):
+    layout = Layout(num_microbatches=2)
+    ahead, alone = (feed_of(layout, sampler=sampler) for _ in range(2))
+    for item in range(6):
+        ours, theirs = ahead.batch(item, range(item + 1, 9)), alone.batch(item)
+        for name in ("keys", "inputs", "labels"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+        assert (ours.sizes, ours.num_samples) == (theirs.sizes, theirs.num_samples)
+    ahead.close()
+
+
+def test_an_error_in_what_is_drawn_ahead_comes_with_its_item(monkeypatch):
+    feed, draw = feed_of(Layout(), sampler=WALKS), Saint.draw
+
+    def fail_at_2(self, epoch, number):
+        if number == 2:
+            raise MemoryError("sub-graph 2")
+        return draw(self, epoch, number)
+
+    monkeypatch.setattr(Saint, "draw", fail_at_2)
+    feed.batch(0, (1, 2))
+    feed.batch(1, (2, 3))
+    with pytest.raises(MemoryError, match="sub-graph 2"):
+        feed.batch(2, (3,))
+    feed.close()

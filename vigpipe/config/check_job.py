@@ -3,13 +3,12 @@
 from typing import get_args
 
 from vigpipe.config.choices import GraphNorm, Norm
-from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
-from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES, OF_SAMPLERS
+from vigpipe.config.options import TrainConfig, as_given, flag, parse_fanout
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 
-_OF_PARTS = ("partition", "parts", "repartition_every", "merge")
 _SCORES = {
     "images": ("top1", "loss"),
     "graph": ("accuracy", "micro_f1", "macro_f1", "loss"),
@@ -47,13 +46,26 @@ def check_job(config: TrainConfig) -> None:
             "replica only; choose fixed or pool, or --sampler parts"
         )
     _check_repartition(config)
-    for name in _OF_PARTS:
-        value = getattr(config, name)
-        if value is not None and config.sampler != "parts":
+    _check_sampler(config)
+
+
+def _check_sampler(config: TrainConfig) -> None:
+    """Check the options of other samplers than the chosen one, and the fanout of its layers."""
+    for name in dict.fromkeys(name for names in OF_SAMPLERS.values() for name in names):
+        value, samplers = getattr(config, name), [s for s in OF_SAMPLERS if name in OF_SAMPLERS[s]]
+        if value is not None and config.sampler not in samplers:
+            those = " or ".join(samplers)
             raise InputError(
-                f"{as_given(name, value)}: is for --sampler parts, and --sampler is "
-                f"{config.sampler or 'full'}; choose parts, or leave it out"
+                f"{as_given(name, value)}: is for --sampler {those}, and --sampler is "
+                f"{config.sampler or 'full'}; choose {those}, or leave it out"
             )
+    num_layers = config.layers or MODEL_DEFAULTS[config.model].layers
+    num_fanouts = len(parse_fanout(config.fanout))
+    if num_fanouts > 1 and num_fanouts != num_layers:
+        raise InputError(
+            f"--fanout {config.fanout}: has numbers for {num_fanouts} layers, and the model has "
+            f"{num_layers}; give one for each, or one for all"
+        )
 
 
 def _check_repartition(config: TrainConfig) -> None:

@@ -30,7 +30,7 @@ Graph = Literal["grid", "knn"]
 # lookahead  as for reuse; the block also makes a kNN graph of its own features for the next block,
 #            so that making it can overlap with the convolution (GraphLeap, arXiv:2604.21290)
 Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
-Sampler = Literal["full", "parts"]
+Sampler = Literal["full", "parts", "saint-node", "saint-edge", "saint-walk", "fastgcn", "neighbour"]
 Partition = Literal["random", "metis", "spectral", "walks"]
 Features = Literal["raw", "row", "tfidf"]
 Decay = Literal["all", "first"]
@@ -67,4 +67,5 @@ NORMS: tuple[str, ...] = get_args(Norm)
 PARTITIONS: tuple[str, ...] = get_args(Partition)
 POLICIES: tuple[str, ...] = get_args(Policy)
 GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
+SAMPLERS: tuple[str, ...] = get_args(Sampler)
 RECIPES: tuple[str, ...] = get_args(Recipe)

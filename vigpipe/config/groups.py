@@ -11,7 +11,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("auto_augment", "color_jitter", "erasing", "mixup", "cutmix", "smoothing"),
         *("repeated_augment", "workers", "skip_bad_images", "validation"),
         *("features", "symmetric", "sampler", "partition", "parts"),
-        *("repartition_every", "merge"),
+        *("repartition_every", "merge", "sample_nodes", "sample_edges", "roots", "walk_length"),
+        *("coverage", "batch_nodes", "layer_nodes", "fanout"),
     ),
     "Training": (
         *("config", "out", "recipe", "epochs", "steps", "batch_size", "opt", "lr", "weight_decay"),

@@ -38,6 +38,14 @@ class TrainKeywords(TypedDict, total=False):
     parts: int | None
     repartition_every: int | None
     merge: int | None
+    sample_nodes: int | None
+    sample_edges: int | None
+    roots: int | None
+    walk_length: int | None
+    coverage: int | None
+    batch_nodes: int | None
+    layer_nodes: int | None
+    fanout: str | None
     image_size: int | str | None
     crop_pct: float | None
     recipe: choices.Recipe | None

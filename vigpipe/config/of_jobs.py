@@ -1,4 +1,4 @@
-"""Which options are for images only, and which for graphs only."""
+"""Which options are for images only, for graphs only, and for one way to sample a graph only."""
 
 OF_IMAGES = (
     *("new_classifier", "graph", "stochastic_dilation", "stem_stride", "compat", "compile"),
@@ -8,5 +8,14 @@ OF_IMAGES = (
 )
 OF_GRAPHS = (
     *("layers", "width", "heads", "features", "symmetric", "sampler", "partition", "parts"),
-    *("repartition_every", "merge", "decay"),
+    *("repartition_every", "merge", "sample_nodes", "sample_edges", "roots", "walk_length"),
+    *("coverage", "batch_nodes", "layer_nodes", "fanout", "decay"),
 )
+OF_SAMPLERS: dict[str, tuple[str, ...]] = {
+    "parts": ("partition", "parts", "repartition_every", "merge"),
+    "saint-node": ("sample_nodes", "coverage"),
+    "saint-edge": ("sample_edges", "coverage"),
+    "saint-walk": ("roots", "walk_length", "coverage"),
+    "fastgcn": ("batch_nodes", "layer_nodes"),
+    "neighbour": ("batch_nodes", "fanout"),
+}

@@ -39,7 +39,7 @@ from vigpipe.config.choices import (
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.of_jobs import OF_IMAGES
-from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, PARTS_DEFAULTS, RECIPES
+from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES, SAMPLER_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
 
@@ -93,7 +93,9 @@ class TrainConfig:
             they are; row divides each node's by their sum; tfidf gives rare ones more weight.
         symmetric: use every edge of a graph in both directions, as by default.
         sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
-            parts takes the parts of --partition.
+            parts takes the parts of --partition; saint-node, saint-edge and saint-walk draw nodes
+            (GraphSAINT); fastgcn and neighbour take some training nodes, and sample edges for every
+            layer (FastGCN, GraphSAGE).
         partition: how a graph is cut into parts: metis, the default, cuts few edges; random draws
             each node's part; spectral and walks look for clusters.
         parts: number of parts; by default 40.
@@ -101,6 +103,19 @@ class TrainConfig:
             others are balanced by the time that nodes and edges have taken; by default never.
         merge: number of parts that are joined in a micro-batch, with the edges between them
             (Cluster-GCN); by default 1.
+        sample_nodes: with saint-node, nodes that a sub-graph draws, with replacement; by default
+            8000.
+        sample_edges: with saint-edge, edges that a sub-graph draws the ends of; by default 6000.
+        roots: with saint-walk, random walks of a sub-graph; by default 2000.
+        walk_length: with saint-walk, steps of a walk; by default 4.
+        coverage: with saint-node, saint-edge and saint-walk, how often each node is drawn before
+            the training, on average, to know how often it comes; by default 50.
+        batch_nodes: with fastgcn and neighbour, training nodes of a micro-batch; by default 256 and
+            1024.
+        layer_nodes: with fastgcn, nodes that are drawn for each layer; by default 400.
+        fanout: with neighbour, how many neighbours of a node are taken, at most: one number for all
+            layers, the default is 10, or numbers from the last layer back to the first, such as
+            25,10.
         image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
         crop_pct: fraction of the side of a resized test image that is kept.
         recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
@@ -262,6 +277,14 @@ class TrainConfig:
     parts: int | None = None
     repartition_every: int | None = None
     merge: int | None = None
+    sample_nodes: int | None = None
+    sample_edges: int | None = None
+    roots: int | None = None
+    walk_length: int | None = None
+    coverage: int | None = None
+    batch_nodes: int | None = None
+    layer_nodes: int | None = None
+    fanout: str | None = None
     image_size: int | str | None = None
     crop_pct: float | None = None
     recipe: Recipe | None = None
@@ -365,8 +388,7 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     if defaults["lr_images"] is not None:
         defaults["lr"] *= batch_size / defaults["lr_images"]
     defaults["ema"] = min(MOST_EMA, defaults["ema"] ** (batch_size / defaults["ema_images"]))
-    if (config.sampler or model.sampler) == "parts":
-        defaults |= PARTS_DEFAULTS
+    defaults |= SAMPLER_DEFAULTS.get(config.sampler or model.sampler or "", {})
     size = parse_image_size(config.image_size or defaults["image_size"])
     if size is not None and max(size) <= SMALL_IMAGE:
         defaults["crop_pct"] = 1.0
@@ -409,6 +431,22 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
             f"{_LARGEST_SIDE}, such as 224 or 224x160"
         )
     return size
+
+
+def parse_fanout(value: str | None) -> tuple[int, ...]:
+    """Parse how many neighbours are taken in each layer; None is no numbers.
+
+    Raises:
+        InputError: the text has another form.
+    """
+    if value is None:
+        return ()
+    words = str(value).split(",")
+    if not all(re.fullmatch("[0-9]{1,9}", word) and int(word) for word in words):
+        raise InputError(
+            f"--fanout {value}: must be numbers of neighbours, 1 or more, such as 10 or 25,10"
+        )
+    return tuple(int(word) for word in words)
 
 
 def check_numbers(config: TrainConfig) -> None:
@@ -460,6 +498,13 @@ def check_numbers(config: TrainConfig) -> None:
         "parts": (1, 1 << 30),
         "repartition_every": (1, 1 << 30),
         "merge": (1, 1 << 30),
+        "sample_nodes": (1, 1 << 30),
+        "sample_edges": (1, 1 << 30),
+        "roots": (1, 1 << 30),
+        "walk_length": (1, 1 << 10),
+        "coverage": (1, 1 << 20),
+        "batch_nodes": (1, 1 << 30),
+        "layer_nodes": (1, 1 << 30),
     }
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
@@ -475,6 +520,7 @@ def check_numbers(config: TrainConfig) -> None:
             "less than 1, such as 0.1"
         )
     parse_compress(config.compress)
+    parse_fanout(config.fanout)
     if config.auto_augment is not None:
         check_auto_augment(config.auto_augment)
     if config.new_classifier and config.weights is None:

@@ -3,7 +3,8 @@
 An item is determined by its number: with D replicas, item k is share k % D of step k // D. A step
 takes the next D * M sub-graphs of its epoch; the last step of an epoch may find fewer, and leaves
 micro-batches empty. Every stage makes the edges that it needs from graph, seed and item, so only
-features travel.
+features travel. A thread draws the sub-graphs of the next item, and looks up their features and
+labels, while the trainer works on the one before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,16 +16,21 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from vigpipe.graphs.ahead import Ahead
 from vigpipe.graphs.features import dense
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.graphs.samplers.whole import whole
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
+from vigpipe.ops.adjacency import Layered
 from vigpipe.parallel.layout import Layout
 
 if TYPE_CHECKING:
     from vigpipe.graphs.repartition import Repartition
+
+_OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its features
 
 
 class GraphFeed:
@@ -59,9 +65,16 @@ class GraphFeed:
         self._repartition = repartition
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
+        # There is nothing to draw where all is taken, and where parts follow what was measured, the
+        # next ones may not be known.
+        is_ahead = not sampler.takes_all and repartition is None
+        self._ahead = Ahead(self._batch, _MOST_AHEAD if is_ahead else 0)
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
         """Return the batch of a training item; see `vigpipe.job.job.Feed.batch`."""
+        return self._ahead.take(item, ahead)
+
+    def _batch(self, item: int) -> ReplicaBatch:
         layout, bound = self._layout, self._sampler.most_nodes
         step, replica = divmod(item, layout.num_replicas)
         num_microbatches = layout.num_microbatches
@@ -82,6 +95,7 @@ class GraphFeed:
             self._inputs(drawn) if self._has_first else None,
             self._labels(drawn) if self._has_last else None,
             tuple(s and s.adjacency.to(self._device) for s in drawn),
+            weights=self._weights(drawn) if self._has_last else None,
         )
 
     def test_batches(
@@ -120,14 +134,15 @@ class GraphFeed:
             self._repartition.restore(progress)
 
     def close(self) -> None:
-        """End what reads ahead: nothing does."""
+        """End the thread that draws ahead."""
+        self._ahead.close()
 
     @cached_property
     def _whole(self) -> SubGraph:
         """All nodes, with the edges that are trained on where these are all."""
         takes_all = self._sampler.takes_all
-        nodes, adjacency = self._sampler.draw(1, 0) if takes_all else whole(self._graph)
-        return SubGraph(nodes, adjacency.to(self._device))
+        sub_graph = self._sampler.draw(1, 0) if takes_all else whole(self._graph)
+        return sub_graph._replace(adjacency=sub_graph.adjacency.to(self._device))
 
     @cached_property
     def _all_features(self) -> Tensor:
@@ -146,13 +161,23 @@ class GraphFeed:
         """Return the features of all micro-batches, padded: (M * most_nodes, d)."""
         bound, first = self._sampler.most_nodes, drawn[0]
         if len(drawn) == 1 and first is not None and len(first.nodes) == bound:
-            return self._features(first.nodes)
-        shape = len(drawn), bound, self._graph.num_features
-        inputs = torch.zeros(shape, dtype=self._dtype, device=self._device)
+            return self._features_of(first)
+        inputs = self._zeros(len(drawn), bound, self._graph.num_features)
         for rows, sub_graph in zip(inputs, drawn, strict=True):
             if sub_graph is not None:
-                rows[: len(sub_graph.nodes)] = self._features(sub_graph.nodes)
+                rows[: len(sub_graph.nodes)] = self._features_of(sub_graph)
         return inputs.flatten(0, 1)
+
+    def _features_of(self, sub_graph: SubGraph) -> Tensor:
+        if isinstance(sub_graph.adjacency, Layered):  # the nodes are in an order of their own
+            return self._dense(self._graph.features[sub_graph.nodes])
+        return self._features(sub_graph.nodes)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        """Make zeros on the device; on a CPU, what is never written takes neither time nor room."""
+        if self._device.type == "cpu" and self._dtype in _OF_NUMPY:
+            return torch.from_numpy(np.zeros(shape, _OF_NUMPY[self._dtype]))
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def _labels(self, drawn: Sequence[SubGraph | None]) -> Tensor:
         """Return the labels of all micro-batches, padded; only training nodes have one."""
@@ -162,10 +187,21 @@ class GraphFeed:
         labels = torch.full(shape, NO_LABEL, dtype=dtype)
         for rows, sub_graph in zip(labels, drawn, strict=True):
             if sub_graph is not None:
-                places = np.flatnonzero(graph.split[sub_graph.nodes] == TRAIN)
-                of_nodes = torch.from_numpy(graph.labels[sub_graph.nodes[places]])
+                nodes = sub_graph.nodes[: sub_graph.adjacency.num_targets]
+                places = np.flatnonzero(graph.split[nodes] == TRAIN)
+                of_nodes = torch.from_numpy(graph.labels[nodes[places]])
                 rows[torch.from_numpy(places)] = of_nodes.to(dtype)
         return labels.flatten(0, 1)
+
+    def _weights(self, drawn: Sequence[SubGraph | None]) -> Tensor | None:
+        """Return how often the loss of each row counts, padded; None if all count once."""
+        if all(sub_graph is None or sub_graph.weights is None for sub_graph in drawn):
+            return None
+        weights = torch.zeros(len(drawn), self._sampler.most_nodes, dtype=self._dtype)
+        for rows, sub_graph in zip(weights, drawn, strict=True):
+            if sub_graph is not None and sub_graph.weights is not None:
+                rows[: len(sub_graph.nodes)] = torch.from_numpy(sub_graph.weights)
+        return weights.flatten()
 
 
 def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:

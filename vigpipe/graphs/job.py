@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.choices import GnnModel, GraphNorm
+from vigpipe.config.of_jobs import OF_SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
@@ -108,6 +109,8 @@ class GraphJob:
         what = f"--microbatches {layout.num_microbatches}"
         of, has = f"--sampler {self.config.sampler}", f"has {most} an epoch"
         advice = "take both as 1, or choose --sampler parts"
+        if not self.sampler.takes_all:
+            advice = "choose smaller sub-graphs, or fewer micro-batches or replicas"
         if self.partition is not None:
             of += f" with --parts {self.partition.num_parts} and --merge {self.config.merge}"
             advice = "choose more parts, or fewer micro-batches or replicas"
@@ -159,7 +162,7 @@ class GraphJob:
     def describe_step(self, layout: Layout) -> str:
         """Say how many sub-graphs one step takes."""
         number = layout.num_replicas * layout.num_microbatches
-        what = "the whole graph" if self.partition is None else "a sub-graph"
+        what = "the whole graph" if self.config.sampler == "full" else "a sub-graph"
         return what if number == 1 else f"{number} sub-graphs"
 
     def steps_per_epoch(self, layout: Layout) -> int:
@@ -235,6 +238,10 @@ class GraphJob:
         """Return what the costs of the model's pieces depend on, as a profile has it."""
         names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"
         options = {name: str(getattr(self.config, name)) for name in names}
+        sizes = [name for names in OF_SAMPLERS.values() for name in names if name not in options]
+        for name in sizes:  # profiles from before there was such a sampler do not have them
+            if getattr(self.config, name) is not None:
+                options[name] = str(getattr(self.config, name))
         return {**options, "graph": self.graph.sha256}
 
     def weights_metadata(self) -> dict[str, object]:

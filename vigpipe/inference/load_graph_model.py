@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.graphs.features import dense
-from vigpipe.graphs.samplers.whole import whole
+from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.load import build_from
@@ -63,7 +63,7 @@ class GraphTransform:
         )
         self.description.check(graph, str(data))
         features = torch.from_numpy(dense(graph.features)).to(self.device, torch.float32)
-        return GraphInputs(features, None, whole(graph).adjacency.to(self.device))
+        return GraphInputs(features, None, all_edges(graph).to(self.device))
 
 
 class LoadedGraphModel(NamedTuple):

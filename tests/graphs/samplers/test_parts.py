@@ -9,6 +9,7 @@ from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
+from vigpipe.ops.adjacency import Adjacency
 
 GRAPH = draw("sbm:300,3,8,6", seed=2)
 PARTITION = make_partition(GRAPH, "random", 10, 2)
@@ -28,7 +29,9 @@ def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
     for epoch in (1, 2):
         drawn = [sampler.draw(epoch, number) for number in range(*sampler.shares)]
         assert sorted(np.concatenate([s.nodes for s in drawn]).tolist()) == list(range(300))
-        for number, (nodes, adjacency) in enumerate(drawn):
+        for number, (nodes, adjacency, weights) in enumerate(drawn):
+            assert isinstance(adjacency, Adjacency)
+            assert weights is None
             assert (np.diff(nodes) > 0).all()
             assert len(nodes) <= sampler.most_nodes
             sources, targets = nodes[adjacency.indices.numpy()], nodes[adjacency.targets.numpy()]
@@ -70,7 +73,7 @@ def test_parts_of_its_own_go_to_no_other_replica(num_joined):
 def test_the_whole_graph_comes_once_an_epoch():
     sampler = WholeGraph(GRAPH)
     assert (sampler.shares, sampler.most_nodes) == ((1,), 300)
-    nodes, adjacency = sampler.draw(4, 0)
+    nodes, adjacency, _ = sampler.draw(4, 0)
     assert nodes.tolist() == list(range(300))
     assert adjacency.num_edges == GRAPH.num_edges
     assert sampler.num_nodes(4, 0) == 300

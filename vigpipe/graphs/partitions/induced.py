@@ -1,5 +1,7 @@
 """The sub-graph on some nodes of a graph."""
 
+from threading import Lock
+
 import numpy as np
 
 from vigpipe.graphs.graph import Graph
@@ -8,8 +10,6 @@ from vigpipe.graphs.graph import Graph
 class Induced:
     """Takes induced sub-graphs of one graph, at a cost that follows the edges of the nodes taken.
 
-    Not for several threads at once, which would share the table.
-
     Args:
         graph: the graph.
     """
@@ -17,6 +17,7 @@ class Induced:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._local = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
+        self._lock = Lock()  # of the table, for a thread that reads ahead
 
     def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return exactly the edges with both ends among some nodes.
@@ -31,6 +32,14 @@ class Induced:
         Raises:
             ValueError: the nodes are not ascending, or not of the graph.
         """
+        indptr, indices, _ = self.numbered(nodes)
+        return indptr, indices
+
+    def numbered(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the same, and which edges of the graph they are, (e,) int64.
+
+        Args and errors: see `on`.
+        """
         indptr, indices = self._graph.indptr, self._graph.indices
         if len(nodes) and not (
             nodes[0] >= 0 and nodes[-1] < len(self._local) and (np.diff(nodes) > 0).all()
@@ -41,13 +50,14 @@ class Induced:
         ends = np.zeros(len(nodes) + 1, dtype=np.int64)  # in the list of all edges of these nodes
         np.cumsum(degrees, out=ends[1:])
         edges = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], degrees)
-        self._local[nodes] = np.arange(len(nodes))
-        sources = self._local[indices[edges]]
-        self._local[nodes] = -1
+        with self._lock:
+            self._local[nodes] = np.arange(len(nodes))
+            sources = self._local[indices[edges]]
+            self._local[nodes] = -1
         is_kept = sources >= 0
         num_kept = np.zeros(len(sources) + 1, dtype=np.int64)  # among the first edges
         np.cumsum(is_kept, out=num_kept[1:])
-        return num_kept[ends], sources[is_kept]
+        return num_kept[ends], sources[is_kept], edges[is_kept]
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

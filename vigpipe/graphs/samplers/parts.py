@@ -44,7 +44,7 @@ class Parts:
         self.shares = tuple(-(-len(of_share) // num_joined) for of_share in sizes)
         self.most_nodes = max(int(np.sort(of_share)[-num_joined:].sum()) for of_share in sizes)
         self.takes_all = self.shares == (1,) and self.most_nodes == graph.num_nodes
-        self._in_turn = lru_cache(1)(self._groups)
+        self._in_turn = lru_cache(2)(self._groups)  # that of the next epoch is drawn ahead
         self._num_train = lru_cache(2)(self._count_training_nodes)
         self._edges = lru_cache(2)(partial(edges_between, graph))
         # Single parts come again in every epoch, so their edges are kept: at most those of the

@@ -4,19 +4,22 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.adjacency import Adjacency, Layered
 
 
 class SubGraph(NamedTuple):
     """Some nodes of a graph, and edges between them.
 
     Attributes:
-        nodes: (b,) int64, each once.
-        adjacency: the edges, between places in `nodes`.
+        nodes: (b,) int64, each once; ascending, unless the layers have edges of their own.
+        adjacency: the edges, between places in `nodes`; or those of each layer, of which the last
+            ends in the nodes that are trained on.
+        weights: (b,) float64, how often the loss of each node counts; None for once.
     """
 
     nodes: np.ndarray
-    adjacency: Adjacency
+    adjacency: Adjacency | Layered
+    weights: np.ndarray | None = None
 
 
 class Sampler(Protocol):

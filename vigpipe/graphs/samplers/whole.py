@@ -50,5 +50,9 @@ class WholeGraph:
 
 def whole(graph: Graph) -> SubGraph:
     """Return all nodes with all edges."""
-    edges = torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)
-    return SubGraph(np.arange(graph.num_nodes), Adjacency(*edges))
+    return SubGraph(np.arange(graph.num_nodes), all_edges(graph))
+
+
+def all_edges(graph: Graph) -> Adjacency:
+    """Return all edges, between all nodes."""
+    return Adjacency(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices))

@@ -1,0 +1,160 @@
+"""GraphSAINT: sub-graphs on nodes that are drawn, with weights that undo the bias of the draw."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.graphs.partitions.small_graphs import make_graph
+from tests.graphs.samplers.matrices import GRAPH, MODELS, NUM_NODES, X, logits, matrix
+from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.loss import NodeLoss
+from vigpipe.graphs.partitions.induced import induced
+from vigpipe.graphs.samplers.draws import generator
+from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
+from vigpipe.graphs.samplers.whole import all_edges
+from vigpipe.job.batch import NO_LABEL
+from vigpipe.ops.adjacency import Sampled
+
+DRAWN = {
+    "node": (by_nodes(GRAPH, "mean", 30), 30),
+    "edge": (by_edges(GRAPH, 12), 24),
+    "walk": (by_walks(GRAPH, 8, 2), 24),
+}
+SEED = 5
+
+
+@cache
+def sampler_of(way: str, coverage: int = 400) -> Saint:
+    return Saint(GRAPH, *DRAWN[way], coverage, SEED)
+
+
+@pytest.mark.parametrize("kind", ["mean", "gcn", "ones"])
+@pytest.mark.parametrize("way", DRAWN)
+def test_the_weighted_loss_of_a_linear_layer_has_the_full_loss_as_its_mean(way, kind):
+    sampler, is_train = sampler_of(way), GRAPH.split == TRAIN
+    gradient = np.random.default_rng(2).standard_normal(NUM_NODES) + 1  # a linear loss
+    x = 1 + X[:, 0]
+    whole = matrix(all_edges(GRAPH), kind) @ x
+    full = (gradient * whole)[is_train].sum() / is_train.sum()
+    found = []
+    for number in range(1500):
+        nodes, adjacency, weights = sampler.draw(1, number)
+        assert weights is not None
+        losses = weights * gradient[nodes] * (matrix(adjacency, kind) @ x[nodes])
+        found.append(losses[is_train[nodes]].sum() / sampler.num_training_nodes(1, number))
+    # The counts have been estimated, too.
+    error = np.std(found) * np.sqrt(1 / len(found) + 1 / sampler.num_counted)
+    assert abs(np.mean(found) - full) < 3 * error
+    assert 20 * error < abs(full)  # otherwise this would show nothing
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_where_all_nodes_are_drawn_all_weights_are_1_and_the_loss_is_the_plain_mean(name):
+    sampler = Saint(GRAPH, lambda draws: np.arange(NUM_NODES), NUM_NODES, 3, SEED)
+    assert (sampler.shares, sampler.most_nodes, sampler.num_counted) == ((1,), NUM_NODES, 4)
+    nodes, adjacency, weights = sampler.draw(1, 0)
+    assert weights is not None
+    assert nodes.tolist() == list(range(NUM_NODES))
+    assert isinstance(adjacency, Sampled)
+    assert set(adjacency.factors.tolist()) == set(weights.tolist()) == {1.0}
+    ours, theirs = logits(name, nodes, adjacency), logits(name, nodes)
+    assert torch.equal(ours, theirs)
+    is_train, classes = torch.from_numpy(GRAPH.split == TRAIN), torch.arange(NUM_NODES) % 3
+    loss = NodeLoss()
+    loss.begin(sampler.num_training_nodes(1, 0), [torch.from_numpy(weights)])
+    mean = F.cross_entropy(theirs[is_train], classes[is_train])
+    torch.testing.assert_close(loss(ours, classes.where(is_train, NO_LABEL)), mean)
+
+
+@pytest.mark.parametrize("way", DRAWN)
+def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
+    sampler, draw_nodes = sampler_of(way, 3), DRAWN[way][0]
+    counted = [
+        sorted(set(draw_nodes(generator(SEED, 0, i)).tolist())) for i in range(sampler.num_counted)
+    ]
+    total = sum(map(len, counted))
+    assert total > 3 * NUM_NODES >= total - len(counted[-1])
+    assert sampler.shares == (-(-NUM_NODES * len(counted) // total),)
+    times = Counter((u, v) for nodes in counted for u in nodes for v in nodes)
+    unseen = 0
+    for number in range(20):
+        nodes, adjacency, weights = sampler.draw(2, number)
+        assert (np.diff(nodes) > 0).all()
+        assert len(nodes) == sampler.num_nodes(2, number) <= sampler.most_nodes
+        assert isinstance(adjacency, Sampled)
+        assert adjacency.num_edges == sampler.num_edges(2, number)
+        indptr, indices = induced(GRAPH, nodes)
+        assert np.array_equal(adjacency.indptr.numpy(), indptr)
+        assert np.array_equal(adjacency.indices.numpy(), indices)
+        assert np.array_equal(adjacency.degrees.numpy(), np.diff(GRAPH.indptr)[nodes])
+        of_nodes = [max(1, times[v, v]) for v in nodes.tolist()]
+        assert weights is not None
+        assert weights.tolist() == [len(counted) / of_node for of_node in of_nodes]
+        edges = zip(indices.tolist(), adjacency.targets.tolist(), strict=True)
+        for factor, (u, v) in zip(adjacency.factors.tolist(), edges, strict=True):
+            unseen += not times[nodes[u], nodes[v]]
+            assert factor == of_nodes[v] / max(1, times[nodes[u], nodes[v]])
+    assert unseen > 0 or way == "walk"
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_number_only():
+    def drawn(seed, epoch, number):
+        sampler = Saint(GRAPH, *DRAWN["walk"], 2, seed)
+        sampler.draw(1, 0)
+        nodes, _, weights = sampler.draw(epoch, number)
+        assert weights is not None
+        return (*nodes.tolist(), *weights.tolist())
+
+    assert drawn(5, 2, 1) == drawn(5, 2, 1)
+    others = drawn(5, 2, 1), drawn(5, 1, 2), drawn(5, 2, 0), drawn(6, 2, 1), drawn(5, 1, 1)
+    assert len(set(others)) == 5
+
+
+def test_nodes_are_drawn_by_their_squared_column_norm():
+    matrices = {
+        "gcn": matrix(all_edges(GRAPH), "gcn"),
+        "mean": matrix(all_edges(GRAPH).with_loops(), "mean"),
+    }
+    for kind in ("gcn", "mean"):
+        drawn = by_nodes(GRAPH, kind, 200_000)(np.random.default_rng(0))
+        norms = (matrices[kind] ** 2).sum(axis=0)
+        check_frequencies(drawn, norms / norms.sum())
+
+
+def test_ends_of_edges_are_drawn_by_their_inverse_degrees():
+    drawn = by_edges(GRAPH, 100_000)(np.random.default_rng(0))
+    edges = all_edges(GRAPH)
+    inverses = 1 / np.diff(GRAPH.indptr)
+    ends = edges.targets.numpy(), edges.indices.numpy()
+    chances = inverses[ends[0]] + inverses[ends[1]]
+    by_node = sum(np.bincount(end, chances, NUM_NODES) for end in ends)
+    check_frequencies(drawn, by_node / (2 * chances.sum()))
+
+
+def check_frequencies(drawn, chances):
+    expected = len(drawn) * chances
+    found = np.bincount(drawn, minlength=len(chances))
+    assert (np.abs(found - expected) < 5 * np.sqrt(2 * expected)).all()  # both ends are drawn
+
+
+def test_walks_go_along_edges_and_stay_where_there_are_none():
+    graph = make_graph(4, [1, 2, 3, 0], [0, 1, 1, 0])  # 0 <- 1 <- 2 and 3; a loop at 0
+    walks = [by_walks(graph, 1, 3)(np.random.default_rng(i)).tolist() for i in range(300)]
+    sources = {0: {0, 1}, 1: {2, 3}, 2: {2}, 3: {3}}
+    assert all(b in sources[a] for walk in walks for a, b in pairwise(walk))
+    assert {walk[0] for walk in walks} == {0, 1, 2, 3}
+    assert len({tuple(walk) for walk in walks if walk[0] == 0}) == 6  # all that there are
+
+
+def test_a_node_without_edges_is_drawn_but_by_edges():
+    alone = make_graph(3, [0, 1], [1, 0])
+    alone = replace(alone, split=np.full(3, TRAIN, np.int8))
+    for draw_nodes in (by_nodes(alone, "gcn", 50), by_walks(alone, 50, 1)):
+        assert set(draw_nodes(np.random.default_rng(0)).tolist()) == {0, 1, 2}
+    assert set(by_edges(alone, 50)(np.random.default_rng(0)).tolist()) == {0, 1}

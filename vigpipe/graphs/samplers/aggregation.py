@@ -1,0 +1,60 @@
+"""How the layers of a model weight the edges of the whole graph."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+from vigpipe.ops.adjacency import Kind
+
+_KINDS: dict[str, Kind] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
+
+
+def kind_of(model: str) -> Kind:
+    """Return the weights that a model's sums have; the mean for those that take no sums."""
+    return _KINDS.get(model, "mean")
+
+
+class Degrees(NamedTuple):
+    """The edges that end in every node of a graph.
+
+    Attributes:
+        plain: their number, (n,) int64.
+        looped: the same with a self-loop at every node.
+    """
+
+    plain: np.ndarray
+    looped: np.ndarray
+
+
+def degrees_of(graph: Graph) -> Degrees:
+    """Count the edges that end in every node."""
+    plain = np.diff(graph.indptr)
+    targets = np.repeat(np.arange(graph.num_nodes), plain)
+    looped = plain + 1
+    looped[graph.indices[graph.indices == targets]] -= 1
+    return Degrees(plain, looped)
+
+
+def squared_columns(
+    graph: Graph, kind: Kind, degrees: np.ndarray, *, with_loops: bool
+) -> np.ndarray:
+    """Return ||A[:, u]||² of every node u, (n,) float64.
+
+    Args:
+        graph: the graph.
+        kind: which weights A consists of, see `Adjacency.weights`.
+        degrees: (n,) int64, which these weights follow from: for `gcn` with self-loops.
+        with_loops: whether the graph's own self-loops belong to A.
+    """
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    inverses = 1 / np.maximum(degrees, 1)
+    if kind == "ones":
+        squares = np.ones(graph.num_edges)
+    elif kind == "mean":
+        squares = (inverses**2)[targets]
+    else:
+        squares = inverses[targets] * inverses[graph.indices]
+    if not with_loops:
+        squares[graph.indices == targets] = 0
+    return np.bincount(graph.indices, squares, minlength=graph.num_nodes)

@@ -1,0 +1,53 @@
+"""Draw from seed, epoch and number, and with given probabilities."""
+
+import numpy as np
+
+
+def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """Return what draws one sub-graph; the last number is never 0, which would be left out."""
+    return np.random.default_rng([seed, epoch, 1 + number])
+
+
+class Urn:
+    """Draws numbers with given probabilities, independently of one another.
+
+    Args:
+        weights: (n,) not negative, in proportion to the probabilities; at least one is positive.
+    """
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self._ends = np.cumsum(weights, dtype=np.float64)
+        self._last = int(np.flatnonzero(weights)[-1])
+
+    def draw(self, num: int, draws: np.random.Generator) -> np.ndarray:
+        """Draw numbers from 0 to n - 1, with replacement, (num,) int64, ascending."""
+        places = np.sort(draws.random(num)) * self._ends[-1]
+        return np.minimum(np.searchsorted(self._ends, places, side="right"), self._last)
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return each of some integers once, ascending; np.unique hashes them, which takes longer."""
+    ordered = np.sort(values)
+    return ordered[np.diff(ordered, prepend=-1) != 0]
+
+
+def subsets(sizes: np.ndarray, num: int, draws: np.random.Generator) -> np.ndarray:
+    """Draw `num` distinct numbers from 0 to s - 1 for each size s, uniformly.
+
+    Bentley, Floyd, "A sample of brilliance", Communications of the ACM 1987, all sizes at once.
+
+    Args:
+        sizes: (m,) int64, each at least `num`.
+        num: how many.
+        draws: random numbers.
+
+    Returns:
+        (m, num) int64, in no order.
+    """
+    chosen = np.empty((num, len(sizes)), dtype=np.int64)
+    for i in range(num):
+        last = sizes - num + i
+        number = draws.integers(last + 1)
+        is_taken = (chosen[:i] == number).any(axis=0)
+        chosen[i] = np.where(is_taken, last, number)
+    return chosen.T

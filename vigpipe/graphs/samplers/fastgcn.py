@@ -1,0 +1,62 @@
+"""FastGCN: the same few nodes stand for all neighbours of a layer.
+
+Chen, Ma, Xiao 2018 (arXiv:1801.10247). In every layer t nodes are drawn, independently and with
+replacement, with probability q(u) in proportion to ||A[:, u]||². The edges that come from a node
+which was drawn k times count k / (t q(u)) times (equation 10), so that sums over them have the
+expected value of sums over all edges. (Without replacement that would be biased, arXiv:2206.00583.)
+A node may keep no edge at all.
+"""
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
+from vigpipe.graphs.samplers.draws import Urn
+from vigpipe.graphs.samplers.layered import Edges
+from vigpipe.ops.adjacency import Kind
+
+
+class ImportantNodes:
+    """Takes the edges that come from nodes which are drawn for the layer.
+
+    Not for several threads at once, which would share the table; `InLayers` sees to that.
+
+    Args:
+        graph: the graph, which has edges.
+        kind: which weights the model's sums have: A without the self-loops of `gcn`.
+        layer_nodes: t, how many nodes are drawn for each layer.
+    """
+
+    def __init__(self, graph: Graph, kind: Kind, layer_nodes: int) -> None:
+        self._graph, self._num = graph, layer_nodes
+        self._degrees = np.diff(graph.indptr)
+        plain, looped = degrees_of(graph)
+        if kind == "gcn":
+            norms = squared_columns(graph, kind, looped, with_loops=False)
+        else:
+            norms = squared_columns(graph, kind, plain, with_loops=True)
+        if not norms.any():  # self-loops alone, which are not sampled
+            norms = np.ones(graph.num_nodes)
+        self._shares, self._urn = norms / norms.sum(), Urn(norms)
+        self._factors = np.zeros(graph.num_nodes)  # all 0 between calls
+
+    def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
+        """Draw nodes, and take the edges from them to the targets."""
+        drawn = self._urn.draw(self._num, draws)
+        nodes, times = np.unique_counts(drawn)
+        starts, degrees = self._graph.indptr[targets], self._degrees[targets]
+        ends = np.zeros(len(targets) + 1, dtype=np.int64)
+        np.cumsum(degrees, out=ends[1:])
+        edges = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], degrees)
+        sources = self._graph.indices[edges]
+        self._factors[nodes] = times / (self._num * self._shares[nodes])
+        factors = self._factors[sources]
+        self._factors[nodes] = 0
+        is_taken = factors > 0
+        num_taken = np.zeros(len(sources) + 1, dtype=np.int64)  # among the first edges
+        np.cumsum(is_taken, out=num_taken[1:])
+        return Edges(np.diff(num_taken[ends]), sources[is_taken], factors[is_taken])
+
+    def most_sources(self, num_targets: int, layer: int) -> int:
+        """Bound the number of nodes by those that are drawn."""
+        return self._num

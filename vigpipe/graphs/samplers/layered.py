@@ -1,0 +1,160 @@
+"""Train on some nodes at a time, with edges that are sampled anew for every layer.
+
+The last layer makes features of the nodes of a batch, from their own and from those that sampled
+edges come from. All of these are the nodes of which the layer before it makes features, and so on.
+A node's own features are never sampled: neither those that an update takes, nor the self-loops of
+`gcn` and `gcn2`.
+"""
+
+from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from vigpipe.graphs.graph import TRAIN, Graph
+from vigpipe.graphs.samplers.aggregation import degrees_of
+from vigpipe.graphs.samplers.draws import distinct, generator
+from vigpipe.graphs.samplers.sampler import SubGraph
+from vigpipe.job.order import epoch_order
+from vigpipe.ops.adjacency import Layered, Sampled
+
+
+class Edges(NamedTuple):
+    """Sampled edges that end in some nodes.
+
+    Attributes:
+        nums: (m,) int64, how many end in each of the nodes.
+        sources: (e,) int64, where they come from: first those that end in the first node.
+        factors: (e,) float64, times which they have their weight in the whole graph.
+    """
+
+    nums: np.ndarray
+    sources: np.ndarray
+    factors: np.ndarray
+
+
+class EdgeSampler(Protocol):
+    """Samples the edges of a layer."""
+
+    def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
+        """Sample edges that end in some nodes.
+
+        Args:
+            targets: (m,) int64.
+            layer: index of the layer, counted from the last one back.
+            draws: random numbers.
+        """
+        ...
+
+    def most_sources(self, num_targets: int, layer: int) -> int:
+        """Bound the number of nodes that the edges of a layer come from."""
+        ...
+
+
+class InLayers:
+    """Every training node once an epoch, in a new order, `batch_nodes` at a time.
+
+    The nodes of a sub-graph are in the order in which they come in, those of the batch first.
+
+    Args:
+        graph: the graph, which has training nodes.
+        edge_sampler: samples the edges of each layer.
+        batch_nodes: training nodes of a batch; the last one of an epoch may have fewer.
+        num_layers: layers of the model.
+        seed: of all draws.
+    """
+
+    takes_all = False
+
+    def __init__(
+        self,
+        graph: Graph,
+        edge_sampler: EdgeSampler,
+        batch_nodes: int,
+        num_layers: int,
+        seed: int,
+    ) -> None:
+        self._edge_sampler, self._num_layers, self._seed = edge_sampler, num_layers, seed
+        self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
+        self._batch_nodes = min(batch_nodes, len(self._train))
+        self.shares = (-(-len(self._train) // self._batch_nodes),)
+        self.most_nodes = self._batch_nodes
+        for layer in range(num_layers):
+            sources = edge_sampler.most_sources(self.most_nodes, layer)
+            self.most_nodes = min(graph.num_nodes, self.most_nodes + sources)
+        self._order = lru_cache(2)(lambda epoch: epoch_order(seed, epoch, len(self._train)))
+        self._places = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
+        self._lock = Lock()  # of the table, for a thread that reads ahead
+        self._sizes = lru_cache(1 << 12)(self._count)
+
+    def draw(self, epoch: int, number: int) -> SubGraph:
+        """Return the nodes of a batch with what their features are made of."""
+        with self._lock:
+            places = self._places
+            nodes = self._batch(epoch, number)
+            try:
+                places[nodes] = np.arange(len(nodes))
+                draws = generator(self._seed, epoch, number)
+                parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+                for layer in range(self._num_layers):
+                    edges = self._edge_sampler.sample(nodes, layer, draws)
+                    new = distinct(edges.sources[places[edges.sources] < 0])
+                    places[new] = np.arange(len(nodes), len(nodes) + len(new))
+                    parts.append(_in_rows(edges, places, len(nodes) + len(new)))
+                    nodes = np.concatenate((nodes, new))
+            finally:
+                places[nodes] = -1
+        degrees = [torch.from_numpy(counts[nodes]) for counts in self._degrees]
+        layers: list[Sampled] = []
+        num_sources = len(nodes)
+        for arrays in reversed(parts):
+            tensors = map(torch.from_numpy, arrays)
+            layers.append(Sampled(*tensors, *(counts[:num_sources] for counts in degrees)))
+            num_sources = layers[-1].num_targets
+        return SubGraph(nodes, Layered(layers))
+
+    def num_nodes(self, epoch: int, number: int) -> int:
+        """Count the nodes that the first layer takes."""
+        return self._sizes(epoch, number)[0]
+
+    def num_training_nodes(self, epoch: int, number: int) -> int:
+        """Count the nodes of the batch."""
+        first = number * self._batch_nodes
+        return min(self._batch_nodes, len(self._train) - first)
+
+    def num_edges(self, epoch: int, number: int) -> int:
+        """Count the edges of all layers."""
+        return self._sizes(epoch, number)[1]
+
+    def describe(self) -> str:
+        """Say how the training nodes are cut."""
+        return (
+            f"an epoch has {self.shares[0]:,} batches of {self._batch_nodes:,} training nodes, "
+            f"whose first layer takes at most {self.most_nodes:,} nodes"
+        )
+
+    def as_table(self) -> dict[str, object]:
+        """Return nothing that the options do not say."""
+        return {}
+
+    def _batch(self, epoch: int, number: int) -> np.ndarray:
+        first = number * self._batch_nodes
+        return np.sort(self._train[self._order(epoch)[first : first + self._batch_nodes]])
+
+    def _count(self, epoch: int, number: int) -> tuple[int, int]:
+        nodes, adjacency, _ = self.draw(epoch, number)
+        return len(nodes), adjacency.num_edges
+
+
+def _in_rows(
+    edges: Edges, places: np.ndarray, num_sources: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return `indptr`, `indices` and factors of edges, whose sources ascend in each row."""
+    rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
+    keys = rows + places[edges.sources]
+    order = np.argsort(keys)
+    indptr = np.zeros(len(edges.nums) + 1, dtype=np.int64)
+    np.cumsum(edges.nums, out=indptr[1:])
+    return indptr, keys[order] - rows, edges.factors[order]

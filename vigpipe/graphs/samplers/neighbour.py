@@ -1,0 +1,47 @@
+"""Neighbour sampling of GraphSAGE: some of every node's neighbours, in every layer.
+
+Hamilton, Ying, Leskovec 2017 (arXiv:1706.02216), but without replacement, as torch-geometric and
+DGL do. With d neighbours of which f are taken, each counts d / f times, so that means and sums have
+the expected value of those over all neighbours.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.samplers.draws import subsets
+from vigpipe.graphs.samplers.layered import Edges
+
+
+class Neighbours:
+    """Takes at most f of the edges that end in a node, uniformly.
+
+    Args:
+        graph: the graph.
+        fanouts: f of every layer, from the last one back: how many neighbours of a node of the
+            batch, then how many of each of these.
+    """
+
+    def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
+        self._graph, self._fanouts = graph, tuple(fanouts)
+        self._degrees = np.diff(graph.indptr)
+
+    def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
+        """Take some of the edges that end in each target."""
+        most = self._fanouts[layer]
+        starts, degrees = self._graph.indptr[targets], self._degrees[targets]
+        nums = np.minimum(degrees, most)
+        begins = np.cumsum(nums) - nums
+        edges = np.arange(nums.sum()) + np.repeat(starts - begins, nums)  # the first of each
+        many = np.flatnonzero(degrees > most)
+        chosen = starts[many, None] + subsets(degrees[many], most, draws)
+        edges[begins[many, None] + np.arange(most)] = chosen
+        factors = np.repeat(degrees / np.maximum(nums, 1), nums)
+        return Edges(nums, self._graph.indices[edges], factors)
+
+    def most_sources(self, num_targets: int, layer: int) -> int:
+        """Bound the number of nodes by those nodes that have most neighbours."""
+        nums = np.minimum(self._degrees, self._fanouts[layer])
+        first = len(nums) - num_targets
+        return int(np.partition(nums, first)[first:].sum() if first > 0 else nums.sum())
