@@ -383,7 +383,7 @@ def make_app(arguments: list[str]) -> App:
 
     @bench.command
     def samplers(*, config: SamplersOptions = SamplersBench()) -> None:  # noqa: B008
-        """Compare what the ways to cut a graph keep, learn and cost, over several seeds."""
+        """Compare what the ways to sample a graph keep, learn and cost, over several seeds."""
         from vigpipe.bench.samplers import bench_samplers
 
         bench_samplers(config)

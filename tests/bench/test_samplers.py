@@ -1,4 +1,4 @@
-"""The comparison of ways to cut a graph: what each run has learned at its best epoch."""
+"""The comparison of ways to sample a graph: what each run has learned at its best epoch."""
 
 import csv
 import json
@@ -15,6 +15,8 @@ from vigpipe.errors import InputError
     [
         ("full", {"sampler": "full"}),
         ("full@120", {"sampler": "full", "epochs": "120"}),
+        ("saint-walk", {"sampler": "saint-walk"}),
+        ("neighbour@7", {"sampler": "neighbour", "epochs": "7"}),
         ("random", {"sampler": "parts", "partition": "random"}),
         (
             "metis:400+10@20",
@@ -32,9 +34,13 @@ def test_a_way_says_how_the_graph_is_cut_and_how_long_it_is_trained_on(word, opt
     assert parse_way(word, word) == (word, options)
 
 
-@pytest.mark.parametrize("word", ["", "louvain", "full:3", "full+2", "metis:", "metis:4@", "x@3"])
+@pytest.mark.parametrize(
+    "word", ["", "louvain", "parts", "full:3", "fastgcn:2", "full+2", "metis:", "metis:4@", "x@3"]
+)
 def test_another_word_is_refused(word):
-    with pytest.raises(InputError, match=r"--ways a,b: '.*' is not full, or a partition"):
+    with pytest.raises(
+        InputError, match=r"--ways a,b: '.*' is not full, another sampler or a partition"
+    ):
         parse_way(word, "a,b")
 
 
@@ -57,13 +63,15 @@ def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
 @pytest.mark.multiprocess
 def test_real_runs_end_in_a_table(tmp_path, capfd):
     out = tmp_path / "out"
-    ways = "full@2,random:4@1"
+    ways = "full@2,random:4@1,saint-walk@1"
     words = ["bench", "samplers", "--data", "sbm:200,4", "--ways", ways, "--seeds", "1"]
+    words += ["--roots", "30"]
     assert main([*words, "--width", "8", "--threads", "1", "--out", str(out)]) == 0
     with (out / "rows.csv").open(newline="") as file:
-        full, random = csv.DictReader(file)
+        full, random, walk = csv.DictReader(file)
     assert (full["steps"], random["steps"]) == ("2", "4")
     assert float(full["kept_edges"]) == 1.0
+    assert float(full["preparation_seconds"]) == 0 < float(walk["preparation_seconds"])
     assert 0.1 < float(random["kept_edges"]) < 0.45
     page = (out / "README.md").read_text()
     assert "| full@2" in page

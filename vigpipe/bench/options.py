@@ -118,9 +118,9 @@ class SamplersBench(TrainConfig):
     """Options of `vigpipe bench samplers`: those of train, which all runs share.
 
     Attributes:
-        seeds: number of seeds, from 0; each way to cut the graph is run with all of them.
-        ways: WAY,WAY,... each is full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS,
-            such as metis:400+10@20.
+        seeds: number of seeds, from 0; each way to sample the graph is run with all of them.
+        ways: WAY,WAY,... each is full, another sampler or a partition, perhaps with @EPOCHS, and a
+            partition with :PARTS and +MERGE, such as metis:400+10@20.
     """
 
     model: Model = "sage"

@@ -1,8 +1,8 @@
-"""What does each way to cut a graph learn, keep and cost? Real training runs, several seeds.
+"""What does each way to sample a graph learn, keep and cost? Real training runs, several seeds.
 
-Every run is `vigpipe train` with the same options, but for the sampler, its parts, the epochs and
-the seed. What is compared is the test score at the epoch whose validation score is best, as is
-usual for graphs.
+Every run is `vigpipe train` with the same options, but for the sampler, its parts or its sizes, the
+epochs and the seed. What is compared is the test score at the epoch whose validation score is best,
+as is usual for graphs.
 """
 
 import re
@@ -23,18 +23,23 @@ from vigpipe.bench.trained import (
     write_page,
     write_shared,
 )
-from vigpipe.config.choices import PARTITIONS
+from vigpipe.config.choices import PARTITIONS, SAMPLERS
+from vigpipe.config.of_jobs import OF_SAMPLERS
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.run.folder import METRICS, make_output_folder
 from vigpipe.run.follow import parse_rows, step_rows
 
-FORM = "full, or a partition, perhaps with :PARTS, +MERGE and @EPOCHS, such as metis:400+10@20"
+FORM = (
+    "full, another sampler or a partition, perhaps with @EPOCHS, and a partition with :PARTS and "
+    "+MERGE, such as metis:400+10@20"
+)
 _OF_WAYS = ("seed", "sampler", "partition", "parts", "merge")
+_SIZES = {sampler: names for sampler, names in OF_SAMPLERS.items() if sampler != "parts"}
 
 
 class Way(NamedTuple):
-    """One way to cut the graph.
+    """One way to sample the graph.
 
     Attributes:
         name: as the user gave it.
@@ -56,7 +61,7 @@ class Learned(NamedTuple):
         epoch: number of that epoch.
         steps: number of steps of the run.
         kept_edges: share of the graph's edges that a sub-graph may have.
-        preparation_seconds: what it took to make the parts; 0 for none.
+        preparation_seconds: what it took to make the parts, or to count what is drawn how often.
         epoch_seconds: median duration of the steps of an epoch, without the evaluation.
         peak_bytes: largest memory of the process.
     """
@@ -86,9 +91,17 @@ def bench_samplers(options: SamplersBench) -> None:
             raise InputError(f"{flag(name)} {getattr(options, name)}: is what --ways is for")
     ways = [parse_way(word.strip(), options.ways) for word in options.ways.split(",")]
     folder = make_output_folder(options.out, FILES)
-    write_shared(folder, options, (*_OF_WAYS, "seeds", "ways"))
+    ways = [way._replace(options={**way.options, **_sizes_of(way, options)}) for way in ways]
+    sizes = {name for names in _SIZES.values() for name in names}
+    write_shared(folder, options, (*_OF_WAYS, *sizes, "seeds", "ways"))
     runs = (partial(_run, folder, way, seed) for seed in range(options.seeds) for way in ways)
     _write(folder, options, all_of(runs))
+
+
+def _sizes_of(way: Way, options: SamplersBench) -> dict[str, str]:
+    """Return the options of a way's own sampler, as the user gave them."""
+    values = {name: getattr(options, name) for name in _SIZES.get(way.options["sampler"], ())}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def parse_way(word: str, given: str) -> Way:
@@ -101,15 +114,16 @@ def parse_way(word: str, given: str) -> Way:
     Raises:
         InputError: the word has not the form that it must have.
     """
-    methods = "|".join(("full", *PARTITIONS))
+    samplers = [sampler for sampler in SAMPLERS if sampler != "parts"]
+    methods = "|".join((*samplers, *PARTITIONS))
     match = re.fullmatch(
         rf"({methods})(?::([0-9]{{1,9}}))?(?:\+([0-9]{{1,9}}))?(?:@([0-9]{{1,6}}))?", word
     )
-    if match is None or (match[1] == "full" and (match[2] or match[3])):
+    if match is None or (match[1] in samplers and (match[2] or match[3])):
         raise InputError(f"--ways {given}: {word!r} is not {FORM}")
     method, parts, merge, epochs = match.groups()
-    options = {"sampler": "full" if method == "full" else "parts"}
-    chosen = {"partition": method, "parts": parts, "merge": merge} if method != "full" else {}
+    options = {"sampler": method if method in samplers else "parts"}
+    chosen = {"partition": None if method in samplers else method, "parts": parts, "merge": merge}
     for name, value in {**chosen, "epochs": epochs}.items():
         if value is not None:
             options[name] = value
@@ -149,7 +163,9 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
     for row in step_rows(rows):
         seconds = row["step_seconds"] + row["data_seconds"]
         of_epoch[row["epoch"]] = of_epoch.get(row["epoch"], 0.0) + seconds
-    partition: Mapping[str, Any] = summary["graph"].get("partition", {})
+    of_graph: Mapping[str, Any] = summary["graph"]
+    partition: Mapping[str, Any] = of_graph.get("partition", {})
+    prepared = partition or of_graph.get("counted", {})
     return Learned(
         way,
         seed,
@@ -158,7 +174,7 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
         best["epoch"],
         summary["steps"],
         partition.get("kept_edge_fraction", 1.0),
-        partition.get("seconds", 0.0),
+        prepared.get("seconds", 0.0),
         median(of_epoch.values()),
         summary["peak_bytes"],
     )
@@ -170,15 +186,15 @@ def _write(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> 
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
     headers = ["", "edges kept", "steps", "test accuracy", "min – max", "macro-F1"]
-    headers += ["s to cut", "s an epoch", "peak memory"]
+    headers += ["s before", "s an epoch", "peak memory"]
     question = (
         f"{options.model} on {options.data}: the test accuracy at the epoch with the best "
         f"validation accuracy. Seeds: {options.seeds}; ± is the standard deviation over them. "
-        "Seconds are medians; those of an epoch are without its evaluation, and the time to cut is "
-        "that of one process."
+        "Seconds are medians; those before are what it takes one process to cut the graph, or to "
+        "count what is drawn how often; those of an epoch are without its evaluation."
     )
     table = Table("", headers, [_row(way, found) for way, found in by_way.items()])
-    write_page(folder, "What each way to cut a graph learns", question, [table], learned)
+    write_page(folder, "What each way to sample a graph learns", question, [table], learned)
 
 
 def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
