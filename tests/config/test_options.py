@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vigpipe.cli import main
 from vigpipe.config.check_job import check_job
-from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, RECIPES
+from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, RECIPES, SAMPLERS
 from vigpipe.config.files import as_toml, read_config_file
 from vigpipe.config.options import (
     MODEL_DEFAULTS,
@@ -126,7 +126,7 @@ def test_what_is_resolved_is_within_bounds_and_stays_when_read_back(model, recip
     assert with_model_defaults(TrainConfig(**table)) == config
 
 
-@pytest.mark.parametrize("sampler", ["full", "parts"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("model", GRAPH_MODELS)
 def test_a_graph_model_has_no_options_of_images_and_stays_when_read_back(model, sampler):
     config = with_model_defaults(TrainConfig(model=model, data="Cora", sampler=sampler))

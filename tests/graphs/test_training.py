@@ -164,3 +164,26 @@ def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
 def test_wrong_use_is_one_sentence(options, message):
     with pytest.raises(InputError, match=message):
         prepare(replace(PARTS, **options), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "message"),
+    [
+        ("saint-walk", {"fanout": "3"}, "--fanout 3: is for --sampler neighbour, and --sampler is"),
+        ("full", {"coverage": 5}, "--coverage 5: is for --sampler saint-node or saint-edge or"),
+        ("neighbour", {"parts": 5}, "--parts 5: is for --sampler parts, and --sampler is neighbo"),
+        ("fastgcn", {"items": "own", "dp": 2}, "--items own: is for a graph that is cut into par"),
+        ("neighbour", {"fanout": "3,0"}, "--fanout 3,0: must be numbers of neighbours, 1 or more"),
+        ("neighbour", {"fanout": "3,2"}, "--fanout 3,2: has numbers for 2 layers, and the model h"),
+        ("saint-node", {"sample_nodes": 0}, "--sample-nodes 0: must be a number from 1"),
+        (
+            "saint-walk",
+            {"roots": 300},
+            "takes 4 sub-graphs, but --sampler saint-walk has [12] an epoch; choose smaller sub-gr",
+        ),
+    ],
+)
+def test_wrong_use_of_other_samplers_is_one_sentence(sampler, options, message):
+    config = replace(PARTS, sampler=sampler, partition=None, parts=None)
+    with pytest.raises(InputError, match=message):
+        prepare(replace(config, **options), torch.float64)

@@ -1,0 +1,69 @@
+"""Whole runs on sub-graphs that are drawn: done again with other stages, and gone on with."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.graphs.test_training import PARTS, rows, run, run_rank
+from tests.world import run_ranks
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.errors import InputError
+
+DRAWN = replace(PARTS, model="sage", partition=None, parts=None, microbatches=1, keep_best=None)
+WALKS = replace(DRAWN, sampler="saint-walk", roots=40, walk_length=2, coverage=5)
+NEIGHBOURS = replace(DRAWN, sampler="neighbour", batch_nodes=60, fanout="3")
+
+
+def are_equal(*folders):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in folders)
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(WALKS, strategy="periodic", items="pool", average_every=2),
+        replace(NEIGHBOURS, strategy="gossip", items="pool", average_every=2),
+    ],
+    ids=["walks", "neighbours"],
+)
+def test_a_run_of_two_replicas_is_done_again_with_other_stages(config, tmp_path):
+    config = replace(config, dp=2, checkpoint_every="never")
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run_ranks(run_rank, 2, config, first, timeout=120) == [0] * 2
+    config = replace(config, stages=2, replay=first)
+    assert run_ranks(run_rank, 4, config, again, timeout=120) == [0] * 4
+    assert are_equal(first, again)
+
+
+@pytest.mark.parametrize("config", [WALKS, NEIGHBOURS], ids=["walks", "neighbours"])
+def test_a_run_goes_on_with_the_sub_graphs_that_it_would_have_drawn(config, tmp_path):
+    whole = tmp_path / "whole"
+    assert run(config, whole) == 0
+    there = shutil.copytree(whole, tmp_path / "there")
+    for checkpoint in list_checkpoints(there):
+        if int(checkpoint.name[-8:]) > 2:
+            shutil.rmtree(checkpoint)
+    (there / "model.safetensors").unlink()
+    assert run(replace(config, resume="auto"), there) == 0
+    assert are_equal(there, whole)
+    other = {"roots": 41} if config is WALKS else {"fanout": "4"}
+    with pytest.raises(InputError, match="roots" if config is WALKS else "fanout"):
+        run(replace(config, **other, resume=str(whole)), tmp_path / "other")
+
+
+def test_rows_count_the_nodes_that_are_drawn_and_those_that_they_stand_for(tmp_path):
+    assert run(replace(WALKS, checkpoint_every="never"), tmp_path / "run") == 0
+    steps = [row for row in rows(tmp_path / "run") if "step" in row]
+    assert {row["training_nodes"] for row in steps} == {240}
+    nodes = [row["nodes_per_second"] * row["step_seconds"] for row in steps]
+    assert all(40 < num < 120 for num in nodes)
+    counted = json.loads((tmp_path / "run" / "summary.json").read_text())["graph"]["counted"]
+    assert counted["sub_graphs"] * counted["mean_nodes"] > 5 * 400
+    evaluation = next(row for row in rows(tmp_path / "run") if "accuracy" in row)
+    assert evaluation["nodes"] == 80  # all test nodes, on the whole graph
