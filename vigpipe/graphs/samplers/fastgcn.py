@@ -2,9 +2,9 @@
 
 Chen, Ma, Xiao 2018 (arXiv:1801.10247). In every layer t nodes are drawn, independently and with
 replacement, with probability q(u) in proportion to ||A[:, u]||². The edges that come from a node
-which was drawn k times count k / (t q(u)) times (equation 10), so that sums over them have the
-expected value of sums over all edges. (Without replacement that would be biased, arXiv:2206.00583.)
-A node may keep no edge at all.
+which was drawn k times count k / (t q(u)) times, so that sums over them have the expected value of
+sums over all edges. (Without replacement that would be biased, arXiv:2206.00583.) A node may keep
+no edge at all.
 """
 
 import numpy as np

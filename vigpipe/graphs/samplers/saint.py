@@ -118,7 +118,7 @@ class Saint:
 
 
 def by_nodes(graph: Graph, kind: Kind, num: int) -> DrawNodes:
-    """Draw nodes with a probability in proportion to their squared column norm (section 3.4).
+    """Draw nodes with a probability in proportion to their squared column norm.
 
     The columns are those of the adjacency matrix with a self-loop at every node, so that each can
     be drawn: of the model's own for `gcn`, else normalised by rows.
@@ -138,7 +138,7 @@ def by_nodes(graph: Graph, kind: Kind, num: int) -> DrawNodes:
 def by_edges(graph: Graph, num: int) -> DrawNodes:
     """Draw both ends of edges between u and v with a probability ~ 1 / deg u + 1 / deg v.
 
-    That has the least variance (section 3.3). A node without edges is never drawn.
+    That has the least variance. A node without edges is never drawn.
 
     Args:
         graph: the graph, which has edges.
