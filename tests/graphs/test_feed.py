@@ -166,7 +166,7 @@ def test_only_the_nodes_of_a_batch_have_labels_though_others_come_with_them():
         assert batch.weights is None
         of_batches = zip(
             batch.inputs.split(NEIGHBOURS.most_nodes),
-            batch.labels.split(NEIGHBOURS.most_nodes),
+            batch.labels.split(NEIGHBOURS.most_targets),
             batch.structures,
             batch.sizes,
             strict=True,

@@ -177,9 +177,12 @@ def test_layers_follow_one_another():
     layers = Layered([first, last])
     assert (layers.num_sources, layers.num_targets, layers.num_edges) == (3, 1, 4)
     assert layers.of_layer(1) is last
-    assert layers.suits(3, 2)
-    assert not layers.suits(3, 3)
-    assert not layers.suits(2, 2)
+    assert layers.suits(3, 0, 2)
+    assert not layers.suits(2, 0, 2)
+    assert layers.suits(2, 1, 2)  # a later stage has the rows that it takes, or more
+    assert layers.suits(3, 1, 2)
+    assert not layers.suits(4, 1, 2)
+    assert not layers.suits(3, 0, 3)
     assert layers.to("cpu").of_layer(0) is first
     with pytest.raises(ValueError, match="layer 0 makes 1 nodes, and the next one takes 3"):
         Layered([last, first])

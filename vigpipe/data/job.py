@@ -122,6 +122,10 @@ class ImageJob:
         """Return the images of a micro-batch, padding included."""
         return self.share(layout, 0).microbatch_size
 
+    def rows_before(self, layout: Layout, block: int) -> int:
+        """Return the images of the largest micro-batch, all of which reach every block."""
+        return self.microbatch_size(layout)
+
     def most_microbatches(self, layout: Layout) -> int:
         """Return how many images a step has at most."""
         return min(self.batch_size(layout), len(self.source.train))

@@ -181,7 +181,7 @@ class GraphFeed:
 
     def _labels(self, drawn: Sequence[SubGraph | None]) -> Tensor:
         """Return the labels of all micro-batches, padded; only training nodes have one."""
-        graph, bound = self._graph, self._sampler.most_nodes
+        graph, bound = self._graph, self._sampler.most_targets
         dtype = self._dtype if graph.is_multi_label else torch.int64
         shape = len(drawn), bound, *graph.labels.shape[1:]
         labels = torch.full(shape, NO_LABEL, dtype=dtype)
@@ -197,7 +197,7 @@ class GraphFeed:
         """Return how often the loss of each row counts, padded; None if all count once."""
         if all(sub_graph is None or sub_graph.weights is None for sub_graph in drawn):
             return None
-        weights = torch.zeros(len(drawn), self._sampler.most_nodes, dtype=self._dtype)
+        weights = torch.zeros(len(drawn), self._sampler.most_targets, dtype=self._dtype)
         for rows, sub_graph in zip(weights, drawn, strict=True):
             if sub_graph is not None and sub_graph.weights is not None:
                 rows[: len(sub_graph.nodes)] = torch.from_numpy(sub_graph.weights)

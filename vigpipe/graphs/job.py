@@ -130,6 +130,10 @@ class GraphJob:
         """Return the nodes of a sub-graph, padding included: what the sampler is bound to."""
         return self.sampler.most_nodes
 
+    def rows_before(self, layout: Layout, block: int) -> int:
+        """Return the nodes that reach a layer, padding included."""
+        return self.sampler.most_rows(block)
+
     def most_microbatches(self, layout: Layout) -> int:
         """Return the number of sub-graphs of an epoch."""
         return sum(self.sampler.shares)

@@ -26,15 +26,15 @@ class ReplicaBatch:
             no row.
         inputs: (M * microbatch_size, ...), what the first stage takes, on the rank's device where
             it has that stage, else None.
-        labels: on the host where this rank has the last stage, else None: (M * microbatch_size,)
-            int64 classes, NO_LABEL on rows that do not count; or (M * microbatch_size, num_classes)
-            floating point, of which the job's loss knows the meaning.
+        labels: on the host where this rank has the last stage, else None: (M * b,) int64 classes
+            for the b rows of a micro-batch's logits, NO_LABEL on rows that do not count; or
+            (M * b, num_classes) floating point, of which the job's loss knows the meaning.
         structures: what the model takes besides the rows of each micro-batch, such as the edges of
             a sub-graph; empty for models that take nothing else.
         by_layer: whether the rows, of a single micro-batch of any size, are taken through each
             layer in turn, some at a time; only in evaluations.
-        weights: where labels are, (M * microbatch_size,) floating point, what the losses of the
-            rows are multiplied by; None for 1.
+        weights: where labels are, (M * b,) floating point, what the losses of the rows are
+            multiplied by; None for 1.
     """
 
     step: int

@@ -156,6 +156,15 @@ class Job(Protocol):
         """Return the rows of a micro-batch, padding included."""
         ...
 
+    def rows_before(self, layout: Layout, block: int) -> int:
+        """Return the rows of a micro-batch that reach a block, padding included.
+
+        Args:
+            layout: the degrees.
+            block: its index; the number of blocks for what comes after the last one.
+        """
+        ...
+
     def most_microbatches(self, layout: Layout) -> int:
         """Return into how many micro-batches a step can be cut at most, over all replicas."""
         ...

@@ -157,8 +157,14 @@ class Adjacency:
         """Return the edges of a layer, of which the first has index 0: all take the same ones."""
         return self
 
-    def suits(self, num_nodes: int, num_layers: int) -> bool:
-        """Whether a model with so many layers can take so many nodes with these edges."""
+    def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
+        """Whether these are edges of so many nodes, for a model with so many layers.
+
+        Args:
+            num_nodes: that a layer can take.
+            layer: index of this layer.
+            num_layers: of the model.
+        """
         return {self.num_targets, self.num_sources} == {num_nodes}
 
     def to(self, device: torch.device | str) -> "Adjacency":
@@ -284,9 +290,11 @@ class Layered:
         """Return the edges of a layer, of which the first has index 0."""
         return self.layers[index]
 
-    def suits(self, num_nodes: int, num_layers: int) -> bool:
-        """Whether a model with so many layers can take so many nodes with these edges."""
-        return (num_nodes, num_layers) == (self.num_sources, len(self.layers))
+    def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
+        """Whether these are edges of so many nodes, or the first of them; see `Adjacency.suits`."""
+        if num_layers != len(self.layers):
+            return False
+        return self.layers[layer].num_sources <= num_nodes <= self.num_sources
 
     def to(self, device: torch.device | str) -> "Layered":
         """Return the edges on a device."""

@@ -85,13 +85,15 @@ class StageModule(nn.Module):
 
     Args:
         model: the stage, as `Cuttable.keep` left it.
-        microbatch_size: samples of a micro-batch, padding included.
+        microbatch_size: rows of a micro-batch of the model's input, padding included.
         row_shape: shape of one row of the model's input, (C, H, W) of an image.
         dtype: dtype of the weights.
         lowered: dtype of the matrix products; None for that of the weights.
         boundary: dtype of what passes from stage to stage; by default that of the weights.
         num_recomputed: number of micro-batches, from the first of a step, whose activations are
             computed again in the backward.
+        rows: of a micro-batch of the stage's input, and of its output, padding included; by default
+            those of the model's input.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class StageModule(nn.Module):
         lowered: torch.dtype | None = None,
         boundary: torch.dtype | None = None,
         num_recomputed: int = 0,
+        rows: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.lowered = model, dtype, lowered
@@ -110,10 +113,12 @@ class StageModule(nn.Module):
         self.input_dtype = dtype if model.has_stem else boundary
         self.output_dtype = dtype if model.has_readout else boundary
         self.num_recomputed = num_recomputed
+        self.microbatch_size, self.rows = microbatch_size, rows
+        rows_in, rows_out = rows or (microbatch_size, microbatch_size)
         self.begin((microbatch_size,))
         start, end = (model.boundary_shape(block) for block in model.span)
-        self.input_shape = (microbatch_size, *(row_shape if model.has_stem else start))
-        self.output_shape = (microbatch_size, *((model.num_classes,) if model.has_readout else end))
+        self.input_shape = (rows_in, *(row_shape if model.has_stem else start))
+        self.output_shape = (rows_out, *((model.num_classes,) if model.has_readout else end))
 
     def begin(
         self,
@@ -142,15 +147,16 @@ class StageModule(nn.Module):
             x: inputs or features, (b, ...).
 
         Returns:
-            Features or logits, (b, ...), zeros on padding and on rows that the model leaves out.
+            Features or logits, (b, ...), or as many rows as the stage is said to have; zeros on
+            padding.
         """
-        index, num_rows = self.num_forwards, len(x)
+        index, num_rows = self.num_forwards, len(x) if self.rows is None else self.rows[1]
         self.num_forwards += 1
         self.model.recompute = index < self.num_recomputed
         num_samples = self.sizes[index]
         if num_samples == 0:
             return self._connected_zeros(x)
-        start = index * num_rows
+        start = index * (len(x) if self.rows is None else self.microbatch_size)
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
         structure = self.structures[index : index + 1]
         with self._precision(x):

@@ -49,13 +49,15 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     assert labels is not None
     stage_module = rank_state.pipeline.stage_modules[0]
     stage_module.train()
-    first = torch.tensor_split(torch.arange(len(inputs)), num_microbatches)[0]
-    draws = stage_module.model.draw(batch.keys[first], stage_module.dtype)
+    x, label, keys = (
+        torch.tensor_split(rows, num_microbatches)[0] for rows in (inputs, labels, batch.keys)
+    )
+    draws = stage_module.model.draw(keys, stage_module.dtype)
     draws = draws.sent(partial(send, device=rank_state.device))
     stage_module.begin(batch.sizes, draws, batch.structures)
     with listening(listen):
-        logits = stage_module(inputs[first].to(rank_state.device))
-        listen("loss", rank_state.pipeline.loss, (logits, labels[first].to(rank_state.device)))
+        logits = stage_module(x.to(rank_state.device))
+        listen("loss", rank_state.pipeline.loss, (logits, label.to(rank_state.device)))
     rank_state.statistics.take()
     return kept
 

@@ -239,10 +239,12 @@ def make_rank_state(
     stage_indices = layout.stages_of(rank)
     models = cut_stages(run.build, run.plan, stage_indices)
     options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
-    stage_modules = [
-        StageModule(model, run.microbatch_size, run.job.row_shape, *options).to(device)
-        for model in models
-    ]
+    stage_modules: list[StageModule] = []
+    for model in models:
+        first, last = (run.job.rows_before(layout, block) for block in model.span)
+        rows = None if first == last == run.microbatch_size else (first, last)
+        stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, rows)
+        stage_modules.append(stage_module.to(device))
 
     holder = nn.ModuleList(models)
     ema = (

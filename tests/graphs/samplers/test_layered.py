@@ -155,4 +155,6 @@ def test_bounds_follow_the_nodes_with_most_neighbours():
     assert neighbours.most_sources(3, 0) == np.minimum(degrees[-3:], 4).sum()
     assert neighbours.most_sources(NUM_NODES, 0) == np.minimum(degrees, 4).sum()
     assert InLayers(GRAPH, neighbours, 99, 1, 0).most_nodes == NUM_NODES
-    assert InLayers(GRAPH, ImportantNodes(GRAPH, "mean", 4), 7, 1, 0).most_nodes == 11
+    sampler = InLayers(GRAPH, ImportantNodes(GRAPH, "mean", 4), 7, 2, 0)
+    assert [sampler.most_rows(layer) for layer in range(3)] == [15, 11, 7]
+    assert (sampler.most_nodes, sampler.most_targets) == (15, 7)

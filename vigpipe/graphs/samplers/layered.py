@@ -80,10 +80,12 @@ class InLayers:
         self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
         self._batch_nodes = min(batch_nodes, len(self._train))
         self.shares = (-(-len(self._train) // self._batch_nodes),)
-        self.most_nodes = self._batch_nodes
+        self.most_targets = self.most_nodes = self._batch_nodes
+        self._most_rows = [self.most_targets]  # from the last layer back
         for layer in range(num_layers):
             sources = edge_sampler.most_sources(self.most_nodes, layer)
             self.most_nodes = min(graph.num_nodes, self.most_nodes + sources)
+            self._most_rows.append(self.most_nodes)
         self._order = lru_cache(2)(lambda epoch: epoch_order(seed, epoch, len(self._train)))
         self._places = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
         self._lock = Lock()  # of the table, for a thread that reads ahead
@@ -114,6 +116,10 @@ class InLayers:
             layers.append(Sampled(*tensors, *(counts[:num_sources] for counts in degrees)))
             num_sources = layers[-1].num_targets
         return SubGraph(nodes, Layered(layers))
+
+    def most_rows(self, layer: int) -> int:
+        """Bound the nodes that a layer takes; after the last one, those of a batch."""
+        return self._most_rows[self._num_layers - layer]
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that the first layer takes."""

@@ -43,6 +43,7 @@ class Parts:
         sizes = [generations.most_nodes[share::num_shares] for share in range(num_shares)]
         self.shares = tuple(-(-len(of_share) // num_joined) for of_share in sizes)
         self.most_nodes = max(int(np.sort(of_share)[-num_joined:].sum()) for of_share in sizes)
+        self.most_targets = self.most_nodes
         self.takes_all = self.shares == (1,) and self.most_nodes == graph.num_nodes
         self._in_turn = lru_cache(2)(self._groups)  # that of the next epoch is drawn ahead
         self._num_train = lru_cache(2)(self._count_training_nodes)
@@ -55,6 +56,10 @@ class Parts:
         """Return the sub-graph on the parts whose turn it is."""
         parts = tuple(sorted(self._in_turn(epoch)[number].tolist()))
         return self._take(self.generations.partition(epoch), parts)
+
+    def most_rows(self, layer: int) -> int:
+        """Return the same bound for all layers."""
+        return self.most_nodes
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the sub-graph on these parts."""

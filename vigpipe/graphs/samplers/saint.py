@@ -51,7 +51,7 @@ class Saint:
         self._draw_nodes, self._seed = draw_nodes, seed
         self._degrees, self._induced = degrees_of(graph), Induced(graph)
         self._num_train = len(graph.nodes_of(TRAIN))
-        self.most_nodes = min(graph.num_nodes, most_drawn)
+        self.most_nodes = self.most_targets = min(graph.num_nodes, most_drawn)
         self._nodes = lru_cache(64)(self._distinct_nodes)
         self._num_edges = lru_cache(1 << 12)(self._count_edges)
         self._times_node = np.zeros(graph.num_nodes)
@@ -76,6 +76,10 @@ class Saint:
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self._times_edge[edges], 1)
         arrays = indptr, indices, factors, self._degrees.plain[nodes], self._degrees.looped[nodes]
         return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), self.num_counted / times)
+
+    def most_rows(self, layer: int) -> int:
+        """Return the same bound for all layers."""
+        return self.most_nodes
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that are drawn."""

@@ -29,15 +29,21 @@ class Sampler(Protocol):
         shares: number of sub-graphs of an epoch, all of them in one share; or one share for each
             replica, which takes no others. The sub-graphs are numbered one share after the other.
         most_nodes: a bound for the nodes of a sub-graph.
+        most_targets: a bound for those of them that the last layer makes logits of.
         takes_all: whether every sub-graph is the graph itself.
     """
 
     shares: tuple[int, ...]
     most_nodes: int
+    most_targets: int
     takes_all: bool
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Draw a sub-graph of an epoch, which is counted from 1; two threads may do so at once."""
+        ...
+
+    def most_rows(self, layer: int) -> int:
+        """Bound the nodes that a layer takes, which the one before it has made."""
         ...
 
     def num_nodes(self, epoch: int, number: int) -> int:

@@ -19,13 +19,17 @@ class WholeGraph:
     takes_all = True
 
     def __init__(self, graph: Graph) -> None:
-        self.most_nodes = graph.num_nodes
+        self.most_nodes = self.most_targets = graph.num_nodes
         self._num_train = len(graph.nodes_of(TRAIN))
         self._whole = whole(graph)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the graph."""
         return self._whole
+
+    def most_rows(self, layer: int) -> int:
+        """Return the same bound for all layers."""
+        return self.most_nodes
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the graph."""

@@ -86,7 +86,7 @@ class GraphModel(StagedModel):
         Raises:
             ValueError: there is no adjacency, or it is one of other nodes.
         """
-        if adjacency is None or not adjacency.suits(len(x), self.num_layers):
+        if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
         draws = self.draws_for(x, keys)
         if self.has_stem:
