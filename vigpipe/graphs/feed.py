@@ -237,8 +237,8 @@ def sub_graphs(
 
 
 def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
-    """Return the nodes of an item, and of those that its team takes in the same step."""
-    return sum(sampler.num_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
+    """Return about the nodes of an item, and of those that its team takes in the same step."""
+    return sum(sampler.about_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
 
 
 def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:

@@ -84,9 +84,13 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
     times = Counter((u, v) for nodes in counted for u in nodes for v in nodes)
     unseen = 0
     for number in range(20):
+        assert sampler.about_nodes(2, number) == round(total / len(counted))
+        num_edges = sampler.num_edges(2, number)  # of what was not drawn yet
         nodes, adjacency, weights = sampler.draw(2, number)
+        assert num_edges == adjacency.num_edges
         assert (np.diff(nodes) > 0).all()
         assert len(nodes) == sampler.num_nodes(2, number) <= sampler.most_nodes
+        assert len(nodes) == sampler.about_nodes(2, number)
         assert isinstance(adjacency, Sampled)
         assert adjacency.num_edges == sampler.num_edges(2, number)
         indptr, indices = induced(GRAPH, nodes)

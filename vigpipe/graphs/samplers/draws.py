@@ -2,10 +2,32 @@
 
 import numpy as np
 
+_MOST_SIZES = 1 << 12
+
 
 def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
     """Return what draws one sub-graph; the last number is never 0, which would be left out."""
     return np.random.default_rng([seed, epoch, 1 + number])
+
+
+class Sizes:
+    """Remembers the nodes and edges of the sub-graphs that were drawn, those of the last ones.
+
+    A thread may draw while another asks.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def put(self, epoch: int, number: int, num_nodes: int, num_edges: int) -> None:
+        """Remember a sub-graph."""
+        if len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+        self._sizes[epoch, number] = num_nodes, num_edges
+
+    def get(self, epoch: int, number: int) -> tuple[int, int] | None:
+        """Return the nodes and edges of a sub-graph; None if it was not drawn, or long ago."""
+        return self._sizes.get((epoch, number))
 
 
 class Urn:

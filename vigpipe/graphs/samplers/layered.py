@@ -6,7 +6,8 @@ A node's own features are never sampled: neither those that an update takes, nor
 `gcn` and `gcn2`.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from statistics import fmean
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -15,10 +16,12 @@ import torch
 
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.aggregation import degrees_of
-from vigpipe.graphs.samplers.draws import distinct, generator
+from vigpipe.graphs.samplers.draws import Sizes, distinct, generator
 from vigpipe.graphs.samplers.sampler import SubGraph
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Layered, Sampled
+
+_NUM_FIRST = 4  # batches, which are drawn to know how many nodes others have
 
 
 class Edges(NamedTuple):
@@ -89,7 +92,7 @@ class InLayers:
         self._order = lru_cache(2)(lambda epoch: epoch_order(seed, epoch, len(self._train)))
         self._places = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
         self._lock = Lock()  # of the table, for a thread that reads ahead
-        self._sizes = lru_cache(1 << 12)(self._count)
+        self._sizes = Sizes()
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the nodes of a batch with what their features are made of."""
@@ -115,7 +118,9 @@ class InLayers:
             tensors = map(torch.from_numpy, arrays)
             layers.append(Sampled(*tensors, *(counts[:num_sources] for counts in degrees)))
             num_sources = layers[-1].num_targets
-        return SubGraph(nodes, Layered(layers))
+        adjacency = Layered(layers)
+        self._sizes.put(epoch, number, len(nodes), adjacency.num_edges)
+        return SubGraph(nodes, adjacency)
 
     def most_rows(self, layer: int) -> int:
         """Bound the nodes that a layer takes; after the last one, those of a batch."""
@@ -123,7 +128,12 @@ class InLayers:
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that the first layer takes."""
-        return self._sizes(epoch, number)[0]
+        return self._size(epoch, number)[0]
+
+    def about_nodes(self, epoch: int, number: int) -> int:
+        """Count the nodes of a batch that was drawn, or say how many the first ones have."""
+        size = self._sizes.get(epoch, number)
+        return size[0] if size else self._mean_nodes
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the batch."""
@@ -132,7 +142,7 @@ class InLayers:
 
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the edges of all layers."""
-        return self._sizes(epoch, number)[1]
+        return self._size(epoch, number)[1]
 
     def describe(self) -> str:
         """Say how the training nodes are cut."""
@@ -149,9 +159,17 @@ class InLayers:
         first = number * self._batch_nodes
         return np.sort(self._train[self._order(epoch)[first : first + self._batch_nodes]])
 
-    def _count(self, epoch: int, number: int) -> tuple[int, int]:
-        nodes, adjacency, _ = self.draw(epoch, number)
-        return len(nodes), adjacency.num_edges
+    def _size(self, epoch: int, number: int) -> tuple[int, int]:
+        size = self._sizes.get(epoch, number)
+        if size is None:
+            nodes, adjacency, _ = self.draw(epoch, number)
+            size = len(nodes), adjacency.num_edges
+        return size
+
+    @cached_property
+    def _mean_nodes(self) -> int:
+        first = range(min(_NUM_FIRST, self.shares[0]))
+        return round(fmean(self.num_nodes(1, number) for number in first))
 
 
 def _in_rows(

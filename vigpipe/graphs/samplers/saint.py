@@ -20,7 +20,7 @@ import torch
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
-from vigpipe.graphs.samplers.draws import Urn, distinct, generator
+from vigpipe.graphs.samplers.draws import Sizes, Urn, distinct, generator
 from vigpipe.graphs.samplers.sampler import SubGraph
 from vigpipe.ops.adjacency import Kind, Sampled
 
@@ -53,7 +53,7 @@ class Saint:
         self._num_train = len(graph.nodes_of(TRAIN))
         self.most_nodes = self.most_targets = min(graph.num_nodes, most_drawn)
         self._nodes = lru_cache(64)(self._distinct_nodes)
-        self._num_edges = lru_cache(1 << 12)(self._count_edges)
+        self._sizes = Sizes()
         self._times_node = np.zeros(graph.num_nodes)
         self._times_edge = np.zeros(graph.num_edges, dtype=np.int32)
         self.num_counted, num_nodes, num_edges = 0, 0, 0
@@ -72,6 +72,7 @@ class Saint:
         """Return the sub-graph on the nodes that are drawn."""
         nodes = self._nodes(epoch, number)
         indptr, indices, edges = self._induced.numbered(nodes)
+        self._sizes.put(epoch, number, len(nodes), len(edges))
         times = np.maximum(self._times_node[nodes], 1)
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self._times_edge[edges], 1)
         arrays = indptr, indices, factors, self._degrees.plain[nodes], self._degrees.looped[nodes]
@@ -85,13 +86,19 @@ class Saint:
         """Count the nodes that are drawn."""
         return len(self._nodes(epoch, number))
 
+    def about_nodes(self, epoch: int, number: int) -> int:
+        """Count the nodes that were drawn, or say how many are on average."""
+        size = self._sizes.get(epoch, number)
+        return size[0] if size else round(self._mean[0])
+
     def num_training_nodes(self, epoch: int, number: int) -> int:
         """Count those of the whole graph, for which the weighted ones of a sub-graph stand."""
         return self._num_train
 
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the edges between the nodes that are drawn."""
-        return self._num_edges(epoch, number)
+        size = self._sizes.get(epoch, number)
+        return size[1] if size else len(self._induced.numbered(self._nodes(epoch, number))[1])
 
     def describe(self) -> str:
         """Say what was counted beforehand."""
@@ -116,9 +123,6 @@ class Saint:
 
     def _distinct_nodes(self, epoch: int, number: int) -> np.ndarray:
         return distinct(self._draw_nodes(generator(self._seed, epoch, number)))
-
-    def _count_edges(self, epoch: int, number: int) -> int:
-        return len(self._induced.numbered(self._nodes(epoch, number))[1])
 
 
 def by_nodes(graph: Graph, kind: Kind, num: int) -> DrawNodes:

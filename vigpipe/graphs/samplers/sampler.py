@@ -50,6 +50,10 @@ class Sampler(Protocol):
         """Count the nodes of a sub-graph, also of one that this rank does not draw."""
         ...
 
+    def about_nodes(self, epoch: int, number: int) -> int:
+        """Return the nodes of a sub-graph, or a mean where it would have to be drawn for that."""
+        ...
+
     def num_training_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that the loss of a sub-graph is the sum over; every rank counts all."""
         ...
