@@ -221,7 +221,7 @@ class Sampled(Adjacency):
     Args:
         indptr: as of an Adjacency.
         indices: as of an Adjacency.
-        factors: (e,) float64.
+        edge_factors: (e,) float64.
         degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
         loop_degrees: (n,) int64, the same with a self-loop at every node.
     """
@@ -230,36 +230,37 @@ class Sampled(Adjacency):
         self,
         indptr: Tensor,
         indices: Tensor,
-        factors: Tensor,
+        edge_factors: Tensor,
         degrees: Tensor,
         loop_degrees: Tensor,
     ) -> None:
         super().__init__(indptr, indices, len(degrees))
-        if len(factors) != self.num_edges:
-            raise ValueError(f"{len(factors)} factors for {self.num_edges} edges")
-        self.factors, self.degrees, self.loop_degrees = factors, degrees, loop_degrees
+        if len(edge_factors) != self.num_edges:
+            raise ValueError(f"{len(edge_factors)} factors for {self.num_edges} edges")
+        self.edge_factors = edge_factors
+        self.degrees, self.loop_degrees = degrees, loop_degrees
 
     def _make_with_loops(self) -> "Sampled":
         indptr, indices, places = self._looped()
-        factors = self.factors.new_ones(len(indices))
-        factors[places] = self.factors.masked_fill(self.indices == self.targets, 1.0)
+        factors = self.edge_factors.new_ones(len(indices))
+        factors[places] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
         return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
         degrees = self.degrees.double()
         if kind == "ones":
-            return self.factors
+            return self.edge_factors
         if kind == "mean":
-            return self.factors * degrees.reciprocal()[self.targets]
+            return self.edge_factors * degrees.reciprocal()[self.targets]
         roots = degrees.rsqrt()
         roots[degrees == 0] = 0
-        return self.factors * (roots[self.targets] * roots[self.indices])
+        return self.edge_factors * (roots[self.targets] * roots[self.indices])
 
     def to(self, device: torch.device | str) -> "Sampled":
         """Return the edges on a device; these themselves if they are there."""
         if self.indptr.device == torch.device(device):
             return self
-        tensors = self.indptr, self.indices, self.factors, self.degrees, self.loop_degrees
+        tensors = self.indptr, self.indices, self.edge_factors, self.degrees, self.loop_degrees
         return Sampled(*(tensor.to(device) for tensor in tensors))
 
 

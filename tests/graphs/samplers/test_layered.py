@@ -105,7 +105,7 @@ def test_layers_have_edges_of_the_graph_between_the_first_nodes(graph, num, most
             assert layer.degrees.tolist() == degrees.plain[nodes[: layer.num_sources]].tolist()
             of_layer = zip(layer.indices.tolist(), layer.targets.tolist(), strict=True)
             assert {(nodes[u], nodes[v]) for u, v in of_layer} <= set(edges)
-            assert (layer.factors >= (0 if is_fast else 1)).all()
+            assert (layer.edge_factors >= (0 if is_fast else 1)).all()
             if not is_fast:
                 counts = np.minimum(degrees.plain[nodes[: layer.num_targets]], most)
                 assert layer.in_degrees.tolist() == counts.tolist()

@@ -62,7 +62,7 @@ def test_where_all_nodes_are_drawn_all_weights_are_1_and_the_loss_is_the_plain_m
     assert weights is not None
     assert nodes.tolist() == list(range(NUM_NODES))
     assert isinstance(adjacency, Sampled)
-    assert set(adjacency.factors.tolist()) == set(weights.tolist()) == {1.0}
+    assert set(adjacency.edge_factors.tolist()) == set(weights.tolist()) == {1.0}
     ours, theirs = logits(name, nodes, adjacency), logits(name, nodes)
     assert torch.equal(ours, theirs)
     is_train, classes = torch.from_numpy(GRAPH.split == TRAIN), torch.arange(NUM_NODES) % 3
@@ -101,7 +101,7 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
         assert weights is not None
         assert weights.tolist() == [len(counted) / of_node for of_node in of_nodes]
         edges = zip(indices.tolist(), adjacency.targets.tolist(), strict=True)
-        for factor, (u, v) in zip(adjacency.factors.tolist(), edges, strict=True):
+        for factor, (u, v) in zip(adjacency.edge_factors.tolist(), edges, strict=True):
             unseen += not times[nodes[u], nodes[v]]
             assert factor == of_nodes[v] / max(1, times[nodes[u], nodes[v]])
     assert unseen > 0 or way == "walk"
