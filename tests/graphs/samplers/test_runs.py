@@ -12,10 +12,28 @@ from tests.graphs.test_training import PARTS, rows, run, run_rank
 from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.errors import InputError
+from vigpipe.graphs.job import GraphJob
+from vigpipe.run.facts import prepare
 
 DRAWN = replace(PARTS, model="sage", partition=None, parts=None, microbatches=1, keep_best=None)
 WALKS = replace(DRAWN, sampler="saint-walk", roots=40, walk_length=2, coverage=5)
 NEIGHBOURS = replace(DRAWN, sampler="neighbour", batch_nodes=60, fanout="3")
+
+
+@pytest.mark.parametrize("config", [WALKS, NEIGHBOURS], ids=["walks", "neighbours"])
+def test_a_plan_goes_by_the_sub_graphs_of_the_first_epoch_and_their_sizes(config):
+    job = prepare(config, torch.float64).job
+    assert isinstance(job, GraphJob)
+    drawn = [job.sampler.draw(1, number) for number in range(*job.sampler.shares)]
+    sizes = [(len(sub_graph.nodes), sub_graph.adjacency.num_edges) for sub_graph in drawn]
+    for trial in job.trials([], 4):
+        assert tuple(trial.size.values()) == sizes[trial.item]
+    nodes, edges = (sum(of_all) / len(sizes) for of_all in zip(*sizes, strict=True))
+    assert job.typical_microbatch.rows == pytest.approx(nodes)
+    assert job.typical_microbatch.others == (pytest.approx(edges),)
+    options = job.cost_options()
+    own = {"roots", "walk_length", "coverage"} if config is WALKS else {"batch_nodes", "fanout"}
+    assert options.keys() - prepare(PARTS, torch.float64).job.cost_options().keys() == own
 
 
 def are_equal(*folders):

@@ -106,9 +106,9 @@ class InLayers:
                 for layer in range(self._num_layers):
                     edges = self._edge_sampler.sample(nodes, layer, draws)
                     new = distinct(edges.sources[places[edges.sources] < 0])
-                    places[new] = np.arange(len(nodes), len(nodes) + len(new))
-                    parts.append(_in_rows(edges, places, len(nodes) + len(new)))
                     nodes = np.concatenate((nodes, new))
+                    places[new] = np.arange(len(nodes) - len(new), len(nodes))
+                    parts.append(_in_rows(edges, places, len(nodes)))
             finally:
                 places[nodes] = -1
         degrees = [torch.from_numpy(counts[nodes]) for counts in self._degrees]
