@@ -144,7 +144,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         others = Others(strategy, inbox, record, open_events(run, folder, num_bytes))
     checkpoints = Checkpoints(rank_state, folder, log, resumed)
     stragglers = Stragglers(run.layout.one_team)
-    slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead)
+    slow_data = SlowData(config.workers, runs_ahead=rank_state.runs_ahead, unit=run.job.unit)
     clocks = read_clocks() if rank_state.recorder is not None else []  # again when all is recorded
 
     def announce(event: str, message: str, step: int | None = None) -> None:

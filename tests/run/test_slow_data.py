@@ -30,6 +30,15 @@ def test_workers_that_do_not_keep_up_need_help():
     assert said.endswith("; choose more than --workers 3 if there are idle cores")
 
 
+def test_a_graph_has_no_workers():
+    # The sentence spoke of images, and of --workers, which graphs refuse.
+    (said,) = told(SlowData(0, runs_ahead=False, unit="nodes"), *[(0.12, 0.36)] * WINDOW)
+    assert said == (
+        "a step waits 120 ms for its nodes, and then takes 360 ms; leave each rank a core for the "
+        "thread that makes the next ones"
+    )
+
+
 @pytest.mark.parametrize(
     ("waited", "step"),
     [(0.04, 0.36), (0.0, 0.36), (0.9 * LEAST_SECONDS, LEAST_SECONDS / 10)],

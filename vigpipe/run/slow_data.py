@@ -1,4 +1,4 @@
-"""Notice that the ranks wait for their images, so that the data set the pace of the run."""
+"""Notice that the ranks wait for their data, so that the data set the pace of the run."""
 
 from collections import deque
 from statistics import median
@@ -9,16 +9,17 @@ LEAST_SECONDS = 0.005  # of waiting: below it, steps are too short to be told ap
 
 
 class SlowData:
-    """Watches how long a run waits for its images, and says so once if it is long.
+    """Watches how long a run waits for its data, and says so once if it is long.
 
     Args:
         num_workers: processes of a rank that read ahead.
         runs_ahead: whether a rank reads while its device is still busy with the step before, so
             that only the rest of the reading is waiting.
+        unit: what is read: images, by processes, or nodes of a graph, by a thread.
     """
 
-    def __init__(self, num_workers: int, *, runs_ahead: bool) -> None:
-        self._num_workers, self._runs_ahead = num_workers, runs_ahead
+    def __init__(self, num_workers: int, *, runs_ahead: bool, unit: str = "images") -> None:
+        self._num_workers, self._runs_ahead, self._unit = num_workers, runs_ahead, unit
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._is_told = False
 
@@ -40,12 +41,13 @@ class SlowData:
         if waited < LEAST_SECONDS or waited < LARGEST_SHARE * (waited + step):
             return None
         self._is_told = True
-        advice = (
-            f"choose more than --workers {self._num_workers} if there are idle cores"
-            if self._num_workers
-            else "let processes read them ahead, with --workers 2"
-        )
+        if self._unit != "images":
+            advice = "leave each rank a core for the thread that makes the next ones"
+        elif self._num_workers:
+            advice = f"choose more than --workers {self._num_workers} if there are idle cores"
+        else:
+            advice = "let processes read them ahead, with --workers 2"
         return (
-            f"a step waits {1e3 * waited:.0f} ms for its images, and then takes "
+            f"a step waits {1e3 * waited:.0f} ms for its {self._unit}, and then takes "
             f"{1e3 * step:.0f} ms; {advice}"
         )
