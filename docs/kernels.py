@@ -105,13 +105,13 @@ def launches() -> dict[Launch, str]:
         )
         found.setdefault(launch, str(kind).removeprefix("torch."))
 
-    before, gpu._launch = gpu._launch, note
+    before, gpu.launch = gpu.launch, note
     try:
         for kind in KINDS:
             for name in MODELS:
                 _run(name, kind)
     finally:
-        gpu._launch = before
+        gpu.launch = before
     return found
 
 

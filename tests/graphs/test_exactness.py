@@ -7,6 +7,8 @@ unsplit model is compared with a loop of plain torch over torch-geometric's laye
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.options import TrainConfig
-from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs import features
+from vigpipe.graphs.graph import TEST, TRAIN
 from vigpipe.graphs.job import GraphJob
 from vigpipe.job.order import epoch_order
 from vigpipe.launch.device import weight_dtype
@@ -52,6 +55,28 @@ SAMPLED: list[tuple[Any, Any, dict[str, Any]]] = [
     ("sage", "neighbour", {"batch_nodes": 60, "fanout": "4,3,2,2", "norm": "batch"}),
     ("gat", "neighbour", {"batch_nodes": 60, "fanout": "3", "ema": 0.5}),
 ]
+
+_FOLDER = TemporaryDirectory()  # until this process ends
+
+
+def words_graph() -> str:
+    """Write a graph whose features are 6 of 90 words for every node, and return its path."""
+    path, draws = Path(_FOLDER.name) / "words.npz", np.random.default_rng(0)
+    words = np.sort([draws.choice(90, 6, replace=False) for _ in range(500)])
+    arrays = {
+        "edge_src": draws.integers(500, size=1500),
+        "edge_dst": draws.integers(500, size=1500),
+        "x_indptr": np.arange(501) * 6,
+        "x_indices": words.ravel(),
+        "num_features": np.array(90),
+        "y": draws.integers(4, size=500),
+        "split": draws.choice([TRAIN, TEST], p=[0.8, 0.2], size=500),
+    }
+    np.savez(path, **arrays)
+    return str(path)
+
+
+SPARSE = replace(BASE, data=words_graph(), features="tfidf")
 SETUPS: dict[str, TrainConfig] = {
     **{model: replace(BASE, model=model) for model in GRAPH_MODELS},
     "gat v2": replace(BASE, model="gat", aggregator="v2", norm="layer"),
@@ -64,6 +89,8 @@ SETUPS: dict[str, TrainConfig] = {
         )
         for model, sampler, options in SAMPLED
     },
+    "sage words": replace(SPARSE, model="sage"),
+    "gat words": replace(SPARSE, model="gat", dtype="float32"),
 }
 # D * M = 4 throughout, so that all layouts see the same sub-graphs.
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
@@ -108,7 +135,21 @@ def test_every_layout_equals_the_unsplit_model(stages, dp, name):
         assert scores == its_scores
     else:
         assert scores.test.loss == pytest.approx(its_scores.test.loss, rel=1e-5)
-        assert scores.test.num_samples == its_scores.test.num_samples == 100
+        assert scores.test.num_samples == its_scores.test.num_samples
+
+
+@pytest.mark.parametrize("model", GRAPH_MODELS)
+def test_sparse_features_give_what_dense_ones_give(model, monkeypatch):
+    run = prepare(replace(SPARSE, model=model), torch.float64)
+    assert run.job.row_shape == (0,)
+    sparse = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
+    monkeypatch.setattr(features, "_MOST_STORED", 0.0)
+    run = prepare(replace(SPARSE, model=model), torch.float64)
+    assert run.job.row_shape == (90,)
+    dense = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
+    assert sparse is not None
+    assert dense is not None
+    assert all(row.within(torch.float64) for row in differences(sparse, dense))
 
 
 @pytest.mark.parametrize("model", GRAPH_MODELS)

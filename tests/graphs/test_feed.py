@@ -56,7 +56,7 @@ def test_all_nodes_come_once_an_epoch_each_with_its_own_label(dp, num_microbatch
         assert not keys & set(own_keys)
         keys |= set(own_keys)
         assert len(batch.keys) == num_microbatches * SAMPLER.most_nodes
-        assert [(s and s.num_targets) or 0 for s in batch.structures] == list(batch.sizes)
+        assert [s[0].num_targets if s else 0 for s in batch.structures] == list(batch.sizes)
         assert batch.num_samples == num_training_nodes(item, SAMPLER, layout)
         num_train += (labels != NO_LABEL).sum().item()
     assert sorted(seen) == list(range(200))
@@ -81,7 +81,7 @@ def test_a_replica_takes_its_own_parts_only():
 def test_padding_has_no_feature_no_label_and_no_key():
     batch = feed_of(Layout(num_microbatches=4)).batch(1)  # the epoch's last three of seven parts
     assert batch.sizes[-1] == 0
-    assert batch.structures[-1] is None
+    assert batch.structures[-1] == ()
     is_padding = batch.keys < 0
     assert is_padding.sum() == len(batch.keys) - sum(batch.sizes)
     assert not batch.inputs[is_padding].any()
@@ -108,7 +108,9 @@ def test_what_teams_take_on_their_own_is_counted_on_its_own():
 def test_only_the_first_stage_has_features_and_only_the_last_one_labels():
     middle = feed_of(Layout(), has_first=False, has_last=False).batch(0)
     assert (middle.inputs, middle.labels) == (None, None)
-    assert middle.structures[0].num_edges == feed_of(Layout()).batch(0).structures[0].num_edges
+    assert (
+        middle.structures[0][0].num_edges == feed_of(Layout()).batch(0).structures[0][0].num_edges
+    )
 
 
 def test_sparse_features_are_the_same_ones():
@@ -171,9 +173,10 @@ def test_only_the_nodes_of_a_batch_have_labels_though_others_come_with_them():
             batch.sizes,
             strict=True,
         )
-        for rows, labels, layers, size in of_batches:
-            if layers is None:
+        for rows, labels, structure, size in of_batches:
+            if not structure:
                 continue
+            (layers,) = structure
             nodes, num = rows[:size, 0].long().numpy(), layers.num_targets
             assert layers.num_sources == size > num
             assert labels[:num].tolist() == GRAPH.labels[nodes[:num]].tolist()

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ops.test_sparse_rows import sparse_rows
 from tests.reference import GOLDEN, splitmix64
 from vigpipe.model import keyed_dropout as noise
 from vigpipe.model.keyed_dropout import (
@@ -15,7 +16,6 @@ from vigpipe.model.keyed_dropout import (
     KeyedDropout,
     draw,
     fresh_keys,
-    kept_channels,
     pair_keys,
     sample_keys,
     uniform,
@@ -31,6 +31,14 @@ seeds, steps, places = (
 
 def draws_of(keys, *drop_paths):
     return draw(keys, drop_paths, torch.float64)
+
+
+def kept_channels(keys, stream, num, rate):
+    """Which of `num` channels are kept, and the probability of it, if there are any."""
+    dropout = ChannelDropout(rate, stream)
+    y = dropout(torch.ones(len(keys), num, dtype=torch.float64), Draws(keys, None, ()))
+    kept = y != 0
+    return kept, 1 / float(y[kept][0]) if kept.any() else None
 
 
 def masked(drop, x, keys):
@@ -276,7 +284,7 @@ def test_four_channels_share_a_hash(key, stream, num, rate):
     assert kept[0].tolist() == [
         kept_by_python(key, stream, channel, expected_rate) for channel in range(num)
     ]
-    assert probability == 1 - expected_rate
+    assert probability is None or probability == pytest.approx(1 - expected_rate, rel=1e-15)
 
 
 def test_a_channel_does_not_depend_on_the_width_or_on_other_rows():
@@ -311,6 +319,18 @@ def test_channels_that_remain_are_scaled_and_so_are_gradients(dtype):
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, 2 * kept.to(dtype))
+
+
+@pytest.mark.parametrize("num_channels", [1, 3, 13, 300])
+def test_sparse_rows_lose_what_dense_ones_lose(num_channels):
+    generator = torch.Generator().manual_seed(num_channels)
+    x = torch.randn(40, num_channels, generator=generator, dtype=torch.float64)
+    x *= torch.rand(x.shape, generator=generator) < 0.3
+    draws = Draws(sample_keys(0, 0, torch.arange(40)), None, ())
+    dropout = ChannelDropout(0.4, stream=3)
+    sparse = dropout(sparse_rows(x), draws)
+    assert torch.equal(sparse.dense(), dropout(x, draws))
+    assert (sparse.values == 0).any()
 
 
 def test_channels_need_keys_in_training_and_nothing_is_dropped_elsewhere():

@@ -36,6 +36,44 @@ void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, co
 void vigpipe_hidden_backward_7_float32(const float* grad, const float* x, const float* A,
                                        const float* a, const float* B, float* dx, float* dA,
                                        float* da, float* dB, int64_t R, int64_t H, int threads);
+void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
+                             int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
+void vigpipe_relu_float32(const float* x, float* y, uint8_t* bits, int64_t num, int threads);
+void vigpipe_relu_backward_float32(const float* grad, const uint8_t* bits, float* d_x, int64_t num,
+                                   int threads);
+void vigpipe_csr_transpose(const int64_t* indptr, const int64_t* indices, int64_t* turned_indptr,
+                           int64_t* turned_indices, int64_t* edges, int64_t m, int64_t n);
+int vigpipe_csr_is_symmetric(const int64_t* indptr, const int64_t* indices, int64_t n);
+void vigpipe_csr_sum_float32(const int64_t* indptr, const int64_t* indices, const float* weights,
+                             const float* of_sources, const float* of_rows, const float* x,
+                             const float* added, float* y, int64_t m, int64_t C, int64_t H,
+                             int64_t ldx, int64_t ld_added, int64_t ldy, int threads);
+void vigpipe_csr_max_float32(const int64_t* indptr, const int64_t* indices, const float* x, float* y,
+                             int32_t* winners, int64_t m, int64_t C, int threads);
+void vigpipe_csr_max_backward_float32(const float* grad, const int32_t* winners, float* d_x,
+                                      int64_t m, int64_t C, int threads);
+void vigpipe_edge_softmax_float32(const int64_t* indptr, const int64_t* indices,
+                                  const float* scores, const float* of_sources,
+                                  const float* of_targets, double slope, float* shares, int64_t m,
+                                  int64_t H, int threads);
+void vigpipe_edge_softmax_backward_float32(const int64_t* indptr, const int64_t* indices,
+                                           const float* grad, const float* shares,
+                                           const float* of_sources, const float* of_targets,
+                                           double slope, float* d_scores, float* d_targets,
+                                           int64_t m, int64_t H, int threads);
+void vigpipe_attention_backward_float32(const int64_t* indptr, const int64_t* indices,
+                                        const int64_t* edges, const float* shares,
+                                        const float* grad, const float* x, float* d_shares,
+                                        float* d_x, int64_t n, int64_t H, int64_t c, int threads);
+void vigpipe_pair_scores_float32(const int64_t* indptr, const int64_t* indices, const float* left,
+                                 const float* right, const float* weights, double slope, float* to,
+                                 int64_t m, int64_t H, int64_t c, int threads);
+void vigpipe_pair_scores_backward_float32(const int64_t* indptr, const int64_t* indices,
+                                          const int64_t* edges, const float* d_scores,
+                                          const float* own, const float* others,
+                                          const float* weights, double slope, float* d_own,
+                                          float* d_weights, int64_t m, int64_t H, int64_t c,
+                                          int threads);
 }
 
 namespace {
@@ -117,16 +155,73 @@ void call_lanes(int threads) {
                            threads);
 }
 
+void call_masks(int threads) {
+    const int64_t R = between(0, 300), C = between(0, 300), num = R * C;
+    std::vector<int64_t> rows(R);
+    for (auto& row : rows) row = between(0, int64_t(1) << 40);
+    const auto x = numbers<float>(num);
+    std::vector<float> y(num), dx(num);
+    std::vector<uint8_t> bits((num + 7) / 8);
+    vigpipe_dropped_float32(rows.data(), x.data(), y.data(), 2.0, 7, between(-32768, 32767), R, C,
+                            threads);
+    vigpipe_relu_float32(x.data(), y.data(), bits.data(), num, threads);
+    vigpipe_relu_backward_float32(y.data(), bits.data(), dx.data(), num, threads);
+}
+
+void call_edges(int threads) {
+    const int64_t m = between(0, 60), n = between(1, 60), H = between(1, 5), c = between(1, 40);
+    const int64_t C = H * c;
+    std::vector<int64_t> indptr(m + 1);
+    for (int64_t i = 0; i < m; ++i) indptr[i + 1] = indptr[i] + between(0, 3) * between(0, 9);
+    const int64_t e = indptr[m];
+    std::vector<int64_t> indices(e), turned(n + 1), targets(e), edges(e);
+    for (auto& source : indices) source = between(0, n - 1);
+    vigpipe_csr_transpose(indptr.data(), indices.data(), turned.data(), targets.data(),
+                          edges.data(), m, n);
+    if (m == n) vigpipe_csr_is_symmetric(indptr.data(), indices.data(), n);
+    const auto x = numbers<float>(n * C), grad = numbers<float>(m * C), shares = numbers<float>(e * H);
+    const auto of_sources = numbers<float>(n * H), of_targets = numbers<float>(m * H);
+    const auto nodes = numbers<float>(n), rows = numbers<float>(m), weights = numbers<float>(C);
+    std::vector<float> y(m * C), dx(n * C), d_shares(e * H), d_targets(m * H), d_weights(64 * C);
+    std::vector<int32_t> winners(m * C);
+    const bool some = between(0, 1);
+    vigpipe_csr_sum_float32(indptr.data(), indices.data(), some ? shares.data() : nullptr,
+                            some ? nodes.data() : nullptr, rows.data(), x.data(), grad.data(),
+                            y.data(), m, C, some ? H : 1, C, C, C, threads);
+    vigpipe_csr_max_float32(indptr.data(), indices.data(), x.data(), y.data(), winners.data(), m, C,
+                            threads);
+    vigpipe_csr_max_backward_float32(grad.data(), winners.data(), dx.data(), m, C, threads);
+    vigpipe_edge_softmax_float32(indptr.data(), indices.data(), some ? shares.data() : nullptr,
+                                 of_sources.data(), of_targets.data(), 0.2, d_shares.data(), m, H,
+                                 threads);
+    vigpipe_edge_softmax_backward_float32(indptr.data(), indices.data(), shares.data(),
+                                          shares.data(), of_sources.data(), of_targets.data(), 0.2,
+                                          d_shares.data(), d_targets.data(), m, H, threads);
+    vigpipe_attention_backward_float32(turned.data(), targets.data(), edges.data(), shares.data(),
+                                       grad.data(), x.data(), d_shares.data(), dx.data(), n, H, c,
+                                       threads);
+    vigpipe_pair_scores_float32(indptr.data(), indices.data(), x.data(), grad.data(),
+                                weights.data(), 0.2, d_shares.data(), m, H, c, threads);
+    vigpipe_pair_scores_backward_float32(indptr.data(), indices.data(), nullptr, shares.data(),
+                                         grad.data(), x.data(), weights.data(), 0.2, y.data(),
+                                         d_weights.data(), m, H, c, threads);
+    vigpipe_pair_scores_backward_float32(turned.data(), targets.data(), edges.data(), shares.data(),
+                                         x.data(), grad.data(), weights.data(), 0.2, dx.data(),
+                                         nullptr, n, H, c, threads);
+}
+
 }  // namespace
 
 int main() {
     int calls = 0;
-    for (int i = 0; i < 150; ++i, calls += 4) {
+    for (int i = 0; i < 150; ++i, calls += 6) {
         const int threads = 1 + i % 3;
         call_neighbours(threads);
         call_norm(threads);
         call_hidden(threads);
         call_lanes(threads);
+        call_masks(threads);
+        call_edges(threads);
     }
     std::printf("calls: %d\n", calls);
 }

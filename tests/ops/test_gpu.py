@@ -8,6 +8,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,41 @@ def interpret_topk():
     ReduceOps.generic_reduce = reduce
 
 
+# channels and heads of graphs of edges
+EDGES = [(20, 2), (192, 1), (6, 6), (140, 1)]
+
+
+def csr_errors(channels, heads, dtype):
+    """The largest difference of every kernel over the edges of a graph, by its number and name."""
+    from vigpipe.ops.adjacency import Factors
+    from vigpipe.ops.csr import gpu, plain
+    from vigpipe.ops.self_check import csr_cases
+
+    def typed(a) -> Any:
+        if isinstance(a, Factors):
+            return Factors(*map(typed, a))
+        return a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a
+
+    for i, (name, arguments) in enumerate(csr_cases(channels, heads)):
+        made = [getattr(kernels, name)(*map(typed, arguments)) for kernels in (gpu, plain)]
+        got, want = (t if isinstance(t, tuple) else (t,) for t in made)
+        pairs = [(g, w) for g, w in zip(got, want, strict=True) if w is not None]
+        assert all(g.dtype == w.dtype for g, w in pairs)
+        yield f"{i}-{name}", max(error(g, w.double()) for g, w in pairs)
+
+
+def strided_error():
+    """Of sums of every other half row into every other half row, onto what is there."""
+    from vigpipe.ops.csr import gpu, plain
+    from vigpipe.ops.self_check import csr_cases
+
+    _, (graph, x, factors) = next(csr_cases(40))
+    out = random(graph.num_targets, 40)
+    want = plain.row_sums(graph, x[:, 20:], factors, out[:, :20])
+    gpu.row_sums(graph, x[:, 20:], factors, out[:, :20], out[:, :20])
+    return error(out[:, :20], want.double())
+
+
 def interpret():
     from vigpipe.ops import gpu
 
@@ -223,6 +259,11 @@ def interpret():
         results[name] = knn_error(gpu, arguments, is_exact)
     for name, arguments in aggregate_cases():
         results[name] = aggregate_error(gpu, arguments)
+    for channels, heads in EDGES:
+        for kind in ("float32", "float64"):
+            errors = csr_errors(channels, heads, getattr(torch, kind))
+            results[f"csr-{channels}-{heads}-{kind}"] = dict(errors)
+    results["csr-strided"] = strided_error()
     try:
         gpu.knn(random(1, 5, 3, kind="float64"), None, None, 2, 1, True)
     except NotImplementedError as problem:
@@ -238,6 +279,8 @@ def compile_all():
     from triton.compiler import ASTSource
 
     from vigpipe.ops import gpu
+    from vigpipe.ops.csr import gpu as csr
+    from vigpipe.ops.self_check import csr_cases
 
     results = {}
 
@@ -260,7 +303,7 @@ def compile_all():
         name = f"{kernel.__name__}-{len(results)}"
         results[name] = {"cubin": len(done.asm["cubin"]), "shared": done.metadata.shared}
 
-    gpu._launch = launch
+    gpu.launch = launch
     for k, dilation in [(9, 1), (32, 8)]:
         x, bias = random(1, 300, 192, kind="bfloat16"), torch.zeros(1, 300, 300)
         gpu.knn(x, None, None if dilation == 1 else bias, k, dilation, dilation == 1)
@@ -273,6 +316,9 @@ def compile_all():
         out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave, True)
         y = None if interleave else y
         gpu.aggregate_backward(out, x, y, graph, winners, weights, mode, interleave)
+    csr.launch = launch
+    for name, arguments in csr_cases(128, 8):
+        getattr(csr, name)(*arguments)
     print(json.dumps(results))
 
 
@@ -306,6 +352,18 @@ def test_aggregates_and_their_gradients_are_those_of_plain_torch(interpreted, na
     assert max(interpreted[name].values()) <= tolerance
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize(("channels", "heads"), EDGES)
+def test_sums_and_attention_over_edges_are_those_of_plain_torch(interpreted, channels, heads, kind):
+    errors = interpreted[f"csr-{channels}-{heads}-{kind}"]
+    assert len(errors) == 12
+    assert max(errors.values()) <= TOLERANCE.get(kind, 1e-5), errors
+
+
+def test_rows_that_are_apart_are_summed(interpreted):
+    assert interpreted["csr-strided"] <= 1e-5
+
+
 def test_every_kernel_compiles_for_an_h200(tmp_path):
     import triton
 
@@ -314,7 +372,10 @@ def test_every_kernel_compiles_for_an_h200(tmp_path):
         pytest.skip(f"no ptxas in {tools}")
     compiled = run_program(__file__, "compile", tmp_path)
     kernels = {name.split("-")[0] for name in compiled}
-    assert kernels == {"_unit_kernel", "_knn_kernel", "_aggregate_kernel", "_backward_kernel"}
+    of_images = {"_unit_kernel", "_knn_kernel", "_aggregate_kernel", "_backward_kernel"}
+    of_edges = {"sum", "max", "max_backward", "softmax", "softmax_backward"}
+    of_edges |= {"attention_backward", "pair", "pair_backward"}
+    assert kernels == of_images | {f"_{name}_kernel" for name in of_edges}
     assert all(kernel["shared"] <= 227 * 1024 for kernel in compiled.values())
 
 

@@ -176,7 +176,7 @@ def run():
     from vigpipe.ops import gpu
 
     interpret_topk()
-    gpu._launch = with_guards(gpu._launch)
+    gpu.launch = with_guards(gpu.launch)
     cases = {name: (check_aggregate, arguments) for name, arguments in aggregate_cases()}
     cases |= {f"winners-{mode}": (check_winners, (mode,)) for mode in ("max", "max_mean")}
     cases |= {f"knn-{name}": (check_knn, arguments) for name, arguments in knn_cases().items()}

@@ -47,6 +47,13 @@ FAULTS = {
     "no gradient of the weights": {
         "aggregate_backward": lambda made: lambda *a: (*made(*a)[:2], a[6])
     },
+    "none in csr": {"row_sums": lambda made: made},
+    "a sum a little off": {"row_sums": lambda made: lambda *a: made(*a) * 1.001},
+    "another winner": {"maxima": lambda made: lambda *a: (made(*a)[0], made(*a)[1] + 1)},
+    "no slope": {"pair_scores": lambda made: lambda *a: made(*a[:-1], 1.0)},
+    "no gradient of the shares": {
+        "attention_backward": lambda made: lambda *a: (0 * a[1], made(*a)[1])
+    },
     "no backward": {"aggregate_backward": lambda made: raises},
 }
 
@@ -60,16 +67,22 @@ def last_winner(made, x, y, graph, *rest):
 def run():
     from tests.ops.test_gpu import interpret_topk
     from vigpipe.ops import gpu
+    from vigpipe.ops.csr import gpu as csr
 
     interpret_topk()
     results = {}
-    intact = {name: getattr(gpu, name) for name in ("knn", "aggregate", "aggregate_backward")}
+    of_csr = ("row_sums", "maxima", "pair_scores", "attention_backward")
+    modules = {name: csr for name in of_csr}
+    modules |= {name: gpu for name in ("knn", "aggregate", "aggregate_backward")}
+    intact = {name: getattr(module, name) for name, module in modules.items()}
     for fault, changes in FAULTS.items():
         self_check._problems.clear()
         for name, function in intact.items():
-            setattr(gpu, name, changes[name](function) if name in changes else function)
+            setattr(modules[name], name, changes[name](function) if name in changes else function)
         with torch.inference_mode(), torch.autocast("cpu"):  # which must not reach the comparison
-            results[fault] = self_check.problem("knn" if "knn" in changes else "aggregate", CPU)
+            (changed,) = changes
+            name = "csr" if changed in of_csr else changed.removesuffix("_backward")
+            results[fault] = self_check.problem(name, CPU)
     print(json.dumps(results))
 
 

@@ -1,13 +1,18 @@
 """Neighbours reduced on a sparse graph: values, gradients, empty rows, and no bit by chance."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from tests.model.gnn.graphs import from_dense, random_adjacency, to_dense
 from vigpipe.ops import sparse
+from vigpipe.ops.adjacency import Adjacency
 
 GRAPHS = {
     "random": random_adjacency(30, 0.2),
@@ -18,13 +23,15 @@ GRAPHS = {
     "rows": random_adjacency(30, 0.2).rows(2, 9),
 }
 every = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
+versions = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+SLOPE = 0.2
 
 
 def features(graph, *channels, seed=0, of="sources"):
-    num = {"sources": graph.num_sources, "targets": graph.num_targets, "edges": graph.num_edges}
+    counts = {"sources": graph.num_sources, "targets": graph.num_targets, "edges": graph.num_edges}
+    shape = (counts[of], *channels) if of in counts else channels
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(num[of], *channels, generator=generator, dtype=torch.float64)
-    return x.requires_grad_()
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
 def outcome(function, graph, *inputs):
@@ -44,59 +51,135 @@ def softmax_by_loops(graph, scores):
     return torch.cat([scores[:0], *parts])
 
 
+def pair_scores_by_edges(graph, left, right, weights):
+    z = (left[graph.indices] + right[graph.targets]).view(graph.num_edges, *weights.shape)
+    return (F.leaky_relu(z, SLOPE) * weights).sum(-1)
+
+
+def pair_softmax_by_loops(graph, of_sources, of_targets):
+    scores = F.leaky_relu(of_sources[graph.indices] + of_targets[graph.targets], SLOPE)
+    return softmax_by_loops(graph, scores)
+
+
 def attention_by_edges(graph, weights, x):
     brought = weights[:, :, None] * x[graph.indices]
     return x.new_zeros(graph.num_targets, *x.shape[1:]).index_add(0, graph.targets, brought)
 
 
+def sum_by_edges(kind):
+    def slow(graph, x, added=0.0):
+        weights = graph.weights(kind, x.dtype)[:, None]
+        zeros = x.new_zeros(graph.num_targets, x.shape[1])
+        return zeros.index_add(0, graph.targets, weights * x[graph.indices]) + added
+
+    return slow
+
+
+# The operator, what it must equal, and the shapes of its inputs: of H heads with c channels each, C
+# in all.
 CASES = {
-    "sum": (sparse.weighted_sum, lambda g, x: to_dense(g).double() @ x, [("sources", 3)]),
+    "sum": (sparse.weighted_sum, lambda g, x: to_dense(g).double() @ x, [("sources", "C")]),
     "weighted": (
-        lambda g, x, w: sparse.weighted_sum(g, x, w),
+        sparse.weighted_sum,
         lambda g, x, w: attention_by_edges(g, w[:, None], x[:, None])[:, 0],
-        [("sources", 3), ("edges",)],
+        [("sources", "C"), ("edges",)],
     ),
     "mean": (
         sparse.mean,
         lambda g, x: to_dense(g) / g.in_degrees[:, None].clamp(min=1).double() @ x,
-        [("sources", 3)],
+        [("sources", "C")],
     ),
+    "mean and more": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("targets", "C")]),
+    "mean and a bias": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("once", "C")]),
     "gcn": (
-        lambda g, x: sparse.constant_sum(g, x, "gcn"),
-        lambda g, x: torch.zeros(g.num_targets, 3, dtype=torch.float64).index_add(
-            0, g.targets, g.weights("gcn", torch.float64)[:, None] * x[g.indices]
-        ),
-        [("sources", 3)],
+        lambda g, x, **options: sparse.constant_sum(g, x, "gcn", **options),
+        sum_by_edges("gcn"),
+        [("sources", "C")],
     ),
-    "maximum": (sparse.maximum, max_by_loops, [("sources", 3)]),
-    "softmax": (sparse.edge_softmax, softmax_by_loops, [("edges", 2)]),
-    "attention": (sparse.attention_sum, attention_by_edges, [("edges", 2), ("sources", 2, 3)]),
-    "sources": (sparse.from_sources, lambda g, x: x[g.indices], [("sources", 3)]),
-    "targets": (sparse.from_targets, lambda g, x: x[g.targets], [("targets", 3)]),
+    "maximum": (sparse.maximum, max_by_loops, [("sources", "C")]),
+    "softmax": (sparse.edge_softmax, softmax_by_loops, [("edges", "H")]),
+    "pair softmax": (
+        lambda g, s, t, **options: sparse.pair_softmax(g, s, t, SLOPE, **options),
+        pair_softmax_by_loops,
+        [("sources", "H"), ("targets", "H")],
+    ),
+    "pair scores": (
+        lambda g, x, y, w, **options: sparse.pair_scores(g, x, y, w, SLOPE, **options),
+        pair_scores_by_edges,
+        [("sources", "C"), ("targets", "C"), ("once", "H", "c")],
+    ),
+    "attention": (
+        sparse.attention_sum,
+        attention_by_edges,
+        [("edges", "H"), ("sources", "H", "c")],
+    ),
 }
 
 
-def case(name, graph):
-    function, slow, kinds = CASES[name]
-    inputs = [features(graph, *size, seed=i, of=of) for i, (of, *size) in enumerate(kinds)]
-    return function, slow, inputs
+def inputs_of(name, graph, heads=2, channels=3, dtype=torch.float64):
+    sizes = {"H": heads, "c": channels, "C": heads * channels}
+    return [
+        features(graph, *(sizes[letter] for letter in shape), seed=i, of=of)
+        .detach()
+        .to(dtype)
+        .requires_grad_()
+        for i, (of, *shape) in enumerate(CASES[name][2])
+    ]
+
+
+def case(name, graph, fused=True):
+    function, slow, _ = CASES[name]
+    return partial(function, fused=fused), slow, inputs_of(name, graph)
 
 
 @every
+@versions
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_loops_and_dense_matrices(name, graph):
+def test_equal_to_loops_and_dense_matrices(name, graph, fused):
     if not graph.num_targets and name == "maximum":
-        assert sparse.maximum(graph, torch.zeros(0, 3)).shape == (0, 3)
+        assert sparse.maximum(graph, torch.zeros(0, 3), fused=fused).shape == (0, 3)
         return
-    function, slow, inputs = case(name, graph)
+    function, slow, inputs = case(name, graph, fused)
     ours, theirs = outcome(function, graph, *inputs), outcome(slow, graph, *inputs)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@st.composite
+def rows_of_any_length(draw):
+    """Rows that are empty or have hundreds of edges, some of them more than once, and loops."""
+    num_targets = draw(st.integers(0, 12))
+    num_sources = draw(st.sampled_from([max(1, num_targets), 1, 7, 12]))
+    lengths = draw(st.lists(st.integers(0, 40), min_size=num_targets, max_size=num_targets))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    indices = torch.randint(num_sources, (sum(lengths),), generator=generator)
+    indptr = F.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0))
+    return Adjacency(indptr, indices, num_sources)
+
+
+@settings(max_examples=60)
+@given(
+    rows_of_any_length(),
+    st.sampled_from(sorted(CASES)),
+    st.sampled_from([1, 2, 3, 8, 70]),
+    st.sampled_from([1, 5, 16, 20, 33, 150]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_fused_and_plain_agree_on_any_graph(graph, name, heads, channels, dtype):
+    """Whatever fills a vector of the machine or does not, in each head."""
+    assume(name != "gcn" or graph.num_sources == graph.num_targets)
+    inputs = inputs_of(name, graph, heads, channels, dtype)
+    rounding = 1e-4 if dtype == torch.float32 else 1e-11
+    fused, plain = (
+        outcome(partial(CASES[name][0], fused=fused), graph, *inputs) for fused in (True, False)
+    )
+    torch.testing.assert_close(fused, plain, rtol=rounding, atol=rounding)
+
+
+@versions
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_are_those_of_finite_differences(name, fused):
     graph = random_adjacency(9, 0.3)
-    function, _, inputs = case(name, graph)
+    function, _, inputs = case(name, graph, fused)
     assert gradcheck(lambda *inputs: function(graph, *inputs), inputs)
 
 
@@ -115,11 +198,7 @@ def threads(number):
 def test_bits_do_not_depend_on_threads(name, dtype):
     """Thousands of edges, as torch gives few numbers to one thread; some end in one node."""
     graph = random_adjacency(900, 0.02)
-    function, _, kinds = CASES[name]
-    inputs = [
-        features(graph, *(16 * c for c in size), seed=i, of=of).detach().to(dtype).requires_grad_()
-        for i, (of, *size) in enumerate(kinds)
-    ]
+    function, inputs = CASES[name][0], inputs_of(name, graph, channels=48, dtype=dtype)
     results = []
     for number in (1, 2, 3):
         with threads(number):
@@ -128,49 +207,36 @@ def test_bits_do_not_depend_on_threads(name, dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_the_gradient_of_a_maximum_goes_to_the_first_that_attains_it():
+@versions
+def test_the_gradient_of_a_maximum_goes_to_the_first_that_attains_it(fused):
     graph = from_dense(torch.tensor([[1, 1, 1], [0, 1, 1], [0, 0, 0]]).bool())
     x = torch.tensor([[1.0, 2.0], [3.0, 2.0], [3.0, 2.0]], requires_grad=True)
-    y = sparse.maximum(graph, x)
+    y = sparse.maximum(graph, x, fused=fused)
     assert y.tolist() == [[3, 2], [3, 2], [0, 0]]
     (grad,) = torch.autograd.grad(y, x, torch.tensor([[1.0, 10.0], [100.0, 1000.0], [5.0, 5.0]]))
     assert grad.tolist() == [[0, 10], [101, 1000], [0, 0]]
 
 
-def test_a_maximum_of_negative_numbers_and_of_nan():
+@versions
+def test_a_maximum_of_negative_numbers_and_of_nan(fused):
     graph = from_dense(torch.tensor([[1, 1], [0, 1]]).bool())
     x = torch.tensor([[-2.0, -1.0], [-3.0, torch.nan]])
-    y = sparse.maximum(graph, x)
+    y = sparse.maximum(graph, x, fused=fused)
     assert y[:, 0].tolist() == [-2, -3]
     assert y[:, 1].isnan().all()
 
 
 @every
-def test_a_maximum_without_a_gradient_is_the_same(graph):
-    x = features(graph, 3)
-    assert torch.equal(sparse.maximum(graph, x.detach()), sparse.maximum(graph, x))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_maxima_by_copies_for_the_edges_are_the_same(seed):
-    """What GPUs use, where torch has no product that takes maxima."""
-    graph = random_adjacency(30, 0.2, seed)
-    x = torch.randint(4, (30, 5), generator=torch.Generator().manual_seed(seed)).float()
-    some = graph.in_degrees > 0
-    for ours, theirs in zip(
-        sparse._max_by_edges(graph, x), sparse._max_by_rows(graph, x), strict=True
-    ):
-        assert torch.equal(ours[some], theirs[some])
+@versions
+def test_a_maximum_without_a_gradient_is_the_same(graph, fused):
+    x, maximum = features(graph, 3), partial(sparse.maximum, fused=fused)
+    assert torch.equal(maximum(graph, x.detach()), maximum(graph, x))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_is_summed_in_float32(name):
     graph = random_adjacency(60, 0.5)
-    function, _, kinds = CASES[name]
-    inputs = [
-        features(graph, *size, seed=i, of=of).detach().bfloat16().requires_grad_()
-        for i, (of, *size) in enumerate(kinds)
-    ]
+    function, inputs = CASES[name][0], inputs_of(name, graph, dtype=torch.bfloat16)
     half = outcome(function, graph, *inputs)
     wide = outcome(function, graph, *(x.detach().float().requires_grad_() for x in inputs))
     for narrow, exact in zip(half, wide, strict=True):
@@ -178,6 +244,8 @@ def test_half_precision_is_summed_in_float32(name):
         torch.testing.assert_close(narrow.float(), exact, rtol=2**-6, atol=2**-6)
 
 
-def test_large_scores_do_not_overflow():
+@versions
+def test_large_scores_do_not_overflow(fused):
     graph = from_dense(torch.ones(1, 2, dtype=torch.bool))
-    assert sparse.edge_softmax(graph, torch.tensor([[1e4], [-1e4]])).tolist() == [[1], [0]]
+    shares = sparse.edge_softmax(graph, torch.tensor([[1e4], [-1e4]]), fused=fused)
+    assert shares.tolist() == [[1], [0]]

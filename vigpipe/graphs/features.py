@@ -3,16 +3,44 @@
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
+from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.sparse_rows import SparseRows
 
 Scaling = Literal["raw", "row", "tfidf"]
+_MOST_STORED = 0.1  # share of numbers that are not 0, up to which sparse products are faster
 
 
-def dense(features: np.ndarray | csr_array) -> np.ndarray:
-    """Return features that may be sparse as an array."""
-    return features.toarray() if isinstance(features, csr_array) else np.asarray(features)
+def are_sparse(features: np.ndarray | csr_array) -> bool:
+    """Whether products with features take less time if only numbers that are not 0 are multiplied.
+
+    Features that are stored dense are taken as they are.
+    """
+    if not isinstance(features, csr_array):
+        return False
+    shape: Any = features.shape  # scipy says it can be None
+    return features.nnz <= _MOST_STORED * shape[0] * shape[1]
+
+
+def for_model(features: np.ndarray | csr_array, is_sparse: bool) -> Tensor | SparseRows:
+    """Return features of some or all nodes as models take them.
+
+    Args:
+        features: (n, d), dense or sparse.
+        is_sparse: what `are_sparse` says of the features of all nodes.
+    """
+    if not isinstance(features, csr_array):
+        return torch.from_numpy(np.asarray(features))
+    if not is_sparse:
+        return torch.from_numpy(features.toarray())
+    shape: Any = features.shape
+    indptr, indices = (a.astype(np.int64) for a in (features.indptr, features.indices))
+    places = Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices), shape[1])
+    return SparseRows(places, torch.from_numpy(features.data))
 
 
 def scaled(

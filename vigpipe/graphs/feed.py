@@ -9,7 +9,7 @@ labels, while the trainer works on the one before.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from vigpipe.graphs.ahead import Ahead
-from vigpipe.graphs.features import dense
+from vigpipe.graphs.features import are_sparse, for_model
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.graphs.samplers.whole import whole
@@ -65,6 +65,7 @@ class GraphFeed:
         self._repartition = repartition
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
+        self._is_sparse = are_sparse(graph.features)
         # There is nothing to draw where all is taken, and where parts follow what was measured, the
         # next ones may not be known.
         is_ahead = not sampler.takes_all and repartition is None
@@ -92,9 +93,9 @@ class GraphFeed:
             num_training_nodes(item, self._sampler, layout),
             sizes,
             keys.flatten(),
-            self._inputs(drawn) if self._has_first else None,
+            self._inputs(drawn, bound) if self._has_first else None,
             self._labels(drawn) if self._has_last else None,
-            tuple(s and s.adjacency.to(self._device) for s in drawn),
+            tuple(() if s is None else self._structure(s) for s in drawn),
             weights=self._weights(drawn) if self._has_last else None,
         )
 
@@ -112,9 +113,9 @@ class GraphFeed:
             graph.num_nodes,
             (graph.num_nodes,),
             torch.full((graph.num_nodes,), PADDING),
-            self._features(whole_graph.nodes) if self._has_first else None,
+            self._inputs([whole_graph], graph.num_nodes) if self._has_first else None,
             torch.from_numpy(graph.labels) if counts else None,
-            (whole_graph.adjacency,),
+            (self._structure(whole_graph),),
             by_layer=True,
         )
 
@@ -145,32 +146,43 @@ class GraphFeed:
         return sub_graph._replace(adjacency=sub_graph.adjacency.to(self._device))
 
     @cached_property
-    def _all_features(self) -> Tensor:
-        return self._dense(self._graph.features)
+    def _all_features(self) -> Any:  # noqa: ANN401
+        return self._sent(self._graph.features)
 
-    def _features(self, nodes: np.ndarray) -> Tensor:
-        """Return features on the device; those of all nodes stay there if they come again."""
+    def _features(self, nodes: np.ndarray) -> Any:  # noqa: ANN401
+        """Return a tensor or SparseRows on the device; of all nodes it stays if it comes again."""
         if len(nodes) < self._graph.num_nodes:
-            return self._dense(self._graph.features[nodes])
-        return self._all_features if self._sampler.takes_all else self._dense(self._graph.features)
+            return self._sent(self._graph.features[nodes])
+        return self._all_features if self._sampler.takes_all else self._sent(self._graph.features)
 
-    def _dense(self, rows: np.ndarray | csr_array) -> Tensor:
-        return torch.from_numpy(dense(rows)).to(self._device, self._dtype)
+    def _sent(self, rows: np.ndarray | csr_array) -> Any:  # noqa: ANN401
+        return for_model(rows, self._is_sparse).to(self._device, self._dtype)
 
-    def _inputs(self, drawn: Sequence[SubGraph | None]) -> Tensor:
-        """Return the features of all micro-batches, padded: (M * most_nodes, d)."""
-        bound, first = self._sampler.most_nodes, drawn[0]
-        if len(drawn) == 1 and first is not None and len(first.nodes) == bound:
+    def _structure(self, sub_graph: SubGraph) -> tuple[Any, ...]:
+        """Return what a model takes besides rows: the edges, and features that are sparse."""
+        adjacency = sub_graph.adjacency.to(self._device)
+        if self._is_sparse and self._has_first:
+            return adjacency, self._features_of(sub_graph)
+        return (adjacency,)
+
+    def _inputs(self, drawn: Sequence[SubGraph | None], bound: int) -> Tensor:
+        """Return the features of all micro-batches, padded: (M * bound, d).
+
+        If features are sparse there are no columns, because the tensors of a pipeline are dense.
+        """
+        num_columns = 0 if self._is_sparse else self._graph.num_features
+        first = drawn[0]
+        if num_columns and len(drawn) == 1 and first is not None and len(first.nodes) == bound:
             return self._features_of(first)
-        inputs = self._zeros(len(drawn), bound, self._graph.num_features)
+        inputs = self._zeros(len(drawn), bound, num_columns)
         for rows, sub_graph in zip(inputs, drawn, strict=True):
-            if sub_graph is not None:
+            if num_columns and sub_graph is not None:
                 rows[: len(sub_graph.nodes)] = self._features_of(sub_graph)
         return inputs.flatten(0, 1)
 
-    def _features_of(self, sub_graph: SubGraph) -> Tensor:
+    def _features_of(self, sub_graph: SubGraph) -> Any:  # noqa: ANN401
         if isinstance(sub_graph.adjacency, Layered):  # the nodes are in an order of their own
-            return self._dense(self._graph.features[sub_graph.nodes])
+            return self._sent(self._graph.features[sub_graph.nodes])
         return self._features(sub_graph.nodes)
 
     def _zeros(self, *shape: int) -> Tensor:

@@ -14,6 +14,7 @@ from vigpipe.config.choices import GnnModel, GraphNorm
 from vigpipe.config.of_jobs import OF_SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.graphs.features import are_sparse
 from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
@@ -78,8 +79,8 @@ class GraphJob:
 
     @property
     def row_shape(self) -> tuple[int]:
-        """Shape of a node's features, (d,)."""
-        return (self.graph.num_features,)
+        """Shape of a node's features in a dense tensor, (d,), or (0,) if they are sparse."""
+        return (0 if are_sparse(self.graph.features) else self.graph.num_features,)
 
     def make_model(self) -> StagedModel:
         """Make the unsplit model."""

@@ -7,25 +7,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vigpipe.graphs.features import dense
+from vigpipe.graphs.features import are_sparse, for_model
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.load import build_from
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.sparse_rows import SparseRows
 
 
 class GraphInputs(NamedTuple):
     """The inputs of a graph model: `model(*inputs)` are the logits of all nodes, (n, classes).
 
     Attributes:
-        x: features of the nodes, (n, features) float32.
+        x: features of the nodes, (n, features) float32; sparse if most of them are 0.
         keys: None; in training, what random masks are keyed by.
         adjacency: the edges between the nodes.
     """
 
-    x: Tensor
+    x: Tensor | SparseRows
     keys: None
     adjacency: Adjacency
 
@@ -62,8 +63,9 @@ class GraphTransform:
             seed=0,
         )
         self.description.check(graph, str(data))
-        features = torch.from_numpy(dense(graph.features)).to(self.device, torch.float32)
-        return GraphInputs(features, None, all_edges(graph).to(self.device))
+        features = for_model(graph.features, are_sparse(graph.features))
+        x = features.to(self.device, torch.float32)
+        return GraphInputs(x, None, all_edges(graph).to(self.device))
 
 
 class LoadedGraphModel(NamedTuple):

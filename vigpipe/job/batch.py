@@ -29,8 +29,8 @@ class ReplicaBatch:
         labels: on the host where this rank has the last stage, else None: (M * b,) int64 classes
             for the b rows of a micro-batch's logits, NO_LABEL on rows that do not count; or
             (M * b, num_classes) floating point, of which the job's loss knows the meaning.
-        structures: what the model takes besides the rows of each micro-batch, such as the edges of
-            a sub-graph; empty for models that take nothing else.
+        structures: what the model takes besides the rows of each micro-batch, a tuple of arguments,
+            such as the edges of a sub-graph; empty for models that take nothing else.
         by_layer: whether the rows, of a single micro-batch of any size, are taken through each
             layer in turn, some at a time; only in evaluations.
         weights: where labels are, (M * b,) floating point, what the losses of the rows are
@@ -43,7 +43,7 @@ class ReplicaBatch:
     keys: Tensor
     inputs: Tensor | None
     labels: Tensor | None
-    structures: tuple[Any, ...] = ()
+    structures: tuple[tuple[Any, ...], ...] = ()
     by_layer: bool = False
     weights: Tensor | None = None
 

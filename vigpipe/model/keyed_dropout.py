@@ -8,16 +8,20 @@ arithmetic.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from vigpipe.ops.masked import dropped
+from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.ops.splitmix import GOLDEN as _GOLDEN
-from vigpipe.ops.splitmix import lanes_at_least
 from vigpipe.ops.splitmix import mixed as _mixed
 from vigpipe.ops.splitmix import shifted as _shifted
 from vigpipe.ops.splitmix import signed as _signed
+from vigpipe.ops.splitmix import some_lanes_at_least
+
+Rows = TypeVar("Rows", Tensor, SparseRows)
 
 PADDING = -1  # the key of a padding row, which holds no sample
 
@@ -67,36 +71,21 @@ def pair_keys(first: Tensor, second: Tensor) -> Tensor:
     return _mixed(_mixed(first + _signed(_GOLDEN)) + second * _signed(_GOLDEN))
 
 
-def kept_channels(
-    keys: Tensor, stream: int, num: int, rate: float, *, fused: bool = True
-) -> tuple[Tensor, float]:
-    """Draw which channels of wide rows are kept, four from each 64-bit hash.
-
-    Whether channel c is kept depends on key, stream, c and rate only, not on the number of
-    channels.
-
-    Args:
-        keys: sample keys, (B,) int64.
-        stream: stream number, which is different for every mask of the model.
-        num: C, number of channels.
-        rate: probability that a channel is dropped; it is rounded to a multiple of 2^-16, and is
-            below 1.
-        fused: use the fused operator where there is one; the bits are the same.
-
-    Returns:
-        (B, C) bool, and the probability, rounded, that a channel is kept.
-    """
+def _rounded(rate: float) -> tuple[int, float]:
+    """Return the least lane that is kept, and what is kept is multiplied by."""
     num_dropped = min(round(rate * (1 << 16)), (1 << 16) - 1)
-    rows = _mixed(keys + _signed(_GOLDEN))
-    kept = lanes_at_least(rows, stream * (1 << 32), num, num_dropped - (1 << 15), fused=fused)
-    return kept, 1.0 - num_dropped / (1 << 16)
+    return num_dropped - (1 << 15), 1.0 / (1.0 - num_dropped / (1 << 16))
 
 
 class ChannelDropout(nn.Module):
-    """Dropout of single channels of wide rows; see `kept_channels`.
+    """Dropout of single channels of wide rows, four of which share a 64-bit hash.
+
+    Whether channel c is kept depends on the row's key, stream, c and rate only, not on the number
+    of channels.
 
     Args:
-        rate: probability that a channel is set to zero.
+        rate: probability that a channel is set to zero; it is rounded to a multiple of 2^-16, and
+            stays below 1.
         stream: stream number, which is different for every mask of the model.
     """
 
@@ -106,17 +95,22 @@ class ChannelDropout(nn.Module):
         super().__init__()
         self.rate, self.stream = rate, stream
 
-    def forward(self, x: Tensor, draws: "Draws | None") -> Tensor:
+    def forward(self, x: Rows, draws: "Draws | None") -> Rows:
         """Apply the mask: (B, C) -> (B, C); what remains is divided by its probability.
 
         Args:
-            x: features, (B, C).
+            x: features, (B, C), dense or sparse.
             draws: of these samples; may be None where no mask is needed.
 
         Raises:
             ValueError: a mask is needed and there are no draws.
         """
-        return self.masked(x, _needed(draws).keys) if self.is_on else x
+        if not self.is_on:
+            return x
+        keys = _needed(draws).keys
+        if isinstance(x, SparseRows):
+            return self._masked_sparse(x, keys)
+        return self.masked(x, keys)
 
     @property
     def is_on(self) -> bool:
@@ -125,10 +119,16 @@ class ChannelDropout(nn.Module):
 
     def masked(self, x: Tensor, keys: Tensor) -> Tensor:
         """Apply the mask of these keys, (B,), to x, (B, C)."""
-        kept, probability = kept_channels(
-            keys.to(x.device), self.stream, x.shape[1], self.rate, fused=self.fused
-        )
-        return x * kept * (1.0 / probability)  # the backward needs `kept` alone, a byte each
+        rows = _mixed(keys.to(x.device) + _signed(_GOLDEN))
+        threshold, scale = _rounded(self.rate)
+        return dropped(x, rows, self.stream << 32, threshold, scale, fused=self.fused)
+
+    def _masked_sparse(self, x: SparseRows, keys: Tensor) -> SparseRows:
+        rows, places = _mixed(keys.to(x.device) + _signed(_GOLDEN)), x.places
+        threshold, scale = _rounded(self.rate)
+        ends = places.targets, places.indices
+        kept = some_lanes_at_least(rows, self.stream << 32, *ends, threshold)
+        return SparseRows(places, x.values * kept * scale)
 
     def extra_repr(self) -> str:
         """Show rate and stream."""

@@ -4,11 +4,13 @@
     aggregate  maximum, mean or sum over a node's neighbours
     norm       BatchNorm, optionally followed by GELU and a residual
     hidden     a wide hidden layer with GELU between few input and few output channels
+    csr        sums, maxima and attention over the edges of a large graph (`ops.sparse`)
+    masked     dropout and ReLU whose backward needs few bits (`ops.masked`)
 
 Every operator has a version in plain torch (`plain`), which runs everywhere, and one in C++ for the
-CPU (`native`), which is compiled at first use. The first two also have one in Triton for GPUs
+CPU (`native`), which is compiled at first use. Those of `ON_GPU` also have one in Triton for GPUs
 (`gpu`), which is compared with plain torch at first use (`self_check`). All versions give the same
-numbers up to rounding. The fused versions are custom operators of torch (`torch.ops.vigpipe`), so
+numbers up to rounding. The first four are custom operators of torch (`torch.ops.vigpipe`), so
 compilers, exporters and FLOP counters see them.
 """
 
@@ -19,6 +21,7 @@ from torch._subclasses import FakeTensor
 from vigpipe.ops import plain
 from vigpipe.ops.self_check import kind_of, problem
 
+ON_GPU = ("knn", "aggregate", "csr")  # operators that have a version in Triton
 _MOST_ON_GPU = 256  # neighbours whose keys fit registers, and whose rank fits a byte, in Triton
 _versions: dict[tuple[str, int | None, str], str] = {}  # by type and index of device, and operator
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -206,7 +209,7 @@ def versions(device: str) -> dict[str, str]:
     """Describe which version of every operator is used on a device (`cpu`, `cuda:0`), and why."""
     where = torch.device(device)
     described: dict[str, str] = {}
-    for name in ("knn", "aggregate", "norm", "hidden"):
+    for name in ("knn", "aggregate", "norm", "hidden", "csr", "masked"):
         kind = _version(where.type, where.index, name, is_fake=False)
         described[name] = f"{kind or 'plain torch'} ({_reason(where, name)})"
     return described
@@ -236,7 +239,7 @@ def _find_version(device_type: str, name: str) -> str:
         from vigpipe.ops.compiler import library
 
         return "C++" if library().functions is not None else ""
-    if device_type == "cuda" and name in ("knn", "aggregate") and _has_triton():
+    if device_type == "cuda" and name in ON_GPU and _has_triton():
         from vigpipe.ops import registered  # noqa: F401
 
         return "Triton"
@@ -257,7 +260,7 @@ def _reason(device: torch.device, name: str) -> str:
         return library().reason
     if device.type != "cuda":
         return f"nothing is fused on {device.type}"
-    if name not in ("knn", "aggregate"):
+    if name not in ON_GPU:
         return "torch's own kernels, or torch.compile's"
     if not _has_triton():
         return "no Triton is installed"

@@ -5,24 +5,26 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
+
+from vigpipe.ops.transpose import is_symmetric, transpose, turned_edges
 
 Kind = Literal["ones", "mean", "gcn"]
 
 
-class Transposed(NamedTuple):
-    """The graph with every edge turned round.
+class Factors(NamedTuple):
+    """What a sum over edges multiplies by; None stands for ones.
 
     Attributes:
-        adjacency: its edges in rows.
-        edges: (e,) int64; its edge k is edge `edges[k]` of the graph.
+        of_edges: (e,), or (e, H) with a factor for each of H heads.
+        of_sources: (n,), of the nodes that edges come from.
+        of_targets: (m,), of the nodes that edges end in.
     """
 
-    adjacency: "Adjacency"
-    edges: Tensor
+    of_edges: Tensor | None = None
+    of_sources: Tensor | None = None
+    of_targets: Tensor | None = None
 
 
 class Adjacency:
@@ -43,10 +45,7 @@ class Adjacency:
     """
 
     def __init__(self, indptr: Tensor, indices: Tensor, num_sources: int | None = None) -> None:
-        self.indptr, self.indices = indptr, indices
-        self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
-        self.num_sources = self.num_targets if num_sources is None else num_sources
-        self._weights: dict[tuple[Kind, torch.dtype, bool], Tensor] = {}
+        self._keep(indptr, indices, num_sources)
         if {indptr.dtype, indices.dtype} != {torch.int64}:
             raise ValueError(f"edges are int64 (got {indptr.dtype} and {indices.dtype})")
         if self.num_targets < 0 or int(indptr[0]) != 0 or int(indptr[-1]) != self.num_edges:
@@ -60,6 +59,20 @@ class Adjacency:
                 "must not have a negative length"
             )
 
+    def _keep(self, indptr: Tensor, indices: Tensor, num_sources: int | None) -> None:
+        self.indptr, self.indices = indptr, indices
+        self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
+        self.num_sources = self.num_targets if num_sources is None else num_sources
+        self._weights: dict[tuple[Kind, torch.dtype, bool], Tensor] = {}
+        self._factors: dict[tuple[Kind, torch.dtype], Factors] = {}
+
+    @classmethod
+    def unchecked(cls, indptr: Tensor, indices: Tensor, num_sources: int) -> "Adjacency":
+        """Return a graph of rows that are known to be right; see the class."""
+        adjacency = cls.__new__(cls)
+        adjacency._keep(indptr, indices, num_sources)
+        return adjacency
+
     @cached_property
     def targets(self) -> Tensor:
         """The node that each edge ends in, (e,) int64."""
@@ -72,17 +85,20 @@ class Adjacency:
         return self.indptr.diff()
 
     @cached_property
-    def transposed(self) -> Transposed:
-        """The graph with every edge turned round."""
-        arrays = (t.cpu().numpy() for t in (self.indices, self.indptr))
-        numbered = csr_array(
-            (np.arange(self.num_edges), *arrays), shape=(self.num_targets, self.num_sources)
-        ).tocsc()
-        indptr, indices, edges = (
-            torch.from_numpy(array.astype(np.int64, copy=False)).to(self.indptr.device)
-            for array in (numbered.indptr, numbered.indices, numbered.data)
-        )
-        return Transposed(Adjacency(indptr, indices, self.num_targets), edges)
+    def transposed(self) -> "Adjacency":
+        """The graph with every edge turned round; the graph itself if that is the same."""
+        edges = self.indptr.cpu(), self.indices.cpu()
+        if self.num_sources == self.num_targets and is_symmetric(*edges):
+            return self
+        indptr, indices = transpose(*edges, self.num_sources)
+        device = self.indptr.device
+        return Adjacency.unchecked(indptr.to(device), indices.to(device), self.num_targets)
+
+    @cached_property
+    def turned_edges(self) -> Tensor:
+        """The number that each edge of the transposed graph has in this one, (e,) int64."""
+        edges = turned_edges(self.indptr.cpu(), self.indices.cpu(), self.num_sources)
+        return edges.to(self.indptr.device)
 
     def with_loops(self) -> "Adjacency":
         """Return the graph with a self-loop at every node; those that it has stay."""
@@ -126,7 +142,7 @@ class Adjacency:
         key = (kind, dtype, transposed)
         if key not in self._weights:
             self._weights[key] = (
-                self.weights(kind, dtype)[self.transposed.edges]
+                self.weights(kind, dtype)[self.turned_edges]
                 if transposed
                 else self._weights_in_float64(kind).to(dtype)
             )
@@ -141,6 +157,36 @@ class Adjacency:
         roots = degrees.rsqrt()
         roots[degrees == 0] = 0
         return roots[self.targets] * roots[self.indices]
+
+    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
+        """Return factors whose product is the weight of an edge; see `weights`.
+
+        Args:
+            kind: as for `weights`.
+            dtype: type of the factors.
+            transposed: for the transposed graph.
+        """
+        key = (kind, dtype)
+        if key not in self._factors:
+            self._factors[key] = Factors(
+                None, *(None if t is None else t.to(dtype) for t in self._factors_of_nodes(kind))
+            )
+        _, of_sources, of_targets = self._factors[key]
+        return Factors(
+            None, *((of_targets, of_sources) if transposed else (of_sources, of_targets))
+        )
+
+    def _factors_of_nodes(self, kind: Kind) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a source and a target multiply by, in float64."""
+        if kind == "ones":
+            return None, None
+        degrees = self.in_degrees.double()
+        if kind == "mean":
+            return None, degrees.reciprocal().masked_fill_(degrees == 0, 0)
+        if self.num_sources != self.num_targets:
+            raise ValueError("the degrees of all sources are known where these are the targets")
+        roots = degrees.rsqrt().masked_fill_(degrees == 0, 0)
+        return roots, roots
 
     def rows(self, start: int, end: int) -> "Rows":
         """Return the edges that end in nodes start ... end - 1, from any node.
@@ -196,6 +242,10 @@ class Rows(Adjacency):
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
         return self.whole.weights(kind, torch.float64)[self._edges]
+
+    def _factors_of_nodes(self, kind: Kind) -> tuple[Tensor | None, Tensor | None]:
+        _, of_sources, of_targets = self.whole.factors(kind, torch.float64)
+        return of_sources, None if of_targets is None else of_targets[self.start : self.end]
 
     def rows(self, start: int, end: int) -> "Rows":
         """Return some of these rows, counted from the first of these."""
@@ -255,6 +305,10 @@ class Sampled(Adjacency):
         roots = degrees.rsqrt()
         roots[degrees == 0] = 0
         return self.edge_factors * (roots[self.targets] * roots[self.indices])
+
+    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
+        """Return the weights of the edges; see `Adjacency.factors`."""
+        return Factors(of_edges=self.weights(kind, dtype, transposed))
 
     def to(self, device: torch.device | str) -> "Sampled":
         """Return the edges on a device; these themselves if they are there."""

@@ -232,7 +232,7 @@ def knn(
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
     top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
     rows = 32 if top <= 32 else 16  # so that the keys of a tile stay in registers
-    _launch(
+    launch(
         _knn_kernel,
         (num_images * triton.cdiv(num_nodes, rows),),
         (nodes, others, squares, bias, graph),
@@ -268,7 +268,7 @@ def aggregate(
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     grid, sizes, tile = _tiling(graph, others)
     tensors = (others, x, graph, weights, out, winners if winners.numel() else None)
-    _launch(_aggregate_kernel, grid, tensors, sizes, (graph.shape[2], mode, interleave, *tile))
+    launch(_aggregate_kernel, grid, tensors, sizes, (graph.shape[2], mode, interleave, *tile))
     return out, winners
 
 
@@ -305,7 +305,7 @@ def aggregate_backward(
     grid, sizes, tile = _tiling(graph, others)
     tensors = (others, grad, graph, weights, winners, grad_x, grad_y, grad_weights)
     constants = (graph.shape[2], mode, interleave, y is None, *tile)
-    _launch(_backward_kernel, grid, tensors, sizes, constants)
+    launch(_backward_kernel, grid, tensors, sizes, constants)
     if weights is not None and grad_weights is not None:
         grad_weights = grad_weights.to(weights.dtype)
     grad_y = grad_y.to(others.dtype)
@@ -319,7 +319,7 @@ def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(x.shape[2])
     rows = max(1, 1024 // block)
     sizes = (squares.numel(), x.shape[2])
-    _launch(_unit_kernel, (triton.cdiv(sizes[0], rows),), (x, unit, squares), sizes, (rows, block))
+    launch(_unit_kernel, (triton.cdiv(sizes[0], rows),), (x, unit, squares), sizes, (rows, block))
     return unit, squares
 
 
@@ -333,7 +333,7 @@ def _tiling(graph: Tensor, others: Tensor) -> tuple[tuple[int, ...], ...]:
     return grid, (num_rows, num_nodes, num_candidates, num_channels), (rows, block)
 
 
-def _launch(
+def launch(
     kernel: triton.JITFunction, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...],
     sizes: tuple[int, ...], constants: tuple[int | str, ...], num_warps: int = 4,
 ) -> None:  # fmt: skip

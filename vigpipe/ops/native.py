@@ -4,46 +4,16 @@ The C++ code knows float32 and float64 only. Half precision is widened before th
 result is narrowed afterwards.
 """
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vigpipe.ops.compiler import library
+from vigpipe.ops.call import call, dtype_name, num_threads, sizes
 
 _MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
 _FEW = 256  # up to so many neighbours, the rank of one fits a byte
-_GRAIN = 1 << 15  # numbers that a thread should have at least, as in torch
-
-
-def _call(name: str, *arguments: Any) -> None:  # noqa: ANN401
-    functions = library().functions
-    assert functions is not None
-    getattr(functions, f"vigpipe_{name}")(*map(_passed, arguments))
-
-
-def _passed(argument: Any) -> Any:  # noqa: ANN401
-    if isinstance(argument, Tensor):
-        return ctypes.c_void_p(argument.data_ptr())
-    return ctypes.c_double(argument) if isinstance(argument, float) else argument
-
-
-def _sizes(*sizes: int) -> tuple[ctypes.c_int64, ...]:
-    return tuple(map(ctypes.c_int64, sizes))
-
-
-def _dtype(x: Tensor) -> str:
-    return "float64" if x.dtype == torch.float64 else "float32"
-
-
-def _threads(work: int) -> int:
-    """Choose the number of threads for some work; for few numbers, waking threads does not pay.
-
-    Results do not depend on the number of threads.
-    """
-    return max(1, min(torch.get_num_threads(), work // _GRAIN))
 
 
 def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
@@ -77,16 +47,16 @@ def knn(
         return graph
     x, y, bias = _wide(x), _wide(y, x), _wide(bias, x)
     bias_stride = 0 if bias is None or bias.shape[0] == 1 else num_nodes * num_candidates
-    sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
-    _call(
-        f"knn_{_dtype(x)}",
+    shape = sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
+    call(
+        f"knn_{dtype_name(x)}",
         x,
         y,
         bias,
         graph,
-        *sizes,
+        *shape,
         int(loop),
-        _threads(num_images * num_nodes * num_candidates),
+        num_threads(num_images * num_nodes * num_candidates),
     )
     return graph
 
@@ -154,9 +124,9 @@ def aggregate(
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, num_candidates)
-        name = f"aggregate_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
+        name = f"aggregate_{dtype_name(others)}_{'uint8' if k <= _FEW else 'int32'}"
         mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
-        sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
+        shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
         arguments = (
@@ -166,14 +136,14 @@ def aggregate(
             _wide(weights, candidates),
             out,
             chosen,
-            *sizes,
+            *shape,
         )
-        _call(
+        call(
             name,
             *arguments,
             mode_bits,
             int(is_relative),
-            _threads(graph.numel() * num_channels // 4),
+            num_threads(graph.numel() * num_channels // 4),
         )
     return out.to(candidates.dtype), winners
 
@@ -212,20 +182,20 @@ def aggregate_backward(
     d_y, wide = torch.zeros_like(others), _wide(weights, candidates)
     d_weights = None if wide is None else torch.zeros_like(wide)
     if grad.numel():
-        name = f"aggregate_backward_{_dtype(others)}_{'uint8' if k <= _FEW else 'int32'}"
+        name = f"aggregate_backward_{dtype_name(others)}_{'uint8' if k <= _FEW else 'int32'}"
         mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
-        sizes = _sizes(num_images, num_nodes, num_candidates, num_channels, k)
+        shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
         arguments = (_wide(grad, candidates), others, graph.contiguous(), chosen, wide, d_x, d_y)
-        _call(
+        call(
             name,
             *arguments,
             d_weights,
-            *sizes,
+            *shape,
             mode_bits,
             int(is_relative),
-            _threads(graph.numel() * num_channels // 4),
+            num_threads(graph.numel() * num_channels // 4),
         )
     d_y_narrow = d_y.to(candidates.dtype)
     narrow = None if d_weights is None or weights is None else d_weights.to(weights.dtype)
@@ -273,8 +243,8 @@ def norm(
     y = torch.empty_like(wide)
     mean = torch.empty(num_channels, dtype=torch.float64)
     variance = torch.empty_like(mean)
-    _call(
-        f"norm_{_dtype(wide)}",
+    call(
+        f"norm_{dtype_name(wide)}",
         wide,
         _wide(weight, x),
         _wide(bias, x),
@@ -284,9 +254,9 @@ def norm(
         y,
         mean,
         variance,
-        *_sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
+        *sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
         int(gelu),
-        _threads(x.numel()),
+        num_threads(x.numel()),
     )
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     return y.to(dtype), mean, variance
@@ -323,8 +293,8 @@ def norm_backward(
     wide = _wide(x)
     d_x = torch.empty_like(wide)
     d_weight, d_bias = wide.new_empty(num_channels), wide.new_empty(num_channels)
-    _call(
-        f"norm_backward_{_dtype(wide)}",
+    call(
+        f"norm_backward_{dtype_name(wide)}",
         _wide(grad, x),
         wide,
         mean,
@@ -336,9 +306,9 @@ def norm_backward(
         d_x,
         d_weight,
         d_bias,
-        *_sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
+        *sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
         int(gelu),
-        _threads(x.numel()),
+        num_threads(x.numel()),
     )
     return d_x.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)
 
@@ -357,9 +327,9 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
     """
     rows, width = x.shape[0], first.shape[1]
     y = x.new_empty(rows, second.shape[0])
-    name = f"hidden_{x.shape[1]}_{_dtype(x)}"
+    name = f"hidden_{x.shape[1]}_{dtype_name(x)}"
     inputs = (t.contiguous() for t in (x, first, bias, second))
-    _call(name, *inputs, y, *_sizes(rows, width), _threads(rows * width))
+    call(name, *inputs, y, *sizes(rows, width), num_threads(rows * width))
     return y
 
 
@@ -380,9 +350,9 @@ def hidden_backward(
     """
     inputs = [t.contiguous() for t in (grad, x, first, bias, second)]
     grads = [torch.empty_like(t) for t in inputs[1:]]
-    sizes = _sizes(x.shape[0], first.shape[1])
-    name = f"hidden_backward_{x.shape[1]}_{_dtype(x)}"
-    _call(name, *inputs, *grads, *sizes, _threads(x.shape[0] * first.shape[1]))
+    shape = sizes(x.shape[0], first.shape[1])
+    name = f"hidden_backward_{x.shape[1]}_{dtype_name(x)}"
+    call(name, *inputs, *grads, *shape, num_threads(x.shape[0] * first.shape[1]))
     return grads[0], grads[1], grads[2], grads[3]
 
 
@@ -399,6 +369,58 @@ def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor
         (B, C) bool.
     """
     kept = rows.new_empty(len(rows), num, dtype=torch.bool)
-    sizes = _sizes(first, threshold, len(rows), num)
-    _call("lanes_at_least", rows.contiguous(), kept, *sizes, _threads(kept.numel()))
+    shape = sizes(first, threshold, len(rows), num)
+    call("lanes_at_least", rows.contiguous(), kept, *shape, num_threads(kept.numel()))
     return kept
+
+
+def dropped(x: Tensor, rows: Tensor, first: int, threshold: int, scale: float) -> Tensor:
+    """Multiply by `scale` or by 0, as `vigpipe.ops.masked` describes.
+
+    Args:
+        x: (B, C) float32 or float64.
+        rows: numbers of the rows, (B,) int64.
+        first: counter of channels 0 to 3.
+        threshold: of a lane that is kept.
+        scale: factor of what is kept.
+
+    Returns:
+        (B, C).
+    """
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    shape, threads = sizes(first, threshold, *x.shape), num_threads(x.numel())
+    name = f"dropped_{dtype_name(x)}"
+    call(name, rows.contiguous(), x.contiguous(), y, scale, *shape, threads)
+    return y
+
+
+def relu(x: Tensor, y: Tensor) -> Tensor:
+    """Compute max(x, 0), and which numbers are above 0.
+
+    Args:
+        x: float32 or float64.
+        y: contiguous, where the maxima are to be; may be x.
+
+    Returns:
+        The bits, eight in each byte.
+    """
+    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    shape, threads = sizes(x.numel()), num_threads(x.numel())
+    call(f"relu_{dtype_name(x)}", x.contiguous(), y, bits, *shape, threads)
+    return bits
+
+
+def relu_backward(grad: Tensor, bits: Tensor) -> Tensor:
+    """Compute the gradient of `relu`.
+
+    Args:
+        grad: gradient of the maxima.
+        bits: the second result of `relu`.
+
+    Returns:
+        A tensor of the gradient's shape.
+    """
+    d_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    shape, threads = sizes(grad.numel()), num_threads(grad.numel())
+    call(f"relu_backward_{dtype_name(grad)}", grad.contiguous(), bits, d_x, *shape, threads)
+    return d_x

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from vigpipe.messages import one_line, tell
 from vigpipe.ops import plain
+from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.csr.plain import maxima as plain_maxima
 
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # of numbers near 1
 _problems: dict[tuple[str, str], str] = {}  # results of `problem` by operator and kind of device
@@ -34,7 +36,7 @@ def problem(name: str, device: torch.device) -> str:
     a compiler that traces. A problem is told on stderr.
 
     Args:
-        name: `knn` or `aggregate`.
+        name: `knn`, `aggregate` or `csr`.
         device: where to run it; the expected results are computed on the CPU.
 
     Returns:
@@ -42,7 +44,7 @@ def problem(name: str, device: torch.device) -> str:
     """
     key = name, kind_of(device)
     if key not in _problems:
-        check = _check_knn if name == "knn" else _check_aggregate
+        check = {"knn": _check_knn, "aggregate": _check_aggregate, "csr": _check_csr}[name]
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(_found, check, device).result()
         if found:
@@ -103,6 +105,50 @@ def _check_aggregate(device: torch.device) -> str:
     return ""
 
 
+def _check_csr(device: torch.device) -> str:
+    """Compare every kernel over the edges of a graph; return which differs, empty if none."""
+    from vigpipe.ops.csr import gpu
+    from vigpipe.ops.csr import plain as plain_kernels
+
+    for name, arguments in csr_cases():
+        want = getattr(plain_kernels, name)(*arguments)
+        got = getattr(gpu, name)(*_on(device, arguments))
+        pairs = zip(*((t if isinstance(t, tuple) else (t,)) for t in (got, want)), strict=True)
+        for actual, expected in pairs:
+            if expected is not None and not _is_close(actual, expected.float(), 1e-5):
+                return name
+    return ""
+
+
+def csr_cases(channels: int = 20, heads: int = 2) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Names and arguments of the kernels, on a graph with empty rows and a row of many edges."""
+    draw = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=draw, device="cpu").float() / 4
+
+    targets, per_head = 37, channels // heads
+    lengths = [0, 45, *(i % 7 for i in range(targets - 3)), 0]
+    rows = [sorted(set(torch.randint(49, (n,), generator=draw).tolist())) for n in lengths]
+    indptr = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    graph = Adjacency(indptr, torch.tensor([j for row in rows for j in row]), 49)
+    x, d_y, edges = numbers(49, channels), numbers(targets, channels), graph.num_edges
+    weights, shares = numbers(edges), numbers(edges, heads)
+    ends, of_heads = (numbers(49, heads), numbers(targets, heads)), numbers(heads, per_head)
+    yield "row_sums", (graph, x, Factors())
+    yield "row_sums", (graph, x, Factors(weights, numbers(49), numbers(targets)), numbers(channels))
+    yield "row_sums", (graph, x, Factors(shares), d_y)
+    yield "maxima", (graph, x, True)
+    yield "maxima_backward", (graph, d_y, plain_maxima(graph, x, True)[1])
+    yield "edge_softmax", (graph, shares, None, None, 0.0)
+    yield "edge_softmax", (graph, None, *ends, 0.2)
+    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, None, None, 0.0)
+    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, *ends, 0.2)
+    yield "attention_backward", (graph, shares, d_y, x)
+    yield "pair_scores", (graph, x, d_y, of_heads, 0.2)
+    yield "pair_scores_backward", (graph, shares, x, d_y, of_heads, 0.2)
+
+
 def _aggregate_cases() -> Iterator[tuple[str, bool, Tensor, Tensor | None, Tensor, Tensor | None]]:
     """Small whole numbers, in which ties abound: mode, interleave, x, y, graph and weights."""
     draw = torch.Generator().manual_seed(0)
@@ -135,7 +181,12 @@ def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels:
 
 
 def _on(device: torch.device, arguments: tuple[Any, ...]) -> list[Any]:
-    return [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
+    def sent(a: Any) -> Any:  # noqa: ANN401
+        if isinstance(a, Factors):
+            return Factors(*_on(device, a))
+        return a.to(device) if isinstance(a, (Tensor, Adjacency)) else a
+
+    return [sent(a) for a in arguments]
 
 
 def _is_close(actual: Tensor | None, expected: Tensor, rounding: float) -> bool:

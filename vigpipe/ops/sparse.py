@@ -1,265 +1,385 @@
 """Reduce the features of every node's neighbours on a sparse graph, with gradients.
 
-    weighted_sum, mean, maximum    of the nodes that edges come from
-    edge_softmax, attention_sum    weights of edges that are learned
+    weighted_sum, constant_sum, maximum         of the nodes that edges come from
+    mean, own_and_mean                          their mean, alone or with the node itself
+    pair_softmax, pair_scores, edge_softmax     weights of edges that are learned
+    attention_sum                               a sum with a weight for every head
 
-Sums are products with a sparse matrix in compressed rows: with the graph in the forward, with its
-transpose in the backward. One thread sums a row, in the order of its edges, so on a CPU the bits do
-not depend on the number of threads. A node without edges gets 0. Half precision is widened to
-float32 for sums, and the result is narrowed.
+No version but the plain one of `maximum` and `pair_scores` makes a tensor of edges x channels. One
+thread sums a row, in the order of its edges, so on a CPU the bits do not depend on the number of
+threads. A node without edges gets 0. Half precision is widened to float32, and the result is
+narrowed. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
 """
 
-import warnings
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops import is_fused
+from vigpipe.ops.adjacency import Adjacency, Factors, Kind
+from vigpipe.ops.csr import plain
 
 
-def weighted_sum(adjacency: Adjacency, x: Tensor, weights: Tensor | None = None) -> Tensor:
+def weighted_sum(
+    adjacency: Adjacency, x: Tensor, weights: Tensor | None = None, *, fused: bool = True
+) -> Tensor:
     """Sum the features that edges bring, times the weights of the edges.
 
     Args:
         adjacency: the graph, n sources and m targets.
         x: features, (n, C).
         weights: (e,); None for ones. They get a gradient if they need one.
+        fused: see above.
 
     Returns:
         (m, C), with x's dtype.
     """
     if weights is None:
-        return constant_sum(adjacency, x, "ones")
-    return _WeightedSum.apply(x, weights, adjacency)  # pyright: ignore[reportReturnType]
+        return constant_sum(adjacency, x, "ones", fused=fused)
+    return attention_sum(adjacency, weights[:, None], x[:, None], fused=fused)[:, 0]
 
 
-def constant_sum(adjacency: Adjacency, x: Tensor, kind: Kind) -> Tensor:
+def constant_sum(
+    adjacency: Adjacency,
+    x: Tensor,
+    kind: Kind,
+    added: Tensor | None = None,
+    *,
+    fused: bool = True,
+) -> Tensor:
     """Sum the features that edges bring, with weights that follow from the graph.
 
     Args:
         adjacency: the graph, n sources and m targets.
         x: features, (n, C).
         kind: which weights; see `Adjacency.weights`.
+        added: (m, C), or (C,) for all targets, that is added to the sums; None for nothing.
+        fused: see above.
 
     Returns:
         (m, C), with x's dtype.
     """
-    return _ConstantSum.apply(x, kind, adjacency)  # pyright: ignore[reportReturnType]
+    num_channels = x.shape[-1]
+    check_shapes(x=(x, (adjacency.num_sources, num_channels)))
+    if added is not None:
+        check_shapes(added=(added, (adjacency.num_targets, num_channels)[-added.dim() :]))
+    return _ConstantSum.apply(x, added, kind, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
-def mean(adjacency: Adjacency, x: Tensor) -> Tensor:
-    """Average the features that edges bring: (n, C) -> (m, C)."""
-    return constant_sum(adjacency, x, "mean")
+def mean(
+    adjacency: Adjacency, x: Tensor, added: Tensor | None = None, *, fused: bool = True
+) -> Tensor:
+    """Average the features that edges bring, (n, C) -> (m, C); see `constant_sum`."""
+    return constant_sum(adjacency, x, "mean", added, fused=fused)
 
 
-def maximum(adjacency: Adjacency, x: Tensor) -> Tensor:
+def own_and_mean(adjacency: Adjacency, both: Tensor, *, fused: bool = True) -> Tensor:
+    """Add what a node has for itself to the mean of what its edges bring.
+
+    Args:
+        adjacency: the graph, n sources and m targets.
+        both: (n, 2 C): what each node sends, then what it has for itself.
+        fused: see above.
+
+    Returns:
+        (m, C), with the dtype of `both`.
+    """
+    check_shapes(both=(both, (adjacency.num_sources, both.shape[-1] // 2 * 2)))
+    return _OwnAndMean.apply(both, adjacency, fused)  # pyright: ignore[reportReturnType]
+
+
+def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
     """Take the maximum of the features that edges bring, for every channel: (n, C) -> (m, C).
 
     The gradient goes to the first source that attains the maximum.
     """
-    return _Maximum.apply(x, adjacency)  # pyright: ignore[reportReturnType]
+    check_shapes(x=(x, (adjacency.num_sources, x.shape[-1])))
+    return _Maximum.apply(x, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
-def from_sources(adjacency: Adjacency, x: Tensor) -> Tensor:
-    """Copy features to the edges that come from a node: (n, C) -> (e, C)."""
-    return _FromSources.apply(x, adjacency)  # pyright: ignore[reportReturnType]
-
-
-def from_targets(adjacency: Adjacency, x: Tensor) -> Tensor:
-    """Copy features to the edges that end in a node: (m, C) -> (e, C)."""
-    return _FromTargets.apply(x, adjacency)  # pyright: ignore[reportReturnType]
-
-
-def edge_softmax(adjacency: Adjacency, scores: Tensor) -> Tensor:
+def edge_softmax(adjacency: Adjacency, scores: Tensor, *, fused: bool = True) -> Tensor:
     """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
-    return _EdgeSoftmax.apply(scores, adjacency)  # pyright: ignore[reportReturnType]
+    check_shapes(scores=(scores, (adjacency.num_edges, scores.shape[-1])))
+    return _EdgeSoftmax.apply(scores, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
-def attention_sum(adjacency: Adjacency, weights: Tensor, x: Tensor) -> Tensor:
+def pair_softmax(
+    adjacency: Adjacency,
+    of_sources: Tensor,
+    of_targets: Tensor,
+    slope: float,
+    *,
+    fused: bool = True,
+) -> Tensor:
+    """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges that end in i.
+
+    Args:
+        adjacency: the graph, n sources and m targets.
+        of_sources: (n, H).
+        of_targets: (m, H).
+        slope: of the leaky ReLU where its input is below 0.
+        fused: see above.
+
+    Returns:
+        (e, H).
+    """
+    num_heads = of_sources.shape[-1]
+    check_shapes(
+        of_sources=(of_sources, (adjacency.num_sources, num_heads)),
+        of_targets=(of_targets, (adjacency.num_targets, num_heads)),
+    )
+    shares = _PairSoftmax.apply(of_sources, of_targets, slope, adjacency, fused)
+    return shares  # pyright: ignore[reportReturnType]
+
+
+def pair_scores(
+    adjacency: Adjacency,
+    left: Tensor,
+    right: Tensor,
+    weights: Tensor,
+    slope: float,
+    *,
+    fused: bool = True,
+) -> Tensor:
+    """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
+
+    Args:
+        adjacency: the graph, n sources and m targets.
+        left: (n, H * c).
+        right: (m, H * c).
+        weights: (H, c), those of each head.
+        slope: of the leaky ReLU where its input is below 0.
+        fused: see above.
+
+    Returns:
+        (e, H).
+    """
+    num_channels = weights.numel()
+    check_shapes(
+        left=(left, (adjacency.num_sources, num_channels)),
+        right=(right, (adjacency.num_targets, num_channels)),
+        weights=(weights, (len(weights), weights.shape[-1])),
+    )
+    scores = _PairScores.apply(left, right, weights, slope, adjacency, fused)
+    return scores  # pyright: ignore[reportReturnType]
+
+
+def attention_sum(
+    adjacency: Adjacency, weights: Tensor, x: Tensor, *, fused: bool = True
+) -> Tensor:
     """Sum the features that edges bring, with weights for every head; both get gradients.
 
     Args:
         adjacency: the graph, n sources and m targets.
         weights: (e, H).
-        x: features, (n, H, C).
+        x: features, (n, H, c).
+        fused: see above.
 
     Returns:
-        (m, H, C), with x's dtype.
+        (m, H, c), with x's dtype.
     """
-    heads = zip(x.unbind(1), weights.unbind(1), strict=True)
-    return torch.stack([weighted_sum(adjacency, part, weight) for part, weight in heads], dim=1)
+    check_shapes(
+        weights=(weights, (adjacency.num_edges, x.shape[1])),
+        x=(x, (adjacency.num_sources, *x.shape[1:3])),
+    )
+    y: Any = _AttentionSum.apply(x.flatten(1), weights, adjacency, fused)
+    return y.view(adjacency.num_targets, *x.shape[1:])
 
 
 class _ConstantSum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: Kind, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        ctx.kind, ctx.adjacency = kind, adjacency
-        return _product(adjacency, adjacency.weights(kind, _wide(x).dtype), x)
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        added: Tensor | None,
+        kind: Kind,
+        adjacency: Adjacency,
+        fused: bool,
+    ) -> Tensor:
+        ctx.kind, ctx.adjacency, ctx.fused = kind, adjacency, fused
+        ctx.added = None if added is None else (added.dim(), added.dtype)
+        wide = _wide(x)
+        factors = adjacency.factors(kind, wide.dtype)
+        wide_added = None if added is None else added.to(wide.dtype).contiguous()
+        return kernels_for(x, fused).row_sums(adjacency, wide, factors, wide_added).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        adjacency, d_x, d_added = ctx.adjacency, None, None
+        if ctx.needs_input_grad[0]:
+            wide = _wide(grad)
+            factors = adjacency.factors(ctx.kind, wide.dtype, transposed=True)
+            turned = adjacency.transposed
+            d_x = kernels_for(grad, ctx.fused).row_sums(turned, wide, factors).to(grad.dtype)
+        if ctx.needs_input_grad[1]:
+            dim, dtype = ctx.added
+            d_added = (grad.sum(0) if dim == 1 else grad).to(dtype)
+        return d_x, d_added, None, None, None
+
+
+class _OwnAndMean(Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
+        ctx.adjacency, ctx.fused = adjacency, fused
+        sent, kept = _wide(both).chunk(2, dim=1)
+        factors = adjacency.factors("mean", sent.dtype)
+        kernels = kernels_for(both, fused)
+        return kernels.row_sums(adjacency, sent, factors, adjacency.own(kept)).to(both.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        weights = ctx.adjacency.weights(ctx.kind, _wide(grad).dtype, transposed=True)
-        return _product(ctx.adjacency.transposed.adjacency, weights, grad), None, None
+        adjacency, wide = ctx.adjacency, _wide(grad)
+        d_both = wide.new_empty(adjacency.num_sources, 2 * wide.shape[1])
+        d_sent, d_kept = d_both.chunk(2, dim=1)
+        factors = adjacency.factors("mean", wide.dtype, transposed=True)
+        turned = adjacency.transposed
+        kernels_for(grad, ctx.fused).row_sums(turned, wide, factors, out=d_sent)
+        if adjacency.num_targets < adjacency.num_sources:
+            d_kept.zero_()
+        adjacency.own(d_kept).copy_(wide)
+        return d_both.to(grad.dtype), None, None
 
 
-class _WeightedSum(Function):
+class _AttentionSum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weights: Tensor,
+        adjacency: Adjacency,
+        fused: bool,
+    ) -> Tensor:
         ctx.save_for_backward(x, weights)
-        ctx.adjacency = adjacency
-        return _product(adjacency, weights.to(_wide(x).dtype), x)
+        ctx.adjacency, ctx.fused = adjacency, fused
+        wide = _wide(x)
+        factors = Factors(of_edges=weights.to(wide.dtype))
+        return kernels_for(x, fused).row_sums(adjacency, wide, factors).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weights = ctx.saved_tensors
-        adjacency: Adjacency = ctx.adjacency
-        d_x = d_weights = None
-        if ctx.needs_input_grad[0]:
-            transposed, edges = adjacency.transposed
-            d_x = _product(transposed, weights.to(_wide(x).dtype)[edges], grad)
-        if ctx.needs_input_grad[1]:
-            d_weights = _dot_products(adjacency, _wide(grad), _wide(x)).to(weights.dtype)
-        return d_x, d_weights, None
+        wide = _wide(x)
+        shares = weights.to(wide.dtype).contiguous()
+        kernels = kernels_for(x, ctx.fused)
+        wide_grad = grad.to(wide.dtype).contiguous()
+        d_shares, d_x = kernels.attention_backward(ctx.adjacency, shares, wide_grad, wide)
+        return d_x.to(x.dtype), d_shares.to(weights.dtype), None, None
 
 
 class _Maximum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        if not adjacency.num_edges:
-            ctx.shape, ctx.winners = x.shape, None
-            return x.new_zeros(adjacency.num_targets, x.shape[1])
-        wide = _wide(x).contiguous()
-        if x.device.type == "cpu" and not ctx.needs_input_grad[0]:
-            ones = wide.new_ones(adjacency.num_edges)
-            return torch.sparse.mm(_matrix(adjacency, ones), wide, "amax").to(x.dtype)
-        y, edges = _max_by_rows(adjacency, wide)
-        edges.clamp_(max=adjacency.num_edges - 1)
-        winners = adjacency.indices[edges]
-        winners[adjacency.in_degrees == 0] = adjacency.num_sources  # nobody
-        ctx.shape, ctx.winners = x.shape, winners
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
+        y, winners = kernels_for(x, fused).maxima(adjacency, _wide(x), ctx.needs_input_grad[0])
+        ctx.save_for_backward(winners)
+        ctx.adjacency, ctx.fused = adjacency, fused
         return y.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        num_sources, num_channels = ctx.shape
-        wide = _wide(grad)
-        d_x = wide.new_zeros(num_sources + 1, num_channels)
-        if ctx.winners is not None:
-            d_x.scatter_add_(0, ctx.winners, wide)
-        return d_x[:num_sources].to(grad.dtype), None
-
-
-class _FromSources(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        ctx.adjacency = adjacency
-        return x.index_select(0, adjacency.indices)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        transposed, edges = ctx.adjacency.transposed
-        return _sum_by_rows(transposed, grad.index_select(0, edges)), None
-
-
-class _FromTargets(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        ctx.adjacency = adjacency
-        return x.index_select(0, adjacency.targets)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _sum_by_rows(ctx.adjacency, grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        (winners,) = ctx.saved_tensors
+        kernels = kernels_for(grad, ctx.fused)
+        d_x = kernels.maxima_backward(ctx.adjacency, _wide(grad), winners)
+        return d_x.to(grad.dtype), None, None
 
 
 class _EdgeSoftmax(Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:  # noqa: ANN401
-        most = _reduced(adjacency, scores, "max")
-        powers = (scores - most.index_select(0, adjacency.targets)).exp()
-        totals = _sum_by_rows(adjacency, powers)
-        shares = powers / totals.index_select(0, adjacency.targets)
+    def forward(ctx: Any, scores: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
+        shares = kernels_for(scores, fused).edge_softmax(adjacency, _wide(scores), None, None, 0.0)
         ctx.save_for_backward(shares)
-        ctx.adjacency = adjacency
-        return shares
+        ctx.adjacency, ctx.fused = adjacency, fused
+        return shares.to(scores.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (shares,) = ctx.saved_tensors
-        scaled = grad * shares
-        totals = _sum_by_rows(ctx.adjacency, scaled)
-        return scaled - shares * totals.index_select(0, ctx.adjacency.targets), None
+        kernels, wide = kernels_for(grad, ctx.fused), _wide(grad)
+        d_scores, _ = kernels.edge_softmax_backward(ctx.adjacency, wide, shares, None, None, 0.0)
+        return d_scores.to(grad.dtype), None, None
+
+
+class _PairSoftmax(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        of_sources: Tensor,
+        of_targets: Tensor,
+        slope: float,
+        adjacency: Adjacency,
+        fused: bool,
+    ) -> Tensor:
+        ends = _wide(of_sources), _wide(of_targets)
+        shares = kernels_for(of_sources, fused).edge_softmax(adjacency, None, *ends, slope)
+        ctx.save_for_backward(shares, *ends)
+        ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
+        return shares.to(of_sources.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        shares, *ends = ctx.saved_tensors
+        adjacency, kernels = ctx.adjacency, kernels_for(grad, ctx.fused)
+        d_scores, d_targets = kernels.edge_softmax_backward(
+            adjacency, _wide(grad), shares, *ends, ctx.slope
+        )
+        starts, edges = adjacency.transposed.indptr, adjacency.turned_edges
+        of_edges = Adjacency.unchecked(starts, edges, adjacency.num_edges)
+        d_sources = kernels.row_sums(of_edges, d_scores, Factors())
+        return d_sources.to(grad.dtype), d_targets.to(grad.dtype), None, None, None
+
+
+class _PairScores(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        left: Tensor,
+        right: Tensor,
+        weights: Tensor,
+        slope: float,
+        adjacency: Adjacency,
+        fused: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(left, right, weights)
+        ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
+        wide = _wide(left), _wide(right), weights.to(_wide(left).dtype).contiguous()
+        return kernels_for(left, fused).pair_scores(adjacency, *wide, slope).to(left.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        inputs = ctx.saved_tensors
+        wide = [t.to(_wide(inputs[0]).dtype).contiguous() for t in (grad, *inputs)]
+        kernels = kernels_for(grad, ctx.fused)
+        grads = kernels.pair_scores_backward(ctx.adjacency, *wide, ctx.slope)
+        narrow = [d.to(t.dtype) for d, t in zip(grads, inputs, strict=True)]
+        return *narrow, None, None, None
+
+
+def check_shapes(**tensors: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Raise ValueError where a tensor has not the shape that is expected of it."""
+    for name, (tensor, shape) in tensors.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{name}: the shape is {tuple(tensor.shape)} instead of {shape}")
+
+
+def kernels_for(x: Tensor, fused: bool) -> ModuleType:
+    """Return the module of `ops.csr` whose kernels take tensors like this one.
+
+    Args:
+        x: a tensor that they are to take.
+        fused: whether they may be fused.
+    """
+    if not fused or not is_fused(x, "csr"):
+        return plain
+    if x.is_cuda:
+        from vigpipe.ops.csr import gpu  # imports Triton, which takes half a second
+
+        return gpu
+    from vigpipe.ops.csr import native
+
+    return native
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _matrix(adjacency: Adjacency, values: Tensor) -> Tensor:
-    """Make the sparse matrix, (m, n), that has these values, (e,), at the edges."""
-    shape, edges = (adjacency.num_targets, adjacency.num_sources), adjacency.indices
-    with warnings.catch_warnings():
-        # The second is torch 2.11's, which also says so where checks are turned off by name.
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-        return torch.sparse_csr_tensor(
-            adjacency.indptr, edges, values, shape, check_invariants=False
-        )
-
-
-def _product(adjacency: Adjacency, values: Tensor, x: Tensor) -> Tensor:
-    """Multiply the sparse matrix of these values, (e,), by x: (n, C) -> (m, C)."""
-    if not adjacency.num_edges or not x.shape[1]:
-        return x.new_zeros(adjacency.num_targets, x.shape[1])
-    matrix, wide = _matrix(adjacency, values), _wide(x).contiguous()
-    if x.device.type == "cpu":  # 2.5 times as fast as MKL's product, `matrix @ wide`
-        return torch.sparse.mm(matrix, wide, "sum").to(x.dtype)
-    return (matrix @ wide).to(x.dtype)
-
-
-def _dot_products(adjacency: Adjacency, left: Tensor, right: Tensor) -> Tensor:
-    """Multiply rows of two matrices, (m, C) and (n, C), where there are edges: (e,)."""
-    if not adjacency.num_edges or not left.shape[1]:
-        return left.new_zeros(adjacency.num_edges)
-    pattern = _matrix(adjacency, left.new_ones(adjacency.num_edges))
-    right = right.contiguous().T
-    return torch.sparse.sampled_addmm(pattern, left.contiguous(), right, beta=0.0).values()
-
-
-def _max_by_rows(adjacency: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maxima of rows, (m, C), and the numbers of the first edges that attain them."""
-    if x.device.type != "cpu":
-        return _max_by_edges(adjacency, x)
-    matrix = _matrix(adjacency, x.new_ones(adjacency.num_edges))
-    with torch.enable_grad():  # without gradients it does not tell which edges won
-        y, edges = torch.ops.aten._sparse_mm_reduce_impl(
-            matrix, x.detach().requires_grad_(), "amax"
-        )
-    return y.detach(), edges
-
-
-def _max_by_edges(adjacency: Adjacency, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Do as `_max_by_rows` where torch has no such product, with copies for the edges: (e, C)."""
-    brought = x.index_select(0, adjacency.indices)
-    y = _reduced(adjacency, brought, "max")
-    numbers = torch.arange(adjacency.num_edges, device=x.device)[:, None].expand_as(brought)
-    attains = (brought == y.index_select(0, adjacency.targets)) | brought.isnan()
-    candidates = numbers.masked_fill(~attains, adjacency.num_edges)
-    rows = adjacency.targets[:, None].expand_as(brought)
-    edges = candidates.new_full(y.shape, adjacency.num_edges)
-    edges.scatter_reduce_(0, rows, candidates, "amin")
-    return y, edges
-
-
-def _sum_by_rows(adjacency: Adjacency, values: Tensor) -> Tensor:
-    """Sum what edges have over those that end in the same node: (e, C) -> (m, C)."""
-    return _reduced(adjacency, _wide(values), "sum").to(values.dtype)
-
-
-def _reduced(adjacency: Adjacency, values: Tensor, how: str) -> Tensor:
-    if not adjacency.num_edges:
-        return values.new_zeros(adjacency.num_targets, *values.shape[1:])
-    y = torch.segment_reduce(values.contiguous(), how, offsets=adjacency.indptr, axis=0)
-    return y if how == "sum" else y.masked_fill_((adjacency.in_degrees == 0)[:, None], 0)
+    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()

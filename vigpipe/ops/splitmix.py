@@ -65,6 +65,26 @@ def lanes_at_least(
     return bits.view(torch.int16)[:, :num] >= threshold
 
 
+def some_lanes_at_least(
+    rows: Tensor, first: int, places: Tensor, channels: Tensor, threshold: int
+) -> Tensor:
+    """Compare some lanes of those that `lanes_at_least` compares.
+
+    Args:
+        rows: numbers of the rows, hashes themselves, (B,) int64.
+        first: counter of channels 0 to 3.
+        places: which row each lane is in, (e,) int64 from 0 to B - 1.
+        channels: which channel each lane is, (e,) int64.
+        threshold: as for `lanes_at_least`.
+
+    Returns:
+        (e,) bool.
+    """
+    bits = mixed(rows[places] ^ ((first + channels // 4) * signed(GOLDEN)))
+    lanes = (bits >> (channels % 4 * 16)).to(torch.int16)  # the lowest 16 bits
+    return lanes >= threshold
+
+
 def _has_fused(x: Tensor) -> bool:
     if x.device.type != "cpu" or isinstance(x, FakeTensor) or torch.compiler.is_compiling():
         return False

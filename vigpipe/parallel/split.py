@@ -124,7 +124,7 @@ class StageModule(nn.Module):
         self,
         sizes: Sequence[int],
         draws: Draws | None = None,
-        structures: Sequence[Any] = (),
+        structures: Sequence[tuple[Any, ...]] = (),
     ) -> None:
         """Prepare for the micro-batches of a step, which a stage takes in order.
 
@@ -135,7 +135,8 @@ class StageModule(nn.Module):
             sizes: number of samples in each micro-batch, padding not counted.
             draws: random choices for all rows of the step, padding included, on the device of the
                 stage; None for an evaluation.
-            structures: what the model takes besides in each micro-batch; nothing for most models.
+            structures: what the model takes besides in each micro-batch, a tuple of arguments;
+                nothing for most models.
         """
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
         self.structures = structures
@@ -158,7 +159,7 @@ class StageModule(nn.Module):
             return self._connected_zeros(x)
         start = index * (len(x) if self.rows is None else self.microbatch_size)
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
-        structure = self.structures[index : index + 1]
+        structure = self.structures[index] if self.structures else ()
         with self._precision(x):
             y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
@@ -167,14 +168,14 @@ class StageModule(nn.Module):
         return torch.cat((y, y.new_zeros(num_rows - len(y), *y.shape[1:])))
 
     @torch.no_grad()
-    def by_layer(self, x: Tensor, structure: Any, chunk: int) -> Tensor:  # noqa: ANN401
+    def by_layer(self, x: Tensor, structure: tuple[Any, ...], chunk: int) -> Tensor:
         """Run the stage on all rows of a large input in evaluation mode.
 
         The model must take a structure, and offer `by_layer`, as graph models do.
 
         Args:
             x: inputs or features, (n, ...).
-            structure: of the whole input.
+            structure: what the model takes besides, of the whole input.
             chunk: how many rows of a layer are computed at a time, at most.
 
         Returns:
@@ -182,7 +183,7 @@ class StageModule(nn.Module):
         """
         model: Any = self.model
         with self._precision(x):
-            y = model.by_layer(x.to(self.dtype), structure, chunk)
+            y = model.by_layer(x.to(self.dtype), *structure, chunk=chunk)
         return y.to(self.output_dtype).contiguous()
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:

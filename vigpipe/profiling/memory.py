@@ -34,8 +34,8 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
         if depth:
             return function(*inputs)
         if rank_state.models[0].recompute and name.startswith("block"):
-            features = inputs[0]
-            kept[name] = features.numel() * features.element_size()
+            x = inputs[0]  # sparse features are those of the graph, which are there anyway
+            kept[name] = x.numel() * x.element_size() if isinstance(x, Tensor) else 0
             return function(*inputs)
         depth += 1
         with _count_saved(kept, "readout" if name == "loss" else name, seen):

@@ -152,14 +152,14 @@ def test_the_layer_whose_results_are_not_finite_is_named(name):
 @every
 def test_layer_by_layer_equals_forward(name, chunk):
     model, adjacency, (x, keys) = build(name).eval(), random_adjacency(), nodes()
-    y = model.by_layer(x, adjacency, chunk)
+    y = model.by_layer(x, adjacency, chunk=chunk)
     torch.testing.assert_close(y, model(x, keys, adjacency), rtol=1e-12, atol=1e-12)
     assert not y.requires_grad
 
 
 def test_layer_by_layer_only_evaluates():
     with pytest.raises(ValueError, match=r"call model\.eval"):
-        build("gcn").by_layer(nodes()[0], random_adjacency(), 10)
+        build("gcn").by_layer(nodes()[0], random_adjacency(), chunk=10)
 
 
 class Aliases:

@@ -1,6 +1,5 @@
 """Make a graph model by its name."""
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -12,8 +11,9 @@ from vigpipe.model.gnn.gcn2 import Gcn2Layer
 from vigpipe.model.gnn.gin import GinLayer
 from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.gnn.model import Gcn2Model, GraphModel
-from vigpipe.model.gnn.sage import SageLayer
+from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import make_norm
+from vigpipe.ops.masked import relu
 
 _ATTENTION = {"v1": GatLayer, "v2": Gatv2Layer}
 _DROPS_FEATURES = ("gcn", "gat", "gcn2")  # as published, the graph's features too
@@ -53,17 +53,19 @@ def create_graph_model(
     def make_layer(i: int) -> GraphLayer:
         inner = nn.Identity() if norm == "none" else make_norm(norm, width)
         if name == "gcn2":
-            return Gcn2Layer(width, Setting(i, dropout, inner, torch.relu))
+            return Gcn2Layer(width, Setting(i, dropout, inner, relu))
         is_last = i == num_layers - 1
         channels = (in_channels if i == 0 else width, num_classes if is_last else width)
         rate = dropout if i or name in _DROPS_FEATURES else 0.0
-        activation = F.elu if name == "gat" else torch.relu
+        activation = F.elu if name == "gat" else relu
         rest = (nn.Identity(), None) if is_last else (inner, activation)
         setting = Setting(i, rate, *rest)
         if name == "gat":
             return _ATTENTION[aggregator or "v1"](*channels, setting, 1 if is_last else heads)
         if name == "sage":
-            return SageLayer(*channels, setting, aggregator or "mean")
+            narrows = aggregator in (None, "mean") and channels[0] >= channels[1]
+            kind = NarrowingSageLayer if narrows else SageLayer
+            return kind(*channels, setting, aggregator or "mean")
         return (GcnLayer if name == "gcn" else GinLayer)(*channels, setting)
 
     layers = [make_layer(i) for i in range(num_layers)]

@@ -4,13 +4,13 @@ Brody, Alon, Yahav 2022, "How Attentive are Graph Attention Networks?", is arXiv
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot, glorot_linear
+from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot, glorot_linear
 from vigpipe.model.keyed_dropout import ChannelDropout, pair_keys
 from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import attention_sum, edge_softmax, from_sources, from_targets
+from vigpipe.ops.sparse import attention_sum, edge_softmax, pair_scores, pair_softmax
+from vigpipe.ops.sparse_rows import linear
 
 SLOPE = 0.2  # of the leaky ReLU, in both papers
 
@@ -37,12 +37,12 @@ class AttentionLayer(GraphLayer):
         return x.unflatten(-1, (self.heads, self.head_channels))
 
     def attend(
-        self, scores: Tensor, values: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, shares: Tensor, values: Tensor, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
-        """Sum values with the softmax of the scores.
+        """Sum values with weights of the edges.
 
         Args:
-            scores: (e, H).
+            shares: the softmax of the edges' scores, (e, H).
             values: (n, H, c).
             adjacency: edges from the n sources to m targets, self-loops included.
             keys: the nodes' keys, (n,); None in evaluation mode.
@@ -50,15 +50,14 @@ class AttentionLayer(GraphLayer):
         Returns:
             (m, H * c).
         """
-        shares = edge_softmax(adjacency, scores)
         if self.attention_dropout.is_on:
             assert keys is not None
-            keys = keys.to(scores.device)
+            keys = keys.to(shares.device)
             edges = pair_keys(keys[adjacency.targets], keys[adjacency.indices])
             shares = self.attention_dropout.masked(shares, edges)
-        return attention_sum(adjacency, shares, values).flatten(1)
+        return attention_sum(adjacency, shares, values, fused=self.fused).flatten(1)
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
+    def update(self, total: Tensor, own: Features) -> Tensor:
         """Add the bias: (m, C') -> (m, C')."""
         return total + self.bias
 
@@ -85,20 +84,26 @@ class GatLayer(AttentionLayer):
         glorot(self.att_src)
         glorot(self.att_dst)
 
-    def messages(self, x: Tensor) -> Tensor:
+    def messages(self, x: Features) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C')."""
-        return self.lin(x)
+        return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
         adjacency = adjacency.with_loops()
         values = self.by_heads(messages)  # (n, H, c)
-        of_sources = (values * self.att_src).sum(-1)  # (n, H)
-        of_targets = (adjacency.own(values) * self.att_dst).sum(-1)  # (m, H)
-        scores = from_sources(adjacency, of_sources) + from_targets(adjacency, of_targets)
-        return self.attend(F.leaky_relu(scores, SLOPE), values, adjacency, keys)
+        ends = messages @ torch.cat([_by_heads(att[0]) for att in (self.att_src, self.att_dst)], 1)
+        of_sources, of_targets = ends.chunk(2, dim=1)  # (n, H) each
+        of_targets = adjacency.own(of_targets)
+        shares = pair_softmax(adjacency, of_sources, of_targets, SLOPE, fused=self.fused)
+        return self.attend(shares, values, adjacency, keys)
+
+
+def _by_heads(weights: Tensor) -> Tensor:
+    """Make the matrix that multiplies each head's channels by its weights: (H, c) -> (H * c, H)."""
+    return torch.diag_embed(weights.T).permute(1, 0, 2).flatten(0, 1)
 
 
 class Gatv2Layer(AttentionLayer):
@@ -122,15 +127,17 @@ class Gatv2Layer(AttentionLayer):
         self.att = nn.Parameter(torch.empty(1, heads, self.head_channels))
         glorot(self.att)
 
-    def messages(self, x: Tensor) -> Tensor:
+    def messages(self, x: Features) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C')."""
-        return self.lin_l(x)
+        return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
         adjacency = adjacency.with_loops()
-        brought = from_sources(adjacency, messages) + from_targets(adjacency, self.lin_r(own))
-        scores = (self.by_heads(F.leaky_relu(brought, SLOPE)) * self.att).sum(-1)  # (e, H)
-        return self.attend(scores, self.by_heads(messages), adjacency, keys)
+        weights, fused = self.att[0], self.fused
+        right = linear(own, self.lin_r.weight, self.lin_r.bias, fused=fused)
+        scores = pair_scores(adjacency, messages, right, weights, SLOPE, fused=fused)
+        shares = edge_softmax(adjacency, scores, fused=fused)
+        return self.attend(shares, self.by_heads(messages), adjacency, keys)

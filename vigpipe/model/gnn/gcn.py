@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot_linear
+from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot_linear
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
+from vigpipe.ops.sparse_rows import linear
 
 
 class GcnLayer(GraphLayer):
@@ -22,16 +23,17 @@ class GcnLayer(GraphLayer):
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
-    def messages(self, x: Tensor) -> Tensor:
+    def messages(self, x: Features) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C')."""
-        return self.lin(x)
+        return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
-        """Sum what the edges and a self-loop bring, with normalised weights: (m, C')."""
-        return constant_sum(adjacency.with_loops(), messages, "gcn")
+        """Sum what edges and a self-loop bring, with normalised weights, and a bias: (m, C')."""
+        looped = adjacency.with_loops()
+        return constant_sum(looped, messages, "gcn", self.bias, fused=self.fused)
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
-        """Add the bias: (m, C') -> (m, C')."""
-        return total + self.bias
+    def update(self, total: Tensor, own: Features) -> Tensor:
+        """Return the sum as it is: (m, C') -> (m, C')."""
+        return total

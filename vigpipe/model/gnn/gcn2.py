@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot
+from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
@@ -31,27 +31,27 @@ class Gcn2Layer(GraphLayer):
         self.weight1 = nn.Parameter(torch.empty(width, width))
         glorot(self.weight1)
 
-    def dropped(self, x: Tensor, draws: Draws | None) -> Tensor:
+    def dropped(self, x: Features, draws: Draws | None) -> Features:
         """Apply dropout to h: (n, 2C) -> (n, 2C)."""
         if not self.dropout.is_on:
             return x
         h, first = x.split(self.width, dim=1)
         return torch.cat((self.dropout(h, draws), first), dim=1)
 
-    def messages(self, x: Tensor) -> Tensor:
+    def messages(self, x: Features) -> Tensor:
         """Return what nodes send, h: (n, 2C) -> (n, C)."""
         return x[:, : self.width]
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges and a self-loop bring, with normalised weights: (m, C)."""
-        return constant_sum(adjacency.with_loops(), messages, "gcn")
+        return constant_sum(adjacency.with_loops(), messages, "gcn", fused=self.fused)
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
+    def update(self, total: Tensor, own: Features) -> Tensor:
         """Mix in the first features, and multiply by the weights: (m, C), (m, 2C) -> (m, C)."""
         z = (1 - ALPHA) * total + ALPHA * own[:, self.width :]
         return torch.addmm(z, z, self.weight1, beta=1 - self.beta, alpha=self.beta)
 
-    def _finished(self, total: Tensor, own: Tensor) -> Tensor:
+    def _finished(self, total: Tensor, own: Features) -> Tensor:
         return torch.cat((super()._finished(total, own), own[:, self.width :]), dim=1)

@@ -1,17 +1,21 @@
 """Graph isomorphism network, Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826)."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, Setting
+from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
 from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import weighted_sum
+from vigpipe.ops.sparse import constant_sum
+from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class GinLayer(GraphLayer):
     """Compute MLP((1 + eps) x_i + sum of x_j), equation 4.1, as torch-geometric's GINConv does.
 
-    The MLP is two linear layers with ReLU between them, and eps is trained from 0 on.
+    The MLP is two linear layers with ReLU between them, and eps is trained from 0 on. The first
+    linear layer and the sum may change places, so what has fewer channels is summed.
 
     Args:
         in_channels: C.
@@ -22,16 +26,31 @@ class GinLayer(GraphLayer):
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
         self.eps = nn.Parameter(torch.zeros(1))
+        self.narrows = in_channels >= out_channels
         linears = (nn.Linear(in_channels, out_channels), nn.Linear(out_channels, out_channels))
         self.nn = nn.ModuleDict({"lins": nn.ModuleList(linears)})
 
-    def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
-    ) -> Tensor:
-        """Sum what the edges bring: (m, C)."""
-        return weighted_sum(adjacency, messages)
+    def messages(self, x: Features) -> Tensor:
+        """Return what nodes send: (n, C) -> (n, M)."""
+        first, _ = self._linears
+        return linear(x, first.weight, fused=self.fused) if self._multiplies_first(x) else x
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
-        """Add the node itself and run the MLP: (m, C), (m, C) -> (m, C')."""
-        first, second = self.nn["lins"].children()
-        return second(first(total + (1 + self.eps) * own).relu())
+    def aggregate(
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Sum what the edges bring, and the node itself: (m, M)."""
+        itself = (1 + self.eps) * adjacency.own(messages)
+        return constant_sum(adjacency, messages, "ones", itself, fused=self.fused)
+
+    def update(self, total: Tensor, own: Features) -> Tensor:
+        """Run what is left of the MLP: (m, M) -> (m, C')."""
+        first, second = self._linears
+        hidden = total + first.bias if self._multiplies_first(own) else first(total)
+        return second(hidden.relu())
+
+    @property
+    def _linears(self) -> tuple[nn.Linear, nn.Linear]:
+        return cast(tuple[nn.Linear, nn.Linear], tuple(self.nn["lins"].children()))
+
+    def _multiplies_first(self, x: Features) -> bool:
+        return isinstance(x, SparseRows) or self.narrows

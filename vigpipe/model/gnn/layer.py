@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from vigpipe.model.regions import region
 from vigpipe.ops.adjacency import Adjacency
 
 Activation = Callable[[Tensor], Tensor]
+Features = Any  # (n, C) as a Tensor; or, in the first layer, as SparseRows
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class GraphLayer(nn.Module):
         setting: its place, dropout, norm and activation.
     """
 
+    fused = True
+
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.norm, self.activation = setting.norm, setting.activation
         self.dropout = ChannelDropout(setting.dropout, stream=2 * setting.index)
 
-    def forward(self, x: Tensor, draws: Draws | None, adjacency: Adjacency) -> Tensor:
+    def forward(self, x: Features, draws: Draws | None, adjacency: Adjacency) -> Tensor:
         """Run the layer.
 
         Args:
@@ -57,11 +61,14 @@ class GraphLayer(nn.Module):
         Returns:
             New features of these, (m, C').
         """
-        x, keys = self.dropped(x, draws), None if draws is None else draws.keys
-        return self.received(self.messages(x), adjacency.own(x), adjacency, keys)
+        x = self.dropped(x, draws)
+        keys = None if draws is None else draws.keys
+        own = first_rows(x, adjacency.num_targets)
+        # Nothing keeps the messages while the update runs.
+        return self._updated(self._aggregated(self.messages(x), own, adjacency, keys), own)
 
     def received(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Aggregate messages and update the nodes that they go to.
 
@@ -74,28 +81,35 @@ class GraphLayer(nn.Module):
         Returns:
             New features of the targets, (m, C').
         """
-        total = region("aggregation", self.aggregate, messages, own, adjacency, keys)
+        return self._updated(self._aggregated(messages, own, adjacency, keys), own)
+
+    def _aggregated(
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        return region("aggregation", self.aggregate, messages, own, adjacency, keys)
+
+    def _updated(self, total: Tensor, own: Features) -> Tensor:
         return region("update", self._finished, total, own)
 
-    def _finished(self, total: Tensor, own: Tensor) -> Tensor:
+    def _finished(self, total: Tensor, own: Features) -> Tensor:
         y = self.norm(self.update(total, own))
         return y if self.activation is None else self.activation(y)
 
-    def dropped(self, x: Tensor, draws: Draws | None) -> Tensor:
+    def dropped(self, x: Features, draws: Draws | None) -> Features:
         """Apply dropout to the layer's input, (n, C)."""
         return self.dropout(x, draws)
 
-    def messages(self, x: Tensor) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, M); by default their features."""
-        return x
+    def messages(self, x: Features) -> Tensor:
+        """Return what nodes send: (n, C) -> (n, M)."""
+        raise NotImplementedError
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Reduce what the edges bring; see `received`: (m, A)."""
         raise NotImplementedError
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
+    def update(self, total: Tensor, own: Features) -> Tensor:
         """Make new features, before norm and activation.
 
         Args:
@@ -106,6 +120,13 @@ class GraphLayer(nn.Module):
             (m, C').
         """
         raise NotImplementedError
+
+
+def first_rows(x: Features, num: int) -> Features:
+    """Return the first rows of features: (n, C) -> (num, C)."""
+    if len(x) == num:
+        return x
+    return x[:num] if isinstance(x, Tensor) else x.part(0, num)
 
 
 @torch.no_grad()

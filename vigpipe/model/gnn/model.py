@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer
+from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
+from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class GraphModel(StagedModel):
@@ -45,7 +46,7 @@ class GraphModel(StagedModel):
             return (self.in_channels,)
         return (self.num_classes if block == self.num_layers else self.width,)
 
-    def embed(self, images: Tensor, draws: Draws | None = None) -> Tensor:
+    def embed(self, images: Features, draws: Draws | None = None) -> Features:
         """Return the features of the graph, (n, in_channels), as they are."""
         return images
 
@@ -65,9 +66,10 @@ class GraphModel(StagedModel):
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        x: Tensor,
+        x: Features,
         keys: Tensor | Draws | None = None,
         adjacency: Adjacency | Layered | None = None,
+        features: SparseRows | None = None,
     ) -> Tensor:
         """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
 
@@ -78,6 +80,8 @@ class GraphModel(StagedModel):
             keys: keys of the nodes, which random masks depend on, (n,) int64; by default drawn from
                 torch's own generator in training mode. Or what `draw` made of them.
             adjacency: edges between these nodes, or the edges of each layer.
+            features: the graph's features where these are sparse and x, from a pipeline, has no
+                columns; x may be sparse, too.
 
         Returns:
             Logits, (n, num_classes), if the readout is present; otherwise the input of the next
@@ -88,6 +92,7 @@ class GraphModel(StagedModel):
         """
         if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
+        x = x if features is None else features
         draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x, draws)
@@ -101,7 +106,14 @@ class GraphModel(StagedModel):
         return region("readout", self.read_out, x, draws) if self.has_readout else x
 
     @torch.no_grad()
-    def by_layer(self, x: Tensor, adjacency: Adjacency, chunk: int) -> Tensor:
+    def by_layer(
+        self,
+        x: Features,
+        adjacency: Adjacency,
+        features: SparseRows | None = None,
+        *,
+        chunk: int,
+    ) -> Tensor:
         """Evaluate what is present on a whole graph, each layer in chunks of nodes.
 
         Besides the input and the output of one layer, and what all nodes send in it, memory holds
@@ -111,6 +123,7 @@ class GraphModel(StagedModel):
         Args:
             x: as for `forward`, for all n nodes.
             adjacency: edges of the graph.
+            features: as for `forward`.
             chunk: number of nodes that are computed at a time.
 
         Returns:
@@ -121,8 +134,9 @@ class GraphModel(StagedModel):
         """
         if self.training:
             raise ValueError("by_layer evaluates: call model.eval() first")
-        if self.has_stem:
-            x = _in_chunks(lambda start, end: self.embed(x[start:end]), len(x), chunk)
+        x = x if features is None else features
+        if self.has_stem and self.stem_names:
+            x = _in_chunks(lambda start, end: self.embed(_part(x, start, end)), len(x), chunk)
         for layer in self.convs.values():
             assert isinstance(layer, GraphLayer)
             x = _layer_in_chunks(layer, x, adjacency, chunk)
@@ -166,9 +180,10 @@ class Gcn2Model(GraphModel):
         """Return the shape of a node's input to a layer, or to the readout: (2 * width,)."""
         return (2 * self.width,)
 
-    def embed(self, images: Tensor, draws: Draws | None = None) -> Tensor:
+    def embed(self, images: Features, draws: Draws | None = None) -> Tensor:
         """Run the stem: (n, in_channels) -> (n, 2 * width)."""
-        first = self.stem(self.stem_dropout(images, draws)).relu()
+        x, fused = self.stem_dropout(images, draws), self.stem_dropout.fused
+        first = linear(x, self.stem.weight, self.stem.bias, fused=fused).relu()
         return torch.cat((first, first), dim=1)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
@@ -176,17 +191,23 @@ class Gcn2Model(GraphModel):
         return self.readout(self.readout_dropout(x[:, : self.width], draws))
 
 
-def _layer_in_chunks(layer: GraphLayer, x: Tensor, adjacency: Adjacency, chunk: int) -> Tensor:
-    first = x[:chunk]
+def _layer_in_chunks(layer: GraphLayer, x: Features, adjacency: Adjacency, chunk: int) -> Tensor:
+    first = _part(x, 0, min(chunk, len(x)))
     if layer.messages(first) is first:
         messages = x
     else:
-        messages = _in_chunks(lambda start, end: layer.messages(x[start:end]), len(x), chunk)
+        messages = _in_chunks(
+            lambda start, end: layer.messages(_part(x, start, end)), len(x), chunk
+        )
 
     def received(start: int, end: int) -> Tensor:
-        return layer.received(messages, x[start:end], adjacency.rows(start, end), None)
+        return layer.received(messages, _part(x, start, end), adjacency.rows(start, end), None)
 
     return _in_chunks(received, len(x), chunk)
+
+
+def _part(x: Features, start: int, end: int) -> Features:
+    return x.part(start, end) if isinstance(x, SparseRows) else x[start:end]
 
 
 def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int) -> Tensor:
@@ -202,11 +223,11 @@ def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int)
     return whole
 
 
-def _first(num: int, x: Tensor, draws: Draws | None) -> tuple[Tensor, Draws | None]:
+def _first(num: int, x: Features, draws: Draws | None) -> tuple[Features, Draws | None]:
     """Return the first rows, with what was drawn for them."""
     if draws is not None and len(draws.keys) != num:
         draws = draws.part(0, num)
-    return x if len(x) == num else x[:num], draws
+    return first_rows(x, num), draws
 
 
 def _check_finite(x: Tensor, name: str) -> None:

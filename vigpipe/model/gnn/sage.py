@@ -1,10 +1,12 @@
 """GraphSAGE, Hamilton, Ying, Leskovec 2017 (arXiv:1706.02216)."""
 
+import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.layer import GraphLayer, Setting
-from vigpipe.ops import sparse
+from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.sparse import maximum, mean, own_and_mean
+from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class SageLayer(GraphLayer):
@@ -30,17 +32,52 @@ class SageLayer(GraphLayer):
         self.lin_l = nn.Linear(in_channels, out_channels)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
-    def messages(self, x: Tensor) -> Tensor:
+    def messages(self, x: Features) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C)."""
-        return self.lin(x).relu() if self.aggregator == "pool" else x
+        if self.aggregator == "pool":
+            return linear(x, self.lin.weight, self.lin.bias, fused=self.fused).relu()
+        return x.dense() if isinstance(x, SparseRows) else x
 
     def aggregate(
-        self, messages: Tensor, own: Tensor, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Take the mean or the maximum of what the edges bring: (m, C)."""
-        reduce = sparse.mean if self.aggregator == "mean" else sparse.maximum
-        return reduce(adjacency, messages)
+        reduce = mean if self.aggregator == "mean" else maximum
+        return reduce(adjacency, messages, fused=self.fused)
 
-    def update(self, total: Tensor, own: Tensor) -> Tensor:
+    def update(self, total: Tensor, own: Features) -> Tensor:
         """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
-        return self.lin_l(total) + self.lin_r(own)
+        return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
+
+
+class NarrowingSageLayer(SageLayer):
+    """The same layer with the mean, which it takes after multiplying by W_l: of fewer channels.
+
+    Dense features are multiplied by W_l and W_r at once, and their gradient is one product, too.
+
+    Args:
+        in_channels: C.
+        out_channels: C', at most C for this to pay.
+        setting: place, dropout, norm and activation of the layer.
+    """
+
+    def messages(self, x: Features) -> Tensor:
+        """Return what nodes send, (n, C'); of dense ones, with what they have for themselves."""
+        if isinstance(x, SparseRows):
+            return linear(x, self.lin_l.weight, fused=self.fused)
+        bias = torch.cat((torch.zeros_like(self.lin_l.bias), self.lin_l.bias))
+        return linear(x, torch.cat((self.lin_l.weight, self.lin_r.weight)), bias)  # (n, 2 C')
+
+    def aggregate(
+        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+    ) -> Tensor:
+        """Take the mean of what the edges bring: (m, C')."""
+        if isinstance(own, SparseRows):
+            return mean(adjacency, messages, self.lin_l.bias, fused=self.fused)
+        return own_and_mean(adjacency, messages, fused=self.fused)
+
+    def update(self, total: Tensor, own: Features) -> Tensor:
+        """Add what a node has for itself: (m, C'), (m, C) -> (m, C')."""
+        if isinstance(own, SparseRows):
+            return linear(own, self.lin_r.weight, total, fused=self.fused)
+        return total

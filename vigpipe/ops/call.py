@@ -1,0 +1,51 @@
+"""Call functions of the C++ library with tensors."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.ops.compiler import library
+
+_GRAIN = 1 << 15  # numbers that a thread should have at least, as in torch
+
+
+def call(name: str, *arguments: Any) -> int:  # noqa: ANN401
+    """Call a function, whose name is that of the library without `vigpipe_`.
+
+    Args:
+        name: of the function.
+        arguments: contiguous tensors, of which it gets the address, None for a null pointer, floats
+            as double, int as int, and what `sizes` returns.
+
+    Returns:
+        What the function returns, which for most has no meaning.
+    """
+    functions = library().functions
+    assert functions is not None
+    return getattr(functions, f"vigpipe_{name}")(*map(_passed, arguments))
+
+
+def _passed(argument: Any) -> Any:  # noqa: ANN401
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_double(argument) if isinstance(argument, float) else argument
+
+
+def sizes(*numbers: int) -> tuple[ctypes.c_int64, ...]:
+    """Return numbers that a function takes as int64_t."""
+    return tuple(map(ctypes.c_int64, numbers))
+
+
+def dtype_name(x: Tensor) -> str:
+    """Name the version of a function that takes such numbers."""
+    return "float64" if x.dtype == torch.float64 else "float32"
+
+
+def num_threads(work: int) -> int:
+    """Choose the number of threads for some work; for few numbers, waking threads does not pay.
+
+    Results do not depend on the number of threads.
+    """
+    return max(1, min(torch.get_num_threads(), work // _GRAIN))

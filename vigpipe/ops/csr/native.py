@@ -1,0 +1,263 @@
+"""The kernels in C++."""
+
+import torch
+from torch import Tensor
+
+from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.call import call, dtype_name, num_threads, sizes
+
+_PARTS = 64  # of a gradient that is summed over all edges; PARTS in attention.cpp
+
+
+def row_sums(
+    adjacency: Adjacency,
+    x: Tensor,
+    factors: Factors,
+    added: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sum what edges bring, times the factors of edges, sources and targets.
+
+    Args:
+        adjacency: the graph.
+        x: features, (n, C), of H heads with C / H channels each if the factors of edges are (e, H).
+            Here, in `added` and in `out`, rows may be apart.
+        factors: see `Factors`.
+        added: (m, C), or (C,) for all targets, which is added last; None for nothing.
+        out: (m, C), where the result is to be, which may be `added`; None for a new tensor.
+
+    Returns:
+        (m, C).
+    """
+    num_channels, of_edges = x.shape[1], factors.of_edges
+    y = x.new_empty(adjacency.num_targets, num_channels) if out is None else out
+    heads = 1 if of_edges is None or of_edges.dim() == 1 else of_edges.shape[1]
+    of_added = 0 if added is None or added.dim() == 1 else added.stride(0)
+    call(
+        f"csr_sum_{dtype_name(x)}",
+        *_edges(adjacency),
+        *(None if t is None else t.contiguous() for t in factors),
+        x,
+        added,
+        y,
+        *sizes(adjacency.num_targets, num_channels, heads, x.stride(0), of_added, y.stride(0)),
+        _threads(adjacency, num_channels),
+    )
+    return y
+
+
+def maxima(adjacency: Adjacency, x: Tensor, has_backward: bool) -> tuple[Tensor, Tensor]:
+    """Take the maximum of what edges bring, for every channel; a node without edges gets 0.
+
+    Args:
+        adjacency: the graph.
+        x: features, (n, C).
+        has_backward: whether winners are needed.
+
+    Returns:
+        The maxima, (m, C), and the first sources that attain them, (m, C) int32, -1 for none.
+    """
+    y = x.new_empty(adjacency.num_targets, x.shape[1])
+    winners = torch.empty(y.shape if has_backward else (0,), dtype=torch.int32)
+    call(
+        f"csr_max_{dtype_name(x)}",
+        *_edges(adjacency),
+        x,
+        y,
+        winners if has_backward else None,
+        *sizes(*y.shape),
+        _threads(adjacency, x.shape[1]),
+    )
+    return y, winners
+
+
+def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tensor:
+    """Add gradients up where the maxima come from.
+
+    Args:
+        adjacency: the graph.
+        grad: of the maxima, (m, C).
+        winners: see `maxima`.
+
+    Returns:
+        (n, C).
+    """
+    d_x = grad.new_zeros(adjacency.num_sources, grad.shape[1])
+    shape, threads = sizes(*grad.shape), num_threads(grad.numel())
+    call(f"csr_max_backward_{dtype_name(grad)}", grad, winners, d_x, *shape, threads)
+    return d_x
+
+
+def edge_softmax(
+    adjacency: Adjacency,
+    scores: Tensor | None,
+    of_sources: Tensor | None,
+    of_targets: Tensor | None,
+    slope: float,
+) -> Tensor:
+    """Take the softmax of scores over the edges that end in the same node.
+
+    Args:
+        adjacency: the graph.
+        scores: (e, H); None for leaky_relu(of_sources[j] + of_targets[i]) of an edge from j to i.
+        of_sources: (n, H).
+        of_targets: (m, H).
+        slope: of the leaky ReLU.
+
+    Returns:
+        (e, H).
+    """
+    given = scores if of_sources is None else of_sources
+    assert given is not None
+    num_heads = given.shape[1]
+    shares = given.new_empty(adjacency.num_edges, num_heads)
+    call(
+        f"edge_softmax_{dtype_name(given)}",
+        *_edges(adjacency),
+        scores,
+        of_sources,
+        of_targets,
+        slope,
+        shares,
+        *sizes(adjacency.num_targets, num_heads),
+        _threads(adjacency, 4 * num_heads),
+    )
+    return shares
+
+
+def edge_softmax_backward(
+    adjacency: Adjacency,
+    grad: Tensor,
+    shares: Tensor,
+    of_sources: Tensor | None,
+    of_targets: Tensor | None,
+    slope: float,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gradients of `edge_softmax`.
+
+    Args:
+        adjacency: the graph.
+        grad: of the shares, (e, H).
+        shares: its result, (e, H).
+        of_sources: (n, H), or None, as there.
+        of_targets: (m, H), or None, as there.
+        slope: of the leaky ReLU.
+
+    Returns:
+        The gradient of the scores, (e, H), and None; with `of_sources` that of the sums that the
+        leaky ReLU is applied to, and that of `of_targets`, (m, H).
+    """
+    d_scores = torch.empty_like(shares)
+    d_targets = None if of_targets is None else torch.empty_like(of_targets)
+    call(
+        f"edge_softmax_backward_{dtype_name(grad)}",
+        *_edges(adjacency),
+        grad,
+        shares,
+        of_sources,
+        of_targets,
+        slope,
+        d_scores,
+        d_targets,
+        *sizes(adjacency.num_targets, shares.shape[1]),
+        _threads(adjacency, 4 * shares.shape[1]),
+    )
+    return d_scores, d_targets
+
+
+def attention_backward(
+    adjacency: Adjacency, shares: Tensor, grad: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of `row_sums` with factors of edges, which need one themselves.
+
+    Args:
+        adjacency: the graph.
+        shares: factors of the edges, (e, H).
+        grad: of the sums, (m, C).
+        x: features, (n, C).
+
+    Returns:
+        Gradients of `shares`, (e, H), and of `x`, (n, C).
+    """
+    turned, edges = adjacency.transposed, adjacency.turned_edges
+    d_shares, d_x = torch.zeros_like(shares), torch.empty_like(x)
+    num_heads = shares.shape[1]
+    call(
+        f"attention_backward_{dtype_name(x)}",
+        *_edges(turned),
+        edges,
+        shares,
+        grad,
+        x,
+        d_shares,
+        d_x,
+        *sizes(adjacency.num_sources, num_heads, x.shape[1] // num_heads),
+        _threads(adjacency, 2 * x.shape[1]),
+    )
+    return d_shares, d_x
+
+
+def pair_scores(
+    adjacency: Adjacency, left: Tensor, right: Tensor, weights: Tensor, slope: float
+) -> Tensor:
+    """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
+
+    Args:
+        adjacency: the graph.
+        left: (n, C).
+        right: (m, C).
+        weights: (H, c).
+        slope: of the leaky ReLU.
+
+    Returns:
+        (e, H).
+    """
+    scores = left.new_empty(adjacency.num_edges, len(weights))
+    shape = sizes(adjacency.num_targets, *weights.shape)
+    inputs, threads = (left, right, weights), _threads(adjacency, left.shape[1])
+    name = f"pair_scores_{dtype_name(left)}"
+    call(name, *_edges(adjacency), *inputs, slope, scores, *shape, threads)
+    return scores
+
+
+def pair_scores_backward(
+    adjacency: Adjacency,
+    grad: Tensor,
+    left: Tensor,
+    right: Tensor,
+    weights: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of `pair_scores`.
+
+    Args:
+        adjacency: the graph.
+        grad: of the scores, (e, H).
+        left: (n, C).
+        right: (m, C).
+        weights: (H, c).
+        slope: of the leaky ReLU.
+
+    Returns:
+        Gradients of `left`, `right` and `weights`.
+    """
+    turned, edges = adjacency.transposed, adjacency.turned_edges
+    d_left, d_right = torch.empty_like(left), torch.empty_like(right)
+    d_weights = weights.new_zeros(_PARTS, *weights.shape)
+    name, threads = f"pair_scores_backward_{dtype_name(left)}", _threads(adjacency, left.shape[1])
+    for graph, order, inputs, outputs in (
+        (turned, edges, (left, right), (d_left, None)),
+        (adjacency, None, (right, left), (d_right, d_weights)),
+    ):
+        shape = sizes(graph.num_targets, *weights.shape)
+        given = *_edges(graph), order, grad, *inputs, weights, slope
+        call(name, *given, *outputs, *shape, threads)
+    return d_left, d_right, d_weights.sum(0)
+
+
+def _edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    return adjacency.indptr, adjacency.indices
+
+
+def _threads(adjacency: Adjacency, num_channels: int) -> int:
+    return num_threads((adjacency.num_edges + adjacency.num_targets) * num_channels)

@@ -1,0 +1,95 @@
+"""Dropout and ReLU for large tensors: the backward needs a bit for each number, or nothing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.ops import is_fused
+from vigpipe.ops.splitmix import lanes_at_least
+
+
+def dropped(
+    x: Tensor, rows: Tensor, first: int, threshold: int, scale: float, *, fused: bool = True
+) -> Tensor:
+    """Multiply by `scale` where a lane of a hash is at least a threshold, and by 0 elsewhere.
+
+    Args:
+        x: (B, C).
+        rows: numbers of the rows, hashes themselves, (B,) int64.
+        first: counter of channels 0 to 3; see `splitmix.lanes_at_least`.
+        threshold: from -2^15 to 2^15 - 1.
+        scale: factor of what is kept.
+        fused: use the C++ version where there is one, which hashes again in the backward; the bits
+            are the same.
+
+    Returns:
+        (B, C).
+    """
+    if fused and _has_native(x):
+        return _Dropped.apply(x, rows, first, threshold, scale)  # pyright: ignore[reportReturnType]
+    kept = lanes_at_least(rows, first, x.shape[1], threshold, fused=fused)
+    return x * kept * scale  # the backward needs `kept` alone, a byte each
+
+
+def relu(x: Tensor, *, fused: bool = True) -> Tensor:
+    """Return max(x, 0); with C++, the backward needs a bit for each number.
+
+    Args:
+        x: of any shape. Its memory may get the result, so nothing else may need it any more.
+        fused: use the C++ version where there is one; the bits are the same.
+    """
+    if fused and x.requires_grad and torch.is_grad_enabled() and _has_native(x):
+        is_inner = not x.is_leaf and not x._is_view() and x.is_contiguous()
+        return _Relu.apply(x, is_inner)  # pyright: ignore[reportReturnType]
+    return torch.relu(x)
+
+
+def _has_native(x: Tensor) -> bool:
+    is_wide = x.dtype in (torch.float32, torch.float64)
+    return is_wide and x.device.type == "cpu" and is_fused(x, "masked")
+
+
+class _Dropped(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        rows: Tensor,
+        first: int,
+        threshold: int,
+        scale: float,
+    ) -> Tensor:
+        from vigpipe.ops import native
+
+        ctx.save_for_backward(rows)
+        ctx.options = first, threshold, scale
+        return native.dropped(x, rows, first, threshold, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        from vigpipe.ops import native
+
+        (rows,) = ctx.saved_tensors
+        return native.dropped(grad, rows, *ctx.options), None, None, None, None
+
+
+class _Relu(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:  # noqa: ANN401
+        from vigpipe.ops import native
+
+        y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
+        bits = native.relu(x, y)
+        if in_place:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(bits)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        from vigpipe.ops import native
+
+        (bits,) = ctx.saved_tensors
+        return native.relu_backward(grad, bits), None
