@@ -18,6 +18,7 @@ from vigpipe.bench.options import (
     CutsBench,
     EmulateBench,
     FeedBench,
+    GnnBench,
     IntervalsBench,
     LearningBench,
     OpsBench,
@@ -51,6 +52,7 @@ CheckpointOptions = Annotated[CheckpointBench, Parameter(name="*")]
 CutsOptions = Annotated[CutsBench, Parameter(name="*")]
 SyncOptions = Annotated[SyncBench, Parameter(name="*")]
 OpsOptions = Annotated[OpsBench, Parameter(name="*")]
+GnnOptions = Annotated[GnnBench, Parameter(name="*")]
 StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
 LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
@@ -411,6 +413,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.operators import bench_ops
 
         bench_ops(config)
+
+    @bench.command
+    def gnn(*, config: GnnOptions = GnnBench()) -> None:  # noqa: B008
+        """Time epochs on a whole graph against torch-geometric and torch.sparse."""
+        from vigpipe.bench.gnn import bench_gnn
+
+        bench_gnn(config)
 
     @bench.command(name="study")
     def study_(*, config: StudyBenchOptions = StudyBench()) -> None:  # noqa: B008

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Average, Device, Model, VigModel
+from vigpipe.config.choices import Average, Device, Features, Model, VigModel
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.recipes import MODEL_DEFAULTS
 
@@ -192,6 +192,29 @@ class OpsBench:
     threads: int = 1
     device: Device = "auto"
     out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GnnBench(OpsBench):
+    """Options of `vigpipe bench gnn`.
+
+    Attributes:
+        repeats: timed epochs of every contender.
+        model: sage or gat.
+        data: graph file, name of a data set, or sbm:NODES,CLASSES for a random graph.
+        features: how features are scaled.
+        width: channels between the two layers.
+        heads: heads of the first layer of gat.
+        dropout: dropout rate between the layers.
+    """
+
+    repeats: int = 9
+    model: Literal["sage", "gat"] = "sage"
+    data: str = "sbm:20000,20"
+    features: Features = "tfidf"
+    width: int = 128
+    heads: int = 8
+    dropout: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
