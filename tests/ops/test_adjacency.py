@@ -147,7 +147,7 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
     assert looped.weights("gcn", torch.float64).tolist() == pytest.approx(of_gcn, rel=1e-15)
     for whole in (graph, looped):
         turned = whole.weights("mean", torch.float64, transposed=True)
-        assert torch.equal(turned, whole.weights("mean", torch.float64)[whole.transposed.edges])
+        assert torch.equal(turned, whole.weights("mean", torch.float64)[whole.turned_edges])
         assert torch.equal(whole.rows(1, 2).weights("ones", torch.float64), whole.edge_factors[-1:])
     x = torch.arange(3)
     assert graph.own(x).tolist() == looped.own(x).tolist() == [0, 1]

@@ -80,30 +80,37 @@ class Graph:
 
 
 def in_rows(
-    sources: np.ndarray, targets: np.ndarray, num_nodes: int
+    sources: np.ndarray, targets: np.ndarray, num_nodes: int, *, both_ways: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sort edges by their targets, then by their sources, each once.
+
+    Besides its arguments it takes two int64 arrays of the edges at a time.
 
     Args:
         sources: (e,) integers, the nodes that the edges come from.
         targets: (e,) integers, the nodes that they end in.
         num_nodes: n; all of these are from 0 to n - 1.
+        both_ways: add every edge in the other direction.
 
     Returns:
         `indptr` and `indices` of a Graph.
     """
-    keys = targets.astype(np.int64) * num_nodes + sources.astype(np.int64)
+    num_edges = len(sources)
+    keys = np.empty((1 + both_ways) * num_edges, dtype=np.int64)
+    np.multiply(targets, num_nodes, out=keys[:num_edges], dtype=np.int64)
+    keys[:num_edges] += sources
+    if both_ways:
+        np.multiply(sources, num_nodes, out=keys[num_edges:], dtype=np.int64)
+        keys[num_edges:] += targets
     keys.sort()  # np.unique hashes integers since NumPy 2.3, which took 60 times as long
-    keys = keys[np.diff(keys, prepend=-1) != 0]
-    rows, indices = np.divmod(keys, max(1, num_nodes))
-    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=num_nodes), out=indptr[1:])
-    return indptr, indices
+    is_first = np.ones(len(keys), dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    keys = keys[is_first]
+    indptr = np.searchsorted(keys, np.arange(num_nodes + 1) * num_nodes)
+    return indptr, np.remainder(keys, max(1, num_nodes), out=keys)
 
 
 def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return `indptr` and `indices` with every edge in both directions."""
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    sources = graph.indices
-    both = np.concatenate((sources, targets)), np.concatenate((targets, sources))
-    return in_rows(*both, graph.num_nodes)
+    return in_rows(graph.indices, targets, graph.num_nodes, both_ways=True)

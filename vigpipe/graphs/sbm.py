@@ -42,26 +42,39 @@ def draw(name: str, seed: int) -> Graph:
     parts = np.array((TRAIN, TRAIN, TRAIN, VALIDATION, TEST), np.int8)
     split[order] = parts[np.arange(num_nodes) // num_classes % 5]
 
-    num_edges = num_nodes * degree // 2
-    places = generator.integers(num_nodes, size=num_edges)  # in `order`
-    others = generator.integers(num_nodes, size=num_edges)
-    within = generator.random(num_edges) < _WITHIN
-    classes = places % num_classes
-    sizes = (num_nodes - classes + num_classes - 1) // num_classes
-    mates = classes + num_classes * generator.integers(sizes)
-    ends = order[places], order[np.where(within, mates, others)]
-    is_edge = ends[0] != ends[1]
-    sources, targets = ends[0][is_edge], ends[1][is_edge]
     indptr, indices = in_rows(
-        np.concatenate((sources, targets)), np.concatenate((targets, sources)), num_nodes
+        *_draw_edges(order, num_classes, degree, generator), num_nodes, both_ways=True
     )
 
     means = generator.standard_normal((num_classes, num_features), np.float32)
     features = generator.standard_normal((num_nodes, num_features), np.float32)
     features *= _NOISE
-    features += means[labels]
+    for label in range(num_classes):
+        features[labels == label] += means[label]
     names = tuple(str(label) for label in range(num_classes))
     return Graph(name, indptr, indices, features, labels, split, names)
+
+
+def _draw_edges(
+    order: np.ndarray, num_classes: int, degree: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the two ends of every edge; the node at place i of `order` has the class i % C."""
+    num_nodes = len(order)
+    num_edges = num_nodes * degree // 2
+    places = generator.integers(num_nodes, size=num_edges)
+    others = generator.integers(num_nodes, size=num_edges)
+    within = generator.random(num_edges) < _WITHIN
+    classes = places % num_classes
+    sizes = (num_nodes - classes + num_classes - 1) // num_classes
+    mates = generator.integers(sizes)
+    del sizes
+    mates *= num_classes
+    mates += classes
+    others[within] = mates[within]
+    del mates, classes, within
+    ends = order[places], order[others]
+    is_edge = ends[0] != ends[1]
+    return ends[0][is_edge], ends[1][is_edge]
 
 
 def _parse(name: str) -> tuple[int, int, int, int]:
