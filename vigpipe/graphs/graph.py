@@ -6,7 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
+
+from vigpipe.ops.transpose import is_symmetric
 
 NO_CLASS = -1  # the label of a node without one
 TRAIN, VALIDATION, TEST, NO_SPLIT = 0, 1, 2, -1  # which part of the split a node belongs to
@@ -112,5 +115,7 @@ def in_rows(
 
 def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return `indptr` and `indices` with every edge in both directions."""
+    if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)):
+        return graph.indptr, graph.indices
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     return in_rows(graph.indices, targets, graph.num_nodes, both_ways=True)

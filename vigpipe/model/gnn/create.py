@@ -63,9 +63,9 @@ def create_graph_model(
         if name == "gat":
             return _ATTENTION[aggregator or "v1"](*channels, setting, 1 if is_last else heads)
         if name == "sage":
-            narrows = aggregator in (None, "mean") and channels[0] >= channels[1]
-            kind = NarrowingSageLayer if narrows else SageLayer
-            return kind(*channels, setting, aggregator or "mean")
+            if aggregator in (None, "mean") and channels[0] >= channels[1]:
+                return NarrowingSageLayer(*channels, setting)
+            return SageLayer(*channels, setting, aggregator or "mean")
         return (GcnLayer if name == "gcn" else GinLayer)(*channels, setting)
 
     layers = [make_layer(i) for i in range(num_layers)]

@@ -53,7 +53,8 @@ class SageLayer(GraphLayer):
 class NarrowingSageLayer(SageLayer):
     """The same layer with the mean, which it takes after multiplying by W_l: of fewer channels.
 
-    Dense features are multiplied by W_l and W_r at once, and their gradient is one product, too.
+    Features that need a gradient are multiplied by W_l and W_r at once, and their gradient is one
+    product, too. Those of the graph need none, and two products take less memory.
 
     Args:
         in_channels: C.
@@ -61,9 +62,13 @@ class NarrowingSageLayer(SageLayer):
         setting: place, dropout, norm and activation of the layer.
     """
 
+    def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
+        super().__init__(in_channels, out_channels, setting)
+        self.is_joint = setting.index > 0
+
     def messages(self, x: Features) -> Tensor:
-        """Return what nodes send, (n, C'); of dense ones, with what they have for themselves."""
-        if isinstance(x, SparseRows):
+        """Return what nodes send, (n, C'), perhaps with what they have for themselves."""
+        if not self.is_joint:
             return linear(x, self.lin_l.weight, fused=self.fused)
         bias = torch.cat((torch.zeros_like(self.lin_l.bias), self.lin_l.bias))
         return linear(x, torch.cat((self.lin_l.weight, self.lin_r.weight)), bias)  # (n, 2 C')
@@ -72,12 +77,12 @@ class NarrowingSageLayer(SageLayer):
         self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Take the mean of what the edges bring: (m, C')."""
-        if isinstance(own, SparseRows):
-            return mean(adjacency, messages, self.lin_l.bias, fused=self.fused)
-        return own_and_mean(adjacency, messages, fused=self.fused)
+        if self.is_joint:
+            return own_and_mean(adjacency, messages, fused=self.fused)
+        return mean(adjacency, messages, self.lin_l.bias, fused=self.fused)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Add what a node has for itself: (m, C'), (m, C) -> (m, C')."""
-        if isinstance(own, SparseRows):
-            return linear(own, self.lin_r.weight, total, fused=self.fused)
-        return total
+        if self.is_joint:
+            return total
+        return linear(own, self.lin_r.weight, total, fused=self.fused)
