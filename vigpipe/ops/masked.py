@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops import is_fused
+from vigpipe.ops import can_call
 from vigpipe.ops.splitmix import lanes_at_least
 
 
@@ -48,7 +48,7 @@ def relu(x: Tensor, *, fused: bool = True) -> Tensor:
 
 def _has_native(x: Tensor) -> bool:
     is_wide = x.dtype in (torch.float32, torch.float64)
-    return is_wide and x.device.type == "cpu" and is_fused(x, "masked")
+    return is_wide and x.device.type == "cpu" and can_call(x, "masked")
 
 
 class _Dropped(Function):
