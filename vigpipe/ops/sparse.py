@@ -22,6 +22,8 @@ from vigpipe.ops import can_call
 from vigpipe.ops.adjacency import Adjacency, Factors, Kind
 from vigpipe.ops.csr import plain
 
+_MOST_SOURCES = (1 << 31) - 1  # of a maximum
+
 
 def weighted_sum(
     adjacency: Adjacency, x: Tensor, weights: Tensor | None = None, *, fused: bool = True
@@ -95,8 +97,13 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
     """Take the maximum of the features that edges bring, for every channel: (n, C) -> (m, C).
 
     The gradient goes to the first source that attains the maximum.
+
+    Raises:
+        ValueError: there are 2^31 sources or more, whose numbers would not fit int32.
     """
     check_shapes(x=(x, (adjacency.num_sources, x.shape[-1])))
+    if adjacency.num_sources > _MOST_SOURCES:
+        raise ValueError(f"a maximum is taken over at most {_MOST_SOURCES:,} nodes")
     return _Maximum.apply(x, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
