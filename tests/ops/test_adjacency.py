@@ -149,6 +149,9 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
         turned = whole.weights("mean", torch.float64, transposed=True)
         assert torch.equal(turned, whole.weights("mean", torch.float64)[whole.turned_edges])
         assert torch.equal(whole.rows(1, 2).weights("ones", torch.float64), whole.edge_factors[-1:])
+        of_row = whole.rows(1, 2).factors("mean", torch.float64).of_edges
+        assert of_row is not None
+        assert torch.equal(of_row, whole.weights("mean", torch.float64)[-len(of_row) :])
     x = torch.arange(3)
     assert graph.own(x).tolist() == looped.own(x).tolist() == [0, 1]
     assert graph.to("cpu") is graph

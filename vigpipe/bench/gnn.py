@@ -24,10 +24,11 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TRAIN, Graph
 from vigpipe.graphs.partitions.induced import induced
+from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.keyed_dropout import sample_keys
-from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.csr.plain import sparse_matrix
 
 Forward = Callable[[], Tensor]
 Maker = Callable[[Graph, GnnBench, torch.device], tuple[nn.Module, Forward]]
@@ -57,11 +58,8 @@ def bench_gnn(options: GnnBench) -> None:
         f"thread{'s' * (options.threads != 1)}. Memory is what two epochs add, inputs included, to "
         "a process that has loaded the libraries and the graph."
     )
-    rows = _rows(timings, found)
-    write_page(options.out, _TITLE, text, rows, timings.seconds, device)
-
-
-_TITLE = "Epochs on a whole graph, side by side"
+    title, rows = "Epochs on a whole graph, side by side", _rows(timings, found)
+    write_page(options.out, title, text, rows, timings.seconds, device)
 
 
 def _rows(timings: Timings, memory: Mapping[str, float]) -> list[dict[str, object]]:
@@ -156,7 +154,7 @@ def _ours(is_sparse: bool) -> Maker:
             layer.dropout.rate = layer.attention_dropout.rate = 0.0
             layer = model.convs["1"]
             layer.attention_dropout.rate = 0.0
-        adjacency = Adjacency(*_edges(graph)).to(device)
+        adjacency = all_edges(graph).to(device)
         x = for_model(graph.features, is_sparse).to(device, torch.float32)
         keys = sample_keys(0, 0, torch.arange(graph.num_nodes)).to(device)
         return model, lambda: model(x, keys, adjacency)
@@ -179,11 +177,11 @@ def _geometric(kind: str) -> Maker:
         else:
             layers = [geometric.SAGEConv(*pair) for pair in channels]
         model = nn.ModuleList(layers)
-        indptr, indices = _edges(graph)
-        adjacency = Adjacency(indptr, indices)
-        edges = torch.stack((indices, adjacency.targets))
+        adjacency = all_edges(graph)
         if kind == "torch.sparse":
-            edges = _matrix(graph, torch.ones(graph.num_edges))
+            edges = sparse_matrix(adjacency, torch.ones(graph.num_edges))
+        else:
+            edges = torch.stack((adjacency.indices, adjacency.targets))
         x, edges = for_model(graph.features, is_sparse=False), edges.to(device)
         dense: Any = x.to(device, torch.float32)
         activation = F.elu if options.model == "gat" else F.relu
@@ -218,10 +216,10 @@ def _by_hand(reduce: bool) -> Maker:
             for bias in (False, True)
         )
         left, right, second_left, second_right = layers
-        adjacency = Adjacency(*_edges(graph))
-        mean = _matrix(graph, adjacency.weights("mean", torch.float32)).to(device)
-        features: Any = csr_array(graph.features)
-        x = _sparse(features).to(device)
+        adjacency = all_edges(graph)
+        mean = sparse_matrix(adjacency, adjacency.weights("mean", torch.float32)).to(device)
+        features: Any = for_model(csr_array(graph.features), is_sparse=True)
+        x = sparse_matrix(features.places, features.values).to(device)
 
         def product(matrix: Tensor, dense: Tensor) -> Tensor:
             return torch.sparse.mm(matrix, dense, "sum") if reduce else matrix @ dense
@@ -236,29 +234,6 @@ def _by_hand(reduce: bool) -> Maker:
         return layers, forward
 
     return make
-
-
-def _edges(graph: Graph) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)
-
-
-def _matrix(graph: Graph, values: Tensor) -> Tensor:
-    indptr, indices = _edges(graph)
-    return _csr(indptr, indices, values, (graph.num_nodes,) * 2)
-
-
-def _sparse(features: csr_array) -> Tensor:
-    shape: Any = features.shape
-    indptr, indices = (
-        torch.from_numpy(a.astype(np.int64)) for a in (features.indptr, features.indices)
-    )
-    return _csr(indptr, indices, torch.from_numpy(features.data), shape)
-
-
-def _csr(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=True)
 
 
 CONTENDERS: dict[str, Maker] = {

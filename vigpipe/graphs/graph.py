@@ -73,6 +73,26 @@ class Graph:
         """Return the nodes of TRAIN, VALIDATION or TEST, ascending, int64."""
         return np.flatnonzero(self.split == split)
 
+    def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the edges that end in some nodes.
+
+        Args:
+            nodes: (m,) int64, in any order.
+
+        Returns:
+            Where in the list of these edges those of each node begin, (m + 1,) int64, and their
+            numbers, (e,) int64.
+        """
+        starts = self.indptr[nodes]
+        degrees = self.indptr[nodes + 1] - starts
+        rows = np.zeros(len(nodes) + 1, dtype=np.int64)
+        np.cumsum(degrees, out=rows[1:])
+        return rows, np.arange(rows[-1]) + np.repeat(starts - rows[:-1], degrees)
+
+    def targets(self) -> np.ndarray:
+        """Make the node that each edge ends in, (e,) int64."""
+        return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
+
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of edges, labels and split, in hexadecimal digits."""
@@ -80,6 +100,21 @@ class Graph:
         for array in (self.indptr, self.indices, self.labels, self.split):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
+    """Return where rows begin when some of their elements are left out.
+
+    Args:
+        rows: (m + 1,) int64, where each row begins, and the last one ends.
+        is_kept: (e,) bool, for all elements.
+
+    Returns:
+        (m + 1,) int64.
+    """
+    num_kept = np.zeros(len(is_kept) + 1, dtype=np.int64)  # among the first elements
+    np.cumsum(is_kept, out=num_kept[1:])
+    return num_kept[rows]
 
 
 def in_rows(
@@ -117,5 +152,4 @@ def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return `indptr` and `indices` with every edge in both directions."""
     if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)):
         return graph.indptr, graph.indices
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    return in_rows(graph.indices, targets, graph.num_nodes, both_ways=True)
+    return in_rows(graph.indices, graph.targets(), graph.num_nodes, both_ways=True)

@@ -205,18 +205,6 @@ def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
     return bool(_version(x.device.type, x.device.index, name, isinstance(x, FakeTensor)))
 
 
-def can_call(x: Tensor, name: str) -> bool:
-    """Tell whether a fused version that no compiler knows can be called on a tensor.
-
-    Args:
-        x: the operator's input.
-        name: name of the operator, one of those that are no custom operators of torch.
-    """
-    if isinstance(x, FakeTensor) or torch.compiler.is_compiling():
-        return False
-    return is_fused(x, name)
-
-
 def versions(device: str) -> dict[str, str]:
     """Describe which version of every operator is used on a device (`cpu`, `cuda:0`), and why."""
     where = torch.device(device)

@@ -40,9 +40,14 @@ class Adjacency:
         num_sources: n, number of nodes that edges may come from; by default m, all nodes. If there
             are more, the first m of them are the nodes that edges end in.
 
+    Attributes:
+        has_edge_factors: whether weights of edges have factors that do not follow from degrees.
+
     Raises:
         ValueError: these are not the rows of a graph.
     """
+
+    has_edge_factors = False
 
     def __init__(self, indptr: Tensor, indices: Tensor, num_sources: int | None = None) -> None:
         self._keep(indptr, indices, num_sources)
@@ -149,14 +154,10 @@ class Adjacency:
         return self._weights[key]
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
-        degrees = self.in_degrees.double()
-        if kind == "ones":
-            return degrees.new_ones(self.num_edges)
-        if kind == "mean":
-            return degrees.reciprocal()[self.targets]
-        roots = degrees.rsqrt()
-        roots[degrees == 0] = 0
-        return roots[self.targets] * roots[self.indices]
+        of_sources, of_targets = self._factors_of_nodes(kind)
+        ones = torch.ones(self.num_edges, dtype=torch.float64, device=self.indptr.device)
+        weights = ones if of_targets is None else of_targets[self.targets]
+        return weights if of_sources is None else weights * of_sources[self.indices]
 
     def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
         """Return factors whose product is the weight of an edge; see `weights`.
@@ -166,6 +167,8 @@ class Adjacency:
             dtype: type of the factors.
             transposed: for the transposed graph.
         """
+        if self.has_edge_factors:
+            return Factors(of_edges=self.weights(kind, dtype, transposed))
         key = (kind, dtype)
         if key not in self._factors:
             self._factors[key] = Factors(
@@ -180,13 +183,18 @@ class Adjacency:
         """Return what a source and a target multiply by, in float64."""
         if kind == "ones":
             return None, None
-        degrees = self.in_degrees.double()
+        degrees = self._degrees.double()
         if kind == "mean":
-            return None, degrees.reciprocal().masked_fill_(degrees == 0, 0)
-        if self.num_sources != self.num_targets:
+            return None, degrees.reciprocal().masked_fill_(degrees == 0, 0)[: self.num_targets]
+        if len(degrees) != self.num_sources:
             raise ValueError("the degrees of all sources are known where these are the targets")
         roots = degrees.rsqrt().masked_fill_(degrees == 0, 0)
-        return roots, roots
+        return roots, roots[: self.num_targets]
+
+    @property
+    def _degrees(self) -> Tensor:
+        """The edges that end in the first nodes, those of the targets at least: (m or n,) int64."""
+        return self.in_degrees
 
     def rows(self, start: int, end: int) -> "Rows":
         """Return the edges that end in nodes start ... end - 1, from any node.
@@ -232,9 +240,10 @@ class Rows(Adjacency):
     def __init__(self, whole: Adjacency, start: int, end: int) -> None:
         self.whole, self.start, self.end = whole, start, end
         first, last = (int(whole.indptr[node]) for node in (start, end))
-        self._edges = slice(first, last)
         indptr = whole.indptr[start : end + 1] - first
+        self._edges = slice(first, last)
         super().__init__(indptr, whole.indices[self._edges], whole.num_sources)
+        self.has_edge_factors = whole.has_edge_factors
 
     def with_loops(self) -> "Rows":
         """Return these rows of the graph with a self-loop at every node."""
@@ -276,6 +285,8 @@ class Sampled(Adjacency):
         loop_degrees: (n,) int64, the same with a self-loop at every node.
     """
 
+    has_edge_factors = True
+
     def __init__(
         self,
         indptr: Tensor,
@@ -297,18 +308,11 @@ class Sampled(Adjacency):
         return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
-        degrees = self.degrees.double()
-        if kind == "ones":
-            return self.edge_factors
-        if kind == "mean":
-            return self.edge_factors * degrees.reciprocal()[self.targets]
-        roots = degrees.rsqrt()
-        roots[degrees == 0] = 0
-        return self.edge_factors * (roots[self.targets] * roots[self.indices])
+        return self.edge_factors * super()._weights_in_float64(kind)
 
-    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
-        """Return the weights of the edges; see `Adjacency.factors`."""
-        return Factors(of_edges=self.weights(kind, dtype, transposed))
+    @property
+    def _degrees(self) -> Tensor:
+        return self.degrees
 
     def to(self, device: torch.device | str) -> "Sampled":
         """Return the edges on a device; these themselves if they are there."""

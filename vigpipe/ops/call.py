@@ -5,10 +5,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from vigpipe.ops.compiler import library
 
 _GRAIN = 1 << 15  # numbers that a thread should have at least, as in torch
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a compiler looks on, or a tensor has no data: what is no operator of torch fails."""
+    return isinstance(x, FakeTensor) or torch.compiler.is_compiling()
+
+
+def can_call(x: Tensor) -> bool:
+    """Whether the library's functions can be called with a tensor."""
+    return x.device.type == "cpu" and not is_traced(x) and library().functions is not None
 
 
 def call(name: str, *arguments: Any) -> int:  # noqa: ANN401

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops import can_call
+from vigpipe.ops.call import can_call
 from vigpipe.ops.splitmix import lanes_at_least
 
 
@@ -47,8 +47,7 @@ def relu(x: Tensor, *, fused: bool = True) -> Tensor:
 
 
 def _has_native(x: Tensor) -> bool:
-    is_wide = x.dtype in (torch.float32, torch.float64)
-    return is_wide and x.device.type == "cpu" and can_call(x, "masked")
+    return x.dtype in (torch.float32, torch.float64) and can_call(x)
 
 
 class _Dropped(Function):

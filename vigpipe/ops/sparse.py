@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops import can_call
+from vigpipe.ops import is_fused
 from vigpipe.ops.adjacency import Adjacency, Factors, Kind
+from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import plain
 
 _MOST_SOURCES = (1 << 31) - 1  # of a maximum
@@ -377,7 +378,7 @@ def kernels_for(x: Tensor, fused: bool) -> ModuleType:
         x: a tensor that they are to take.
         fused: whether they may be fused.
     """
-    if not fused or not can_call(x, "csr"):
+    if not fused or is_traced(x) or not is_fused(x, "csr"):
         return plain
     if x.is_cuda:
         from vigpipe.ops.csr import gpu  # imports Triton, which takes half a second

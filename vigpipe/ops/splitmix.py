@@ -6,7 +6,8 @@ doi:10.1145/2660193.2660195) in wrapping 64-bit integer arithmetic.
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
+
+from vigpipe.ops.call import can_call
 
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
@@ -49,7 +50,7 @@ def lanes_at_least(
     Returns:
         (B, C) bool.
     """
-    if fused and _has_fused(rows):
+    if fused and can_call(rows):
         from vigpipe.ops.native import lanes_at_least as fused_lanes_at_least
 
         return fused_lanes_at_least(rows, first, num, threshold)
@@ -83,11 +84,3 @@ def some_lanes_at_least(
     bits = mixed(rows[places] ^ ((first + channels // 4) * signed(GOLDEN)))
     lanes = (bits >> (channels % 4 * 16)).to(torch.int16)  # the lowest 16 bits
     return lanes >= threshold
-
-
-def _has_fused(x: Tensor) -> bool:
-    if x.device.type != "cpu" or isinstance(x, FakeTensor) or torch.compiler.is_compiling():
-        return False
-    from vigpipe.ops.compiler import library
-
-    return library().functions is not None

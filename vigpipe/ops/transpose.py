@@ -1,12 +1,16 @@
 """Turn the edges of a sparse graph round, on the host."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
-from scipy.sparse import csc_array, csr_array
 from torch import Tensor
 
 from vigpipe.ops.call import call, sizes
 from vigpipe.ops.compiler import library
+
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
@@ -56,7 +60,9 @@ def is_symmetric(indptr: Tensor, indices: Tensor) -> bool:
     return torch.equal(turned[0], indptr) and torch.equal(turned[1], indices)
 
 
-def _by_scipy(indptr: Tensor, indices: Tensor, num_sources: int) -> csc_array:
+def _by_scipy(indptr: Tensor, indices: Tensor, num_sources: int) -> "csc_array":
+    from scipy.sparse import csr_array  # a tenth of a second, which no model of images needs
+
     numbered = np.arange(len(indices)), indices.numpy(), indptr.numpy()
     return csr_array(numbered, shape=(len(indptr) - 1, num_sources)).tocsc()
 

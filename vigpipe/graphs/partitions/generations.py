@@ -104,7 +104,7 @@ def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
     Returns:
         (n,) seconds; ones if no time was measured.
     """
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    targets = graph.targets()
     kept = targets[parts[targets] == parts[graph.indices]]
     num_edges = np.bincount(kept, minlength=graph.num_nodes)
     costs = rates.per_node + rates.per_edge * num_edges

@@ -4,7 +4,7 @@ from threading import Lock
 
 import numpy as np
 
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, rows_of_kept
 
 
 class Induced:
@@ -40,24 +40,17 @@ class Induced:
 
         Args and errors: see `on`.
         """
-        indptr, indices = self._graph.indptr, self._graph.indices
         if len(nodes) and not (
             nodes[0] >= 0 and nodes[-1] < len(self._local) and (np.diff(nodes) > 0).all()
         ):
             raise ValueError(f"nodes must ascend from 0 to at most {len(self._local) - 1}")
-        starts = indptr[nodes]
-        degrees = indptr[nodes + 1] - starts
-        ends = np.zeros(len(nodes) + 1, dtype=np.int64)  # in the list of all edges of these nodes
-        np.cumsum(degrees, out=ends[1:])
-        edges = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], degrees)
+        rows, edges = self._graph.edges_into(nodes)
         with self._lock:
             self._local[nodes] = np.arange(len(nodes))
-            sources = self._local[indices[edges]]
+            sources = self._local[self._graph.indices[edges]]
             self._local[nodes] = -1
         is_kept = sources >= 0
-        num_kept = np.zeros(len(sources) + 1, dtype=np.int64)  # among the first edges
-        np.cumsum(is_kept, out=num_kept[1:])
-        return num_kept[ends], sources[is_kept], edges[is_kept]
+        return rows_of_kept(rows, is_kept), sources[is_kept], edges[is_kept]
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

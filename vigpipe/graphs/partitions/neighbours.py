@@ -12,7 +12,7 @@ def neighbours(graph: Graph) -> csr_array:
     Returns:
         (n, n) bool, symmetric, with ascending columns in each row.
     """
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    targets = graph.targets()
     is_other = targets != graph.indices
     ends = targets[is_other], graph.indices[is_other]
     shape = graph.num_nodes, graph.num_nodes

@@ -30,7 +30,7 @@ class Degrees(NamedTuple):
 def degrees_of(graph: Graph) -> Degrees:
     """Count the edges that end in every node."""
     plain = np.diff(graph.indptr)
-    targets = np.repeat(np.arange(graph.num_nodes), plain)
+    targets = graph.targets()
     looped = plain + 1
     looped[graph.indices[graph.indices == targets]] -= 1
     return Degrees(plain, looped)
@@ -47,7 +47,7 @@ def squared_columns(
         degrees: (n,) int64, which these weights follow from: for `gcn` with self-loops.
         with_loops: whether the graph's own self-loops belong to A.
     """
-    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    targets = graph.targets()
     inverses = 1 / np.maximum(degrees, 1)
     if kind == "ones":
         squares = np.ones(graph.num_edges)

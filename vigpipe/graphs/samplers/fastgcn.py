@@ -9,7 +9,7 @@ no edge at all.
 
 import numpy as np
 
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, rows_of_kept
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
 from vigpipe.graphs.samplers.draws import Urn
 from vigpipe.graphs.samplers.layered import Edges
@@ -29,7 +29,6 @@ class ImportantNodes:
 
     def __init__(self, graph: Graph, kind: Kind, layer_nodes: int) -> None:
         self._graph, self._num = graph, layer_nodes
-        self._degrees = np.diff(graph.indptr)
         plain, looped = degrees_of(graph)
         if kind == "gcn":
             norms = squared_columns(graph, kind, looped, with_loops=False)
@@ -44,18 +43,14 @@ class ImportantNodes:
         """Draw nodes, and take the edges from them to the targets."""
         drawn = self._urn.draw(self._num, draws)
         nodes, times = np.unique_counts(drawn)
-        starts, degrees = self._graph.indptr[targets], self._degrees[targets]
-        ends = np.zeros(len(targets) + 1, dtype=np.int64)
-        np.cumsum(degrees, out=ends[1:])
-        edges = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], degrees)
+        rows, edges = self._graph.edges_into(targets)
         sources = self._graph.indices[edges]
         self._factors[nodes] = times / (self._num * self._shares[nodes])
         factors = self._factors[sources]
         self._factors[nodes] = 0
         is_taken = factors > 0
-        num_taken = np.zeros(len(sources) + 1, dtype=np.int64)  # among the first edges
-        np.cumsum(is_taken, out=num_taken[1:])
-        return Edges(np.diff(num_taken[ends]), sources[is_taken], factors[is_taken])
+        nums = np.diff(rows_of_kept(rows, is_taken))
+        return Edges(nums, sources[is_taken], factors[is_taken])
 
     def most_sources(self, num_targets: int, layer: int) -> int:
         """Bound the number of nodes by those that are drawn."""

@@ -153,7 +153,7 @@ def by_edges(graph: Graph, num: int) -> DrawNodes:
         num: how many edges to draw, with replacement.
     """
     degrees = np.diff(graph.indptr)
-    targets = np.repeat(np.arange(graph.num_nodes), degrees)
+    targets = graph.targets()
     inverses = 1 / np.maximum(degrees, 1)
     urn = Urn(inverses[targets] + inverses[graph.indices])
 

@@ -9,11 +9,10 @@ from vigpipe.model.gnn.gat import GatLayer, Gatv2Layer
 from vigpipe.model.gnn.gcn import GcnLayer
 from vigpipe.model.gnn.gcn2 import Gcn2Layer
 from vigpipe.model.gnn.gin import GinLayer
-from vigpipe.model.gnn.layer import GraphLayer, Setting
+from vigpipe.model.gnn.layer import GraphLayer, Relu, Setting
 from vigpipe.model.gnn.model import Gcn2Model, GraphModel
 from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import make_norm
-from vigpipe.ops.masked import relu
 
 _ATTENTION = {"v1": GatLayer, "v2": Gatv2Layer}
 _DROPS_FEATURES = ("gcn", "gat", "gcn2")  # as published, the graph's features too
@@ -53,11 +52,11 @@ def create_graph_model(
     def make_layer(i: int) -> GraphLayer:
         inner = nn.Identity() if norm == "none" else make_norm(norm, width)
         if name == "gcn2":
-            return Gcn2Layer(width, Setting(i, dropout, inner, relu))
+            return Gcn2Layer(width, Setting(i, dropout, inner, Relu()))
         is_last = i == num_layers - 1
         channels = (in_channels if i == 0 else width, num_classes if is_last else width)
         rate = dropout if i or name in _DROPS_FEATURES else 0.0
-        activation = F.elu if name == "gat" else relu
+        activation = F.elu if name == "gat" else Relu()
         rest = (nn.Identity(), None) if is_last else (inner, activation)
         setting = Setting(i, rate, *rest)
         if name == "gat":

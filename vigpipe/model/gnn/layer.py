@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.masked import relu
 
 Activation = Callable[[Tensor], Tensor]
 Features = Any  # (n, C) as a Tensor; or, in the first layer, as SparseRows
@@ -31,6 +32,16 @@ class Setting:
     dropout: float
     norm: nn.Module
     activation: Activation | None
+
+
+class Relu(nn.Module):
+    """ReLU of what nothing else needs; see `ops.masked.relu`."""
+
+    fused = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return max(x, 0), of x's shape."""
+        return relu(x, fused=self.fused)
 
 
 class GraphLayer(nn.Module):

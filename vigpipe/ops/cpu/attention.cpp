@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "csr.h"
-#include "vector.h"
 
 namespace {
 
@@ -127,7 +126,6 @@ struct Sums {  // y_i = sum of shares x_j, seen from the sources j
 // BY_VECTOR, each vector to a single one. Adds to d_shares.
 template <int VECTORS, bool BY_VECTOR, typename T>
 inline void attention_band(const Sums<T>& s, int64_t j, int64_t start, int64_t left) {
-    constexpr int64_t AHEAD = 6;
     const int64_t C = s.H * s.c, width = WIDTH<T>, last = s.sources.indptr[j + 1];
     const auto part = [left](const T* from, int v) {
         return VECTORS > 1 ? load(from + v * WIDTH<T>) : load(from, left);
@@ -135,10 +133,7 @@ inline void attention_band(const Sums<T>& s, int64_t j, int64_t start, int64_t l
     Vector<T> own[VECTORS], total[VECTORS] = {};
     for (int v = 0; v < VECTORS; ++v) own[v] = part(s.x + j * C + start, v);
     for (int64_t k = s.sources.indptr[j]; k < last; ++k) {
-        if (k + AHEAD < last) {
-            const T* next = s.grad + s.sources.source(k + AHEAD) * C + start;
-            for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(next + v * width);
-        }
+        fetch_ahead<VECTORS>(s.sources, k, last, s.grad + start, C);
         const T* from = s.grad + s.sources.source(k) * C + start;
         const T* share = s.shares + s.edges[k] * s.H;
         T* d_share = s.d_shares + s.edges[k] * s.H;
@@ -161,14 +156,10 @@ inline void attention_band(const Sums<T>& s, int64_t j, int64_t start, int64_t l
 
 template <bool BY_VECTOR, typename T>
 void attention_rows(const Sums<T>& s, int64_t first, int64_t last, int64_t start, int64_t end) {
-    const int64_t width = WIDTH<T>;
-    for (int64_t j = first; j < last; ++j) {
-        int64_t c = start;
-        for (; c + 8 * width <= end; c += 8 * width) attention_band<8, BY_VECTOR>(s, j, c, width);
-        for (; c + 4 * width <= end; c += 4 * width) attention_band<4, BY_VECTOR>(s, j, c, width);
-        for (; c + 2 * width <= end; c += 2 * width) attention_band<2, BY_VECTOR>(s, j, c, width);
-        for (; c < end; c += width) attention_band<1, BY_VECTOR>(s, j, c, end - c);
-    }
+    for (int64_t j = first; j < last; ++j)
+        in_bands<T>(start, end, [&](auto vectors, int64_t c, int64_t left) {
+            attention_band<decltype(vectors)::value, BY_VECTOR>(s, j, c, left);
+        });
 }
 
 template <typename T>

@@ -2,7 +2,6 @@
 //
 //     x (n, C)   y (m, C)   winners (m, C): the node whose feature is the maximum; -1 without edges
 #include "csr.h"
-#include "vector.h"
 
 namespace {
 

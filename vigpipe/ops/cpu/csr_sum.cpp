@@ -6,12 +6,8 @@
 // No tensor of edges x channels is made: a row is summed in registers, a band of channels at a
 // time, in the order of its edges, so the bits do not depend on the number of threads.
 #include "csr.h"
-#include "vector.h"
 
 namespace {
-
-constexpr int MOST = 8;         // vectors of a row that are summed together
-constexpr int64_t AHEAD = 6;    // edges whose features are fetched before they are needed
 
 template <typename T>
 struct Sum {
@@ -38,10 +34,7 @@ inline void sum_band(const Sum<T>& s, int64_t row, int64_t c, int64_t left) {
     const int64_t first = s.rows.indptr[row], last = s.rows.indptr[row + 1];
     V total[VECTORS] = {};
     for (int64_t edge = first; edge < last; ++edge) {
-        if (edge + AHEAD < last) {
-            const T* next = s.x + s.rows.source(edge + AHEAD) * s.ldx + c;
-            for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(next + v * WIDTH<T>);
-        }
+        fetch_ahead<VECTORS>(s.rows, edge, last, s.x + c, s.ldx);
         const int64_t source = s.rows.source(edge);
         const T* from = s.x + source * s.ldx + c;
         const T factor = WEIGHTED && !BY_VECTOR ? s.factor(edge, c / s.per_head, source) : T(1);
@@ -64,17 +57,10 @@ inline void sum_band(const Sum<T>& s, int64_t row, int64_t c, int64_t left) {
 
 template <bool WEIGHTED, bool BY_VECTOR, typename T>
 void sum_rows(const Sum<T>& s, int64_t first, int64_t last, int64_t start, int64_t end) {
-    const int64_t width = WIDTH<T>;
-    for (int64_t row = first; row < last; ++row) {
-        int64_t c = start;
-        for (; c + MOST * width <= end; c += MOST * width)
-            sum_band<MOST, WEIGHTED, BY_VECTOR>(s, row, c, width);
-        for (; c + 4 * width <= end; c += 4 * width)
-            sum_band<4, WEIGHTED, BY_VECTOR>(s, row, c, width);
-        for (; c + 2 * width <= end; c += 2 * width)
-            sum_band<2, WEIGHTED, BY_VECTOR>(s, row, c, width);
-        for (; c < end; c += width) sum_band<1, WEIGHTED, BY_VECTOR>(s, row, c, end - c);
-    }
+    for (int64_t row = first; row < last; ++row)
+        in_bands<T>(start, end, [&](auto vectors, int64_t c, int64_t left) {
+            sum_band<decltype(vectors)::value, WEIGHTED, BY_VECTOR>(s, row, c, left);
+        });
 }
 
 template <typename T>

@@ -154,7 +154,7 @@ def _of_rows(adjacency: Adjacency, values: Tensor) -> Tensor:
     return torch.segment_reduce(values.contiguous(), "sum", offsets=adjacency.indptr, axis=0)
 
 
-def _matrix(adjacency: Adjacency, values: Tensor) -> Tensor:
+def sparse_matrix(adjacency: Adjacency, values: Tensor) -> Tensor:
     """Make the sparse matrix, (m, n), that has these values, (e,), at the edges."""
     shape, edges = (adjacency.num_targets, adjacency.num_sources), adjacency.indices
     with warnings.catch_warnings():
@@ -170,7 +170,7 @@ def _product(adjacency: Adjacency, values: Tensor, x: Tensor) -> Tensor:
     """Multiply the sparse matrix of these values, (e,), by x: (n, C) -> (m, C)."""
     if not adjacency.num_edges or not x.shape[1]:
         return x.new_zeros(adjacency.num_targets, x.shape[1])
-    matrix, x = _matrix(adjacency, values.contiguous()), x.contiguous()
+    matrix, x = sparse_matrix(adjacency, values.contiguous()), x.contiguous()
     if x.device.type == "cpu":  # 2.5 times as fast as MKL's product, `matrix @ x`
         return torch.sparse.mm(matrix, x, "sum")
     return matrix @ x
