@@ -335,11 +335,15 @@ def _tiling(graph: Tensor, others: Tensor) -> tuple[tuple[int, ...], ...]:
 
 def launch(
     kernel: triton.JITFunction, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...],
-    sizes: tuple[int, ...], constants: tuple[int | str, ...], num_warps: int = 4,
+    sizes: tuple[int, ...], constants: tuple[int | float | str, ...], num_warps: int = 4,
+    *, strided: bool = False,
 ) -> None:  # fmt: skip
-    """Run a kernel on the device of its tensors, made contiguous, unless the grid is empty."""
-    if grid[0] > 0:
-        flat = [t if t is None else t.contiguous() for t in tensors]
+    """Run a kernel on the device of its tensors, unless the grid is empty.
+
+    Tensors are made contiguous first, except for a kernel that takes them as they are (`strided`).
+    """
+    if min(grid) > 0:
+        flat = [t if t is None or strided else t.contiguous() for t in tensors]
         with torch.cuda.device_of(flat[0]):
             # Triton 3.9 warns unless told whether to fuse multiplications and additions.
             kernel[grid](*flat, *sizes, *constants, num_warps=num_warps, enable_fp_fusion=True)

@@ -5,12 +5,17 @@ change from run to run. What an edge adds to its source is found from the transp
 atomic additions. Nothing has edges x channels.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vigpipe.ops import gpu
 from vigpipe.ops.adjacency import Adjacency, Factors
+
+launch = partial(gpu.launch, strided=True)
 
 
 @triton.jit
@@ -262,20 +267,6 @@ def _pair_backward_kernel(
     tl.store(d_own + row * HEADS * PER_HEAD + at, total, mask=mask)
     if d_weights is not None:
         tl.store(d_weights + row * HEADS * PER_HEAD + at, of_weights, mask=mask)
-
-
-def launch(
-    kernel: triton.JITFunction,
-    grid: tuple[int, int],
-    tensors: tuple[Tensor | None, ...],
-    sizes: tuple[int, ...],
-    constants: tuple[int | float, ...],
-) -> None:
-    """Run a kernel on the device of its tensors, unless the grid is empty."""
-    if min(grid) > 0:
-        with torch.cuda.device_of(tensors[0]):
-            # Triton 3.9 warns unless told whether to fuse multiplications and additions.
-            kernel[grid](*tensors, *sizes, *constants, num_warps=4, enable_fp_fusion=True)
 
 
 def row_sums(
