@@ -8,7 +8,7 @@ spectral.py    spectral: clusters of eigenvectors, for small graphs
 walks.py       walks: clusters of an embedding of random walks
 neighbours.py  the neighbours of every node, which all of these but the first look at
 clusters.py    k-means, for the last two
-cached.py      keep partitions in files, since making one can take minutes
+cached.py      keep partitions in files between runs
 generations.py other parts every few epochs
 balance.py     move nodes from slow parts to quick ones
 induced.py     the sub-graph on some nodes

@@ -31,6 +31,7 @@ class Partition:
         num_kept: those of them with both ends in the same part.
         seconds: how long it took to make.
         was_read: whether it was read from a file, which an earlier process has written.
+        read_seconds: how long it took to read it from a file; None if it is in none.
     """
 
     method: Method
@@ -40,6 +41,7 @@ class Partition:
     num_kept: int
     seconds: float
     was_read: bool = False
+    read_seconds: float | None = None
 
     @property
     def kept_edge_fraction(self) -> float:
@@ -84,6 +86,7 @@ class Partition:
             "cut_edges": self.num_cut,
             "balance": self.balance,
             "seconds": self.seconds,
+            "read_seconds": self.read_seconds,
         }
 
     def __str__(self) -> str:

@@ -1,0 +1,150 @@
+"""Keep in files, between runs, what is made of a graph, since that can take minutes.
+
+A file is named after all that its content depends on. It is beside the graph, where other users of
+the graph find it too, or else in the user's cache. What is read is checked; if anything is wrong
+with it, it is made again, and if no file can be written, none is.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from vigpipe.errors import InputError
+from vigpipe.files.cache import cache_folder
+from vigpipe.files.untrusted import read_bytes
+from vigpipe.messages import tell
+
+_MOST_HEADER = 1 << 16  # bytes of a file before its numbers
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Form(NamedTuple):
+    """What a file must hold.
+
+    Attributes:
+        what: for the user, such as "3 parts of 60 nodes".
+        like: dtype and shape of every array.
+        is_right: says of arrays of these shapes whether their numbers can be right.
+    """
+
+    what: str
+    like: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]
+    is_right: Callable[[Arrays], bool]
+
+
+class Kept(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        arrays: as its form demands, not to be changed.
+        seconds: how long it took to make them.
+        read_seconds: how long it took to read and check them.
+    """
+
+    arrays: Arrays
+    seconds: float
+    read_seconds: float
+
+
+def read_kept(name: str, beside: Path | None, form: Form) -> Kept | None:
+    """Read what an earlier process has kept; a damaged file is told.
+
+    Args:
+        name: of the file, without its ending.
+        beside: the graph's file or folder; files are in <beside>.parts/ if that can be written.
+            None for the user's cache.
+        form: what it must hold.
+
+    Returns:
+        The content; None if there is no such file, or none that is as it should be.
+    """
+    for folder in _folders(beside):
+        found = _read(folder / f"{name}.safetensors", form)
+        if found is not None:
+            return found
+    return None
+
+
+def keep(
+    name: str, beside: Path | None, form: Form, arrays: Arrays, seconds: float
+) -> float | None:
+    """Write a file, and read it once, since that is what other ranks have to do.
+
+    Ranks may do so at the same time, with the same content.
+
+    Args:
+        name: as for `read_kept`, and so are `beside` and `form`.
+        beside: where the graph is.
+        form: what the file must hold.
+        arrays: its content.
+        seconds: how long it took to make.
+
+    Returns:
+        How long it took to read; None if no file could be written.
+    """
+    for folder in _folders(beside):
+        path = folder / f"{name}.safetensors"
+        with contextlib.suppress(OSError):
+            _write(path, {**arrays, "seconds": np.array([seconds])})
+            found = _read(path, form)
+            return None if found is None else found.read_seconds
+    return None
+
+
+def _folders(beside: Path | None) -> Iterator[Path]:
+    if beside is not None:
+        yield Path(f"{beside.absolute()}.parts")
+    with contextlib.suppress(OSError):  # the user has none
+        yield cache_folder() / "parts"
+
+
+def _read(path: Path, form: Form) -> Kept | None:
+    began = time.perf_counter()
+    try:
+        if not path.exists():
+            return None
+    except OSError:  # a folder that may not be searched
+        return None
+    num_bytes = sum(
+        np.dtype(dtype).itemsize * np.prod(shape) for dtype, shape in form.like.values()
+    )
+    try:
+        arrays = load(read_bytes(path, int(num_bytes) + _MOST_HEADER))
+        seconds = float(arrays["seconds"].item())
+    except InputError as error:
+        tell(f"{error}; they are made again")
+        return None
+    except Exception as error:  # damaged bytes end in almost any exception of safetensors
+        tell(f"{path}: does not hold {form.what} ({error!r}); they are made again")
+        return None
+    if not _is_like(arrays, form) or not form.is_right(arrays) or not 0 <= seconds < 1e9:
+        tell(f"{path}: does not hold {form.what}; they are made again")
+        return None
+    return Kept(arrays, seconds, time.perf_counter() - began)
+
+
+def _is_like(arrays: Arrays, form: Form) -> bool:
+    return all(
+        name in arrays and arrays[name].dtype == dtype and arrays[name].shape == shape
+        for name, (dtype, shape) in form.like.items()
+    )
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a file whole or not at all; ranks may do so at the same time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        partial = Path(folder) / path.name
+        partial.write_bytes(save(arrays))
+        partial.replace(path)
