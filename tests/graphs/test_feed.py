@@ -12,6 +12,7 @@ from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.samplers.counts import count
 from vigpipe.graphs.samplers.layered import InLayers
 from vigpipe.graphs.samplers.neighbour import Neighbours
 from vigpipe.graphs.samplers.parts import Parts
@@ -28,9 +29,8 @@ NUMBERED = replace(GRAPH, features=np.arange(200, dtype=np.float32)[:, None])
 PARTITION = make_partition(NUMBERED, "random", 7, 1)
 FIXED = Generations(NUMBERED, PARTITION, None, 3)
 SAMPLER = Parts(NUMBERED, FIXED, 1, seed=3)
-
-
-WALKS = Saint(NUMBERED, by_walks(NUMBERED, 15, 2), 45, 5, seed=3)
+DRAW = by_walks(NUMBERED, 15, 2)
+WALKS = Saint(NUMBERED, DRAW, 45, count(NUMBERED, DRAW, 5, seed=3), seed=3)
 NEIGHBOURS = InLayers(NUMBERED, Neighbours(NUMBERED, (3, 2)), 25, 2, seed=3)
 
 

@@ -42,6 +42,7 @@ class GraphJob:
         graph: the graph.
         sampler: draws its sub-graphs.
         partition: the parts that these are made of at first; None for the whole graph.
+        sampler_seconds: how long this process took to make the sampler.
     """
 
     unit: ClassVar[str] = "nodes"
@@ -50,6 +51,7 @@ class GraphJob:
     graph: Graph
     sampler: Sampler
     partition: Partition | None
+    sampler_seconds: float
 
     @property
     def name(self) -> str:
@@ -263,9 +265,14 @@ class GraphJob:
 
     def summary(self) -> dict[str, object]:
         """Return the size of the graph, and how it is cut."""
-        graph = self.graph
-        numbers = {"nodes": graph.num_nodes, "edges": graph.num_edges}
-        return {"graph": {**numbers, **self.sampler.as_table()}}
+        return {
+            "graph": {
+                "nodes": self.graph.num_nodes,
+                "edges": self.graph.num_edges,
+                "sampler_seconds": self.sampler_seconds,
+                **self.sampler.as_table(),
+            }
+        }
 
 
 def open_graph_job(config: TrainConfig) -> GraphJob:

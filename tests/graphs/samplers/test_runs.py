@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.graphs.test_training import PARTS, rows, run, run_rank
-from tests.world import run_ranks
+from tests.world import run_command, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.sbm import draw
 from vigpipe.run.facts import prepare
 
 DRAWN = replace(PARTS, model="sage", partition=None, parts=None, microbatches=1, keep_best=None)
@@ -57,6 +61,28 @@ def test_a_run_of_two_replicas_is_done_again_with_other_stages(config, tmp_path)
     config = replace(config, stages=2, replay=first)
     assert run_ranks(run_rank, 4, config, again, timeout=120) == [0] * 4
     assert are_equal(first, again)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "options",
+    ["--sampler saint-walk --roots 40 --walk-length 2", "--sampler parts --parts 4"],
+    ids=["walks", "parts"],
+)
+def test_ranks_read_what_the_command_that_starts_them_has_made(options, tmp_path):
+    graph, path = draw("sbm:200,4,12,6", seed=1), tmp_path / "graph.npz"
+    arrays: dict[str, Any] = {"edge_src": graph.indices, "edge_dst": graph.targets()}
+    arrays |= {"x": graph.features, "y": graph.labels, "split": graph.split}
+    np.savez(path, **arrays)
+    words = f"train --model sage --width 8 --dp 2 --threads 1 --steps 1 {options}".split()
+    words += ["--data", str(path), "--out", str(tmp_path / "run")]
+    done = run_command([sys.executable, "-m", "vigpipe", *words])
+    assert done.returncode == 0, done.stderr
+    assert "s, and read from a file" in done.stdout + done.stderr
+    of_graph = json.loads((tmp_path / "run" / "summary.json").read_text())["graph"]
+    kept = of_graph["partition" if "parts" in options else "counted"]
+    assert 0 < kept["read_seconds"] < of_graph["sampler_seconds"]
+    assert len(list((tmp_path / "graph.npz.parts").iterdir())) == 1
 
 
 @pytest.mark.parametrize("config", [WALKS, NEIGHBOURS], ids=["walks", "neighbours"])

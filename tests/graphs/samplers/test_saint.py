@@ -15,6 +15,7 @@ from tests.graphs.samplers.matrices import GRAPH, MODELS, NUM_NODES, X, logits, 
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.partitions.induced import induced
+from vigpipe.graphs.samplers.counts import count
 from vigpipe.graphs.samplers.draws import generator
 from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
 from vigpipe.graphs.samplers.whole import all_edges
@@ -29,9 +30,14 @@ DRAWN = {
 SEED = 5
 
 
+def saint(draw_nodes, most_drawn, coverage, seed=SEED) -> Saint:
+    counts = count(GRAPH, draw_nodes, coverage, seed)
+    return Saint(GRAPH, draw_nodes, most_drawn, counts, seed)
+
+
 @cache
 def sampler_of(way: str, coverage: int = 400) -> Saint:
-    return Saint(GRAPH, *DRAWN[way], coverage, SEED)
+    return saint(*DRAWN[way], coverage)
 
 
 @pytest.mark.parametrize("kind", ["mean", "gcn", "ones"])
@@ -49,15 +55,16 @@ def test_the_weighted_loss_of_a_linear_layer_has_the_full_loss_as_its_mean(way, 
         losses = weights * gradient[nodes] * (matrix(adjacency, kind) @ x[nodes])
         found.append(losses[is_train[nodes]].sum() / sampler.num_training_nodes(1, number))
     # The counts have been estimated, too.
-    error = np.std(found) * np.sqrt(1 / len(found) + 1 / sampler.num_counted)
+    error = np.std(found) * np.sqrt(1 / len(found) + 1 / sampler.counts.num_drawn)
     assert abs(np.mean(found) - full) < 3 * error
     assert 20 * error < abs(full)  # otherwise this would show nothing
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_where_all_nodes_are_drawn_all_weights_are_1_and_the_loss_is_the_plain_mean(name):
-    sampler = Saint(GRAPH, lambda draws: np.arange(NUM_NODES), NUM_NODES, 3, SEED)
-    assert (sampler.shares, sampler.most_nodes, sampler.num_counted) == ((1,), NUM_NODES, 4)
+    sampler = saint(lambda draws: np.arange(NUM_NODES), NUM_NODES, 3)
+    assert (sampler.shares, sampler.most_nodes, sampler.counts.num_drawn) == ((1,), NUM_NODES, 4)
+    assert sampler.as_table()["kept_edge_fraction"] == 1
     nodes, adjacency, weights = sampler.draw(1, 0)
     assert weights is not None
     assert nodes.tolist() == list(range(NUM_NODES))
@@ -76,7 +83,8 @@ def test_where_all_nodes_are_drawn_all_weights_are_1_and_the_loss_is_the_plain_m
 def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
     sampler, draw_nodes = sampler_of(way, 3), DRAWN[way][0]
     counted = [
-        sorted(set(draw_nodes(generator(SEED, 0, i)).tolist())) for i in range(sampler.num_counted)
+        sorted(set(draw_nodes(generator(SEED, 0, i)).tolist()))
+        for i in range(sampler.counts.num_drawn)
     ]
     total = sum(map(len, counted))
     assert total > 3 * NUM_NODES >= total - len(counted[-1])
@@ -109,7 +117,7 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
 
 def test_what_is_drawn_depends_on_seed_epoch_and_number_only():
     def drawn(seed, epoch, number):
-        sampler = Saint(GRAPH, *DRAWN["walk"], 2, seed)
+        sampler = saint(*DRAWN["walk"], 2, seed)
         sampler.draw(1, 0)
         nodes, _, weights = sampler.draw(epoch, number)
         assert weights is not None

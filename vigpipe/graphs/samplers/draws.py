@@ -1,6 +1,11 @@
 """Draw from seed, epoch and number, and with given probabilities."""
 
+from collections.abc import Callable
+
 import numpy as np
+
+# Draws nodes, in any order and perhaps several times.
+DrawNodes = Callable[[np.random.Generator], np.ndarray]
 
 _MOST_SIZES = 1 << 12
 
@@ -51,6 +56,11 @@ def distinct(values: np.ndarray) -> np.ndarray:
     """Return each of some integers once, ascending; np.unique hashes them, which takes longer."""
     ordered = np.sort(values)
     return ordered[np.diff(ordered, prepend=-1) != 0]
+
+
+def distinct_nodes(draw_nodes: DrawNodes, seed: int, epoch: int, number: int) -> np.ndarray:
+    """Draw the nodes of a sub-graph, each once, ascending."""
+    return distinct(draw_nodes(generator(seed, epoch, number)))
 
 
 def subsets(sizes: np.ndarray, num: int, draws: np.random.Generator) -> np.ndarray:

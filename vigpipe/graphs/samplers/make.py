@@ -1,5 +1,6 @@
 """Make the sampler that the options name."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +12,13 @@ from vigpipe.graphs.partitions.cached import cached_partition
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.samplers.aggregation import kind_of
+from vigpipe.graphs.samplers.counts import kept_counts
+from vigpipe.graphs.samplers.draws import DrawNodes
 from vigpipe.graphs.samplers.fastgcn import ImportantNodes
 from vigpipe.graphs.samplers.layered import EdgeSampler, InLayers
 from vigpipe.graphs.samplers.neighbour import Neighbours
 from vigpipe.graphs.samplers.parts import Parts
-from vigpipe.graphs.samplers.saint import DrawNodes, Saint, by_edges, by_nodes, by_walks
+from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
 from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import WholeGraph
 
@@ -26,10 +29,12 @@ class Made(NamedTuple):
     Attributes:
         sampler: the sampler.
         partition: the parts that its sub-graphs are made of at first; None if there are none.
+        seconds: how long this process took to make or read all that it draws by.
     """
 
     sampler: Sampler
     partition: Partition | None = None
+    seconds: float = 0.0
 
 
 def make_sampler(config: TrainConfig, graph: Graph) -> Made:
@@ -43,7 +48,9 @@ def make_sampler(config: TrainConfig, graph: Graph) -> Made:
         InputError: the graph cannot be sampled so.
     """
     assert config.sampler is not None
-    return _SAMPLERS[config.sampler](config, graph)
+    began = time.perf_counter()
+    made = _SAMPLERS[config.sampler](config, graph)
+    return made._replace(seconds=time.perf_counter() - began)
 
 
 def _full(config: TrainConfig, graph: Graph) -> Made:
@@ -60,35 +67,54 @@ def _parts(config: TrainConfig, graph: Graph) -> Made:
         raise InputError(
             f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
         )
-    path = Path(config.data)
-    beside = path if path.suffix == ".npz" else None
-    partition = cached_partition(graph, config.partition, config.parts, config.seed, beside)
+    partition = cached_partition(
+        graph, config.partition, config.parts, config.seed, _beside(config)
+    )
     generations = Generations(graph, partition, config.repartition_every, config.seed)
     return Made(Parts(graph, generations, config.merge, config.seed, num_shares), partition)
 
 
 def _saint_nodes(config: TrainConfig, graph: Graph) -> Made:
     assert config.sample_nodes is not None
-    draw_nodes = by_nodes(graph, kind_of(config.model), config.sample_nodes)
-    return _saint(config, graph, draw_nodes, config.sample_nodes)
+    num, kind = config.sample_nodes, "gcn" if kind_of(config.model) == "gcn" else "mean"
+    return _saint(config, graph, (kind, num), by_nodes(graph, kind, num), num)
 
 
 def _saint_edges(config: TrainConfig, graph: Graph) -> Made:
     assert config.sample_edges is not None
     _check_edges(config, graph)
-    return _saint(config, graph, by_edges(graph, config.sample_edges), 2 * config.sample_edges)
+    num = config.sample_edges
+    return _saint(config, graph, (num,), by_edges(graph, num), 2 * num)
 
 
 def _saint_walks(config: TrainConfig, graph: Graph) -> Made:
     assert config.roots is not None
     assert config.walk_length is not None
-    draw_nodes = by_walks(graph, config.roots, config.walk_length)
-    return _saint(config, graph, draw_nodes, config.roots * (config.walk_length + 1))
+    sizes = config.roots, config.walk_length
+    most_drawn = config.roots * (config.walk_length + 1)
+    return _saint(config, graph, sizes, by_walks(graph, *sizes), most_drawn)
 
 
-def _saint(config: TrainConfig, graph: Graph, draw_nodes: DrawNodes, most_drawn: int) -> Made:
+def _saint(
+    config: TrainConfig,
+    graph: Graph,
+    drawn_by: tuple[object, ...],
+    draw_nodes: DrawNodes,
+    most_drawn: int,
+) -> Made:
+    """Make a sampler of GraphSAINT.
+
+    Args:
+        config: all options.
+        graph: the graph.
+        drawn_by: what the draws depend on besides the sampler, the graph and the seed.
+        draw_nodes: draws the nodes of a sub-graph.
+        most_drawn: how many it draws at most.
+    """
     assert config.coverage is not None
-    return Made(Saint(graph, draw_nodes, most_drawn, config.coverage, config.seed))
+    name = "-".join(map(str, (config.sampler, *drawn_by)))
+    counts = kept_counts(graph, name, draw_nodes, config.coverage, config.seed, _beside(config))
+    return Made(Saint(graph, draw_nodes, most_drawn, counts, config.seed))
 
 
 def _fastgcn(config: TrainConfig, graph: Graph) -> Made:
@@ -115,6 +141,12 @@ def _in_layers(config: TrainConfig, graph: Graph, edge_sampler: EdgeSampler) -> 
             "has none; choose --sampler parts or full"
         )
     return Made(InLayers(graph, edge_sampler, config.batch_nodes, config.layers, config.seed))
+
+
+def _beside(config: TrainConfig) -> Path | None:
+    """Return the file of a graph, beside which others find what was made of it; None for none."""
+    path = Path(config.data)
+    return path if path.suffix == ".npz" else None
 
 
 def _check_edges(config: TrainConfig, graph: Graph) -> None:

@@ -10,9 +10,8 @@ an edge then has the factor 10,000, and a node comes 0.1 times: where sub-graphs
 many edges were never counted, the loss was thousands of times too large.
 """
 
-import time
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,63 +19,48 @@ import torch
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
-from vigpipe.graphs.samplers.draws import Sizes, Urn, distinct, generator
+from vigpipe.graphs.samplers.counts import Counts
+from vigpipe.graphs.samplers.draws import DrawNodes, Sizes, Urn, distinct_nodes
 from vigpipe.graphs.samplers.sampler import SubGraph
-from vigpipe.ops.adjacency import Kind, Sampled
-
-# Draws nodes, in any order and perhaps several times.
-DrawNodes = Callable[[np.random.Generator], np.ndarray]
+from vigpipe.ops.adjacency import Sampled
 
 
 class Saint:
     """The sub-graph on nodes that are drawn; an epoch draws as many nodes as the graph has.
 
-    What is counted beforehand is drawn as epoch 0. An epoch has n / (mean nodes of a sub-graph)
-    sub-graphs, rounded up.
+    An epoch has n / (mean nodes of a sub-graph) sub-graphs, rounded up.
 
     Args:
         graph: the graph.
         draw_nodes: draws the nodes of a sub-graph.
         most_drawn: how many it draws at most.
-        coverage: how often a node is drawn beforehand, on average.
-        seed: of all draws.
+        counts: how often nodes and edges came in sub-graphs that were drawn in the same way.
+        seed: of the draws.
     """
 
     takes_all = False
 
     def __init__(
-        self, graph: Graph, draw_nodes: DrawNodes, most_drawn: int, coverage: int, seed: int
+        self, graph: Graph, draw_nodes: DrawNodes, most_drawn: int, counts: Counts, seed: int
     ) -> None:
-        began = time.perf_counter()
-        self._draw_nodes, self._seed = draw_nodes, seed
+        self.counts = counts
         self._degrees, self._induced = degrees_of(graph), Induced(graph)
         self._num_train = len(graph.nodes_of(TRAIN))
         self.most_nodes = self.most_targets = min(graph.num_nodes, most_drawn)
-        self._nodes = lru_cache(64)(self._distinct_nodes)
+        self._nodes = lru_cache(64)(partial(distinct_nodes, draw_nodes, seed))
         self._sizes = Sizes()
-        self._times_node = np.zeros(graph.num_nodes)
-        self._times_edge = np.zeros(graph.num_edges, dtype=np.int32)
-        self.num_counted, num_nodes, num_edges = 0, 0, 0
-        while num_nodes <= coverage * graph.num_nodes:
-            nodes = self._distinct_nodes(0, self.num_counted)
-            _, _, edges = self._induced.numbered(nodes)
-            self._times_node[nodes] += 1
-            self._times_edge[edges] += 1
-            self.num_counted += 1
-            num_nodes, num_edges = num_nodes + len(nodes), num_edges + len(edges)
-        self._mean = num_nodes / self.num_counted, num_edges / self.num_counted
-        self.shares = (int(np.ceil(graph.num_nodes / self._mean[0])),)
-        self._seconds = time.perf_counter() - began
+        self.shares = (int(np.ceil(graph.num_nodes / counts.mean_nodes)),)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the sub-graph on the nodes that are drawn."""
         nodes = self._nodes(epoch, number)
         indptr, indices, edges = self._induced.numbered(nodes)
         self._sizes.put(epoch, number, len(nodes), len(edges))
-        times = np.maximum(self._times_node[nodes], 1)
-        factors = np.repeat(times, np.diff(indptr)) / np.maximum(self._times_edge[edges], 1)
+        times = np.maximum(self.counts.of_nodes[nodes], 1)
+        factors = np.repeat(times, np.diff(indptr)) / np.maximum(self.counts.of_edges[edges], 1)
         arrays = indptr, indices, factors, self._degrees.plain[nodes], self._degrees.looped[nodes]
-        return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), self.num_counted / times)
+        weights = self.counts.num_drawn / times
+        return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), weights)
 
     def most_rows(self, layer: int) -> int:
         """Return the same bound for all layers."""
@@ -89,7 +73,7 @@ class Saint:
     def about_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that were drawn, or say how many are on average."""
         size = self._sizes.get(epoch, number)
-        return size[0] if size else round(self._mean[0])
+        return size[0] if size else round(self.counts.mean_nodes)
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
         """Count those of the whole graph, for which the weighted ones of a sub-graph stand."""
@@ -102,30 +86,31 @@ class Saint:
 
     def describe(self) -> str:
         """Say what was counted beforehand."""
-        nodes, edges = self._mean
+        counts = self.counts
+        came = f"counted in {counts.seconds:.1f} s{', and read from a file' * counts.was_read}"
         return (
-            f"{self.num_counted:,} sub-graphs drawn to count how often nodes and edges come, with "
-            f"{nodes:,.0f} nodes and {edges:,.0f} edges on average, in {self._seconds:.1f} s; "
-            f"an epoch has {self.shares[0]:,}"
+            f"{counts.num_drawn:,} sub-graphs drawn to count how often nodes and edges come, with "
+            f"{counts.mean_nodes:,.0f} nodes and {counts.mean_edges:,.0f} edges on average, "
+            f"{came}; an epoch has {self.shares[0]:,}"
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return what was counted beforehand."""
-        nodes, edges = self._mean
+        """Return what was counted beforehand, and which edges those sub-graphs have kept."""
+        counts = self.counts
+        num_ending = int(counts.of_nodes @ self._degrees.plain)
         return {
+            "kept_edge_fraction": int(counts.of_edges.sum()) / num_ending if num_ending else 1.0,
             "counted": {
-                "sub_graphs": self.num_counted,
-                "mean_nodes": nodes,
-                "mean_edges": edges,
-                "seconds": self._seconds,
-            }
+                "sub_graphs": counts.num_drawn,
+                "mean_nodes": counts.mean_nodes,
+                "mean_edges": counts.mean_edges,
+                "seconds": counts.seconds,
+                "read_seconds": counts.read_seconds,
+            },
         }
 
-    def _distinct_nodes(self, epoch: int, number: int) -> np.ndarray:
-        return distinct(self._draw_nodes(generator(self._seed, epoch, number)))
 
-
-def by_nodes(graph: Graph, kind: Kind, num: int) -> DrawNodes:
+def by_nodes(graph: Graph, kind: Literal["gcn", "mean"], num: int) -> DrawNodes:
     """Draw nodes with a probability in proportion to their squared column norm.
 
     The columns are those of the adjacency matrix with a self-loop at every node, so that each can
@@ -133,12 +118,11 @@ def by_nodes(graph: Graph, kind: Kind, num: int) -> DrawNodes:
 
     Args:
         graph: the graph.
-        kind: which weights the model's sums have.
+        kind: gcn for the model's own columns.
         num: how many nodes to draw, with replacement.
     """
     degrees = degrees_of(graph).looped
-    same = "gcn" if kind == "gcn" else "mean"
-    of_others = squared_columns(graph, same, degrees, with_loops=False)
+    of_others = squared_columns(graph, kind, degrees, with_loops=False)
     urn = Urn(of_others + (1 / degrees) ** 2)
     return lambda draws: urn.draw(num, draws)
 

@@ -1,0 +1,115 @@
+"""How often nodes and edges come is counted once, and read by whoever asks later."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.graphs.partitions.small_graphs import edges_of, make_graph
+from tests.graphs.samplers.matrices import GRAPH, NUM_NODES
+from vigpipe.graphs.samplers import counts
+from vigpipe.graphs.samplers.counts import count, kept_counts
+from vigpipe.graphs.samplers.draws import distinct_nodes
+from vigpipe.graphs.samplers.saint import by_walks
+
+WALKS = by_walks(GRAPH, 3, 2)
+SEED, COVERAGE = 5, 20
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIGPIPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "graph.npz"
+
+
+def counted(beside, name="walk-3-2", draw_nodes=WALKS, coverage=COVERAGE, seed=SEED, graph=GRAPH):
+    return kept_counts(graph, name, draw_nodes, coverage, seed, beside)
+
+
+def numbers(found):
+    return found.num_drawn, found.of_nodes.tolist(), found.of_edges.tolist()
+
+
+@pytest.mark.parametrize("at_once", [7, 1 << 14], ids=["seven nodes at once", "all at once"])
+def test_counts_are_those_of_a_loop_over_sub_graphs(at_once, monkeypatch):
+    monkeypatch.setattr(counts, "_NODES_AT_ONCE", at_once)
+    found = count(GRAPH, WALKS, COVERAGE, SEED)
+    assert found.num_drawn > 2 * 64  # more than fit into one number
+    assert found.num_drawn % 64
+    edges = edges_of(GRAPH)
+    of_nodes, of_edges = Counter(), Counter()
+    for number in range(found.num_drawn):
+        assert of_nodes.total() <= COVERAGE * NUM_NODES
+        nodes = set(distinct_nodes(WALKS, SEED, 0, number).tolist())
+        of_nodes.update(nodes)
+        of_edges.update(edge for edge in edges if nodes.issuperset(edge))
+    assert of_nodes.total() > COVERAGE * NUM_NODES
+    assert found.of_nodes.tolist() == [of_nodes[node] for node in range(NUM_NODES)]
+    assert found.of_edges.tolist() == [of_edges[edge] for edge in edges]
+    assert found.mean_nodes == of_nodes.total() / found.num_drawn
+    assert found.mean_edges == of_edges.total() / found.num_drawn
+
+
+def test_a_graph_without_edges_has_counts_of_nodes():
+    graph = make_graph(3, [], [])
+    found = count(graph, by_walks(graph, 2, 1), 4, SEED)
+    assert (found.of_nodes.sum() > 12, found.mean_edges) == (True, 0)
+
+
+def test_the_second_time_counts_are_read(beside):
+    made, read = counted(beside), counted(beside)
+    assert (made.was_read, read.was_read) == (False, True)
+    assert numbers(made) == numbers(read) == numbers(count(GRAPH, WALKS, COVERAGE, SEED))
+    assert made.seconds == read.seconds > 0
+    assert made.read_seconds is not None
+    assert read.read_seconds is not None
+    (path,) = beside.with_name("graph.npz.parts").iterdir()
+    assert path.name == f"walk-3-2-20-5-{GRAPH.sha256}-1.safetensors"
+
+
+def test_another_draw_coverage_seed_or_graph_has_a_file_of_its_own(beside):
+    counted(beside)
+    other = replace(GRAPH, split=GRAPH.split[::-1].copy())
+    assert not counted(beside, "walk-4-2", by_walks(GRAPH, 4, 2)).was_read
+    assert not counted(beside, coverage=21).was_read
+    assert not counted(beside, seed=6).was_read
+    assert not counted(beside, graph=other).was_read
+    assert counted(beside).was_read
+
+
+def test_what_cannot_be_written_is_counted_each_time(tmp_path):
+    (tmp_path / "cache").write_text("not a folder")
+    for _ in range(2):
+        found = counted(None)
+        assert (found.was_read, found.read_seconds) == (False, None)
+
+
+DAMAGES = {
+    "other number of nodes": lambda arrays: {"of_nodes": arrays["of_nodes"][:-1]},
+    "other number of edges": lambda arrays: {"of_edges": arrays["of_edges"][1:]},
+    "of other numbers": lambda arrays: {"of_nodes": arrays["of_nodes"].astype(np.float32)},
+    "too few": lambda arrays: {"of_nodes": arrays["of_nodes"] // 2},
+    "too many": lambda arrays: {"of_nodes": 2 * arrays["of_nodes"]},
+    "less than none": lambda arrays: {"of_edges": -arrays["of_edges"]},
+    "more edges than nodes": lambda arrays: {"of_edges": arrays["of_edges"] + 9},
+    "fewer sub-graphs than nodes": lambda arrays: {"num_drawn": np.array([1])},
+    "no sub-graphs": lambda arrays: {"num_drawn": np.array([0])},
+    "more sub-graphs than nodes in them": lambda arrays: {"num_drawn": np.array([1 << 40])},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_counts_that_cannot_be_are_made_again_with_a_note(damage, beside, capsys):
+    made = counted(beside)
+    (path,) = beside.with_name("graph.npz.parts").iterdir()
+    arrays = load_file(path)
+    save_file({**arrays, **DAMAGES[damage](arrays)}, path)
+    again = counted(beside)
+    assert not again.was_read
+    assert numbers(again) == numbers(made)
+    note = capsys.readouterr().err
+    assert f"{path}: does not hold counts of 60 nodes and {GRAPH.num_edges} edges; they are" in note
+    assert note.count("\n") == 1
+    assert counted(beside).was_read
