@@ -13,6 +13,12 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.samplers.layered import InLayers
 from vigpipe.graphs.samplers.make import make_sampler
+from vigpipe.ops.adjacency import Layered
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIGPIPE_CACHE", str(tmp_path / "cache"))
 
 
 def made(graph=GRAPH, **options):
@@ -21,13 +27,68 @@ def made(graph=GRAPH, **options):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_defaults_are_for_small_graphs_too(sampler):
-    found, partition = made(sampler=sampler)
+    found, partition, seconds = made(sampler=sampler)
+    assert seconds > 0
     assert (partition is not None) == (sampler == "parts")
     assert found.takes_all == (sampler == "full")
     assert found.most_nodes <= GRAPH.num_nodes
     nodes, adjacency, _ = found.draw(1, 0)
     assert len(nodes) == adjacency.num_sources == found.num_nodes(1, 0)
     assert (found.describe() == "") == (sampler == "full")
+    kept = found.as_table()["kept_edge_fraction"]
+    assert isinstance(kept, float)
+    assert 0 < kept <= 1
+
+
+def test_kept_edges_are_those_that_end_in_the_nodes_of_sub_graphs():
+    degrees = np.diff(GRAPH.indptr)
+
+    def kept(**options):
+        sampler = made(**options).sampler
+        table = sampler.as_table()
+        num_kept = num_ending = 0
+        for number in range(*sampler.shares):
+            nodes, adjacency, _ = sampler.draw(1, number)
+            for layer in adjacency.layers if isinstance(adjacency, Layered) else [adjacency]:
+                num_kept += layer.num_edges
+                num_ending += degrees[nodes[: layer.num_targets]].sum()
+        return table["kept_edge_fraction"], num_kept / num_ending
+
+    for options in (
+        {"sampler": "parts", "partition": "random", "parts": 4, "merge": 1},
+        {"sampler": "parts", "partition": "random", "parts": 7, "merge": 3},
+        {"sampler": "neighbour", "fanout": "3,2", "batch_nodes": 10},
+        {"sampler": "fastgcn", "layer_nodes": 9, "batch_nodes": 10},
+    ):
+        found, expected = kept(**options)
+        assert found == pytest.approx(expected, rel=1e-12), options
+    found, expected = kept(sampler="saint-walk", roots=4, walk_length=2, coverage=200)
+    assert found == pytest.approx(expected, rel=0.25)  # of others than those that were counted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "saint-node", "sample_nodes": 30},
+        {"sampler": "saint-edge", "sample_edges": 9},
+        {"sampler": "saint-walk", "roots": 4, "walk_length": 2},
+    ],
+    ids=["node", "edge", "walk"],
+)
+def test_who_asks_later_reads_what_was_counted(options):
+    def told(**more):
+        sampler = made(**{"model": "sage", **options, **more}).sampler
+        weights = sampler.draw(1, 0).weights
+        assert weights is not None
+        return "and read from a file" in sampler.describe(), weights.tolist()
+
+    (first, weights), (second, same) = told(), told()
+    assert (first, second, weights) == (False, True, same)
+    for name, value in options.items():
+        if name != "sampler":
+            assert not told(**{name: value + 1})[0]
+    assert told(model="gin")[0]
+    assert told(model="gcn")[0] == (options["sampler"] != "saint-node")  # which goes by its weights
 
 
 def test_one_fanout_is_for_all_layers_and_several_go_from_the_last_one_back():

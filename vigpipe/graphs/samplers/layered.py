@@ -21,7 +21,7 @@ from vigpipe.graphs.samplers.sampler import SubGraph
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Layered, Sampled
 
-_NUM_FIRST = 4  # batches, which are drawn to know how many nodes others have
+_NUM_FIRST = 4  # batches, which are drawn to know how many nodes and edges others have
 
 
 class Edges(NamedTuple):
@@ -152,8 +152,14 @@ class InLayers:
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return nothing that the options do not say."""
-        return {}
+        """Return which edges the layers of the first batches have kept."""
+        num_kept = num_ending = 0
+        for number in range(min(_NUM_FIRST, self.shares[0])):
+            nodes, adjacency, _ = self.draw(1, number)
+            for layer in map(adjacency.of_layer, range(self._num_layers)):
+                num_kept += layer.num_edges
+                num_ending += int(self._degrees.plain[nodes[: layer.num_targets]].sum())
+        return {"kept_edge_fraction": num_kept / num_ending if num_ending else 1.0}
 
     def _batch(self, epoch: int, number: int) -> np.ndarray:
         first = number * self._batch_nodes

@@ -84,8 +84,13 @@ class Parts:
         return str(self.generations.partition(1))
 
     def as_table(self) -> dict[str, object]:
-        """Return what the parts of the first epoch are."""
-        return {"partition": self.generations.partition(1).as_table()}
+        """Return what the parts of the first epoch are, and what they keep as they are joined."""
+        partition = self.generations.partition(1)
+        kept = partition.kept_edge_fraction
+        if self._num_joined > 1 and partition.num_edges:
+            num_kept = sum(self.num_edges(1, number) for number in range(sum(self.shares)))
+            kept = num_kept / partition.num_edges
+        return {"kept_edge_fraction": kept, "partition": partition.as_table()}
 
     def _groups(self, epoch: int) -> list[np.ndarray]:
         """Return the parts of every sub-graph of an epoch."""

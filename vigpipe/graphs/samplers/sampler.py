@@ -67,5 +67,9 @@ class Sampler(Protocol):
         ...
 
     def as_table(self) -> dict[str, object]:
-        """Return what summary.json says of it."""
+        """Return what summary.json says of it.
+
+        `kept_edge_fraction` is the share of the edges that end in nodes of a sub-graph which are in
+        it, or of those that end in nodes which a layer makes features of.
+        """
         ...

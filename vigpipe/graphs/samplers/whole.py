@@ -52,8 +52,8 @@ class WholeGraph:
         return ""
 
     def as_table(self) -> dict[str, object]:
-        """Return nothing."""
-        return {}
+        """Return that all edges are kept."""
+        return {"kept_edge_fraction": 1.0}
 
 
 def whole(graph: Graph) -> SubGraph:
