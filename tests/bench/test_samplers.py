@@ -2,11 +2,15 @@
 
 import csv
 import json
+import sys
 
 import pytest
 
+from tests.world import run_command
+from vigpipe.bench.options import SamplersBench
 from vigpipe.bench.samplers import parse_way, read_run
 from vigpipe.cli import main
+from vigpipe.config.choices import PARTITIONS, SAMPLERS
 from vigpipe.errors import InputError
 
 
@@ -34,6 +38,15 @@ def test_a_way_says_how_the_graph_is_cut_and_how_long_it_is_trained_on(word, opt
     assert parse_way(word, word) == (word, options)
 
 
+def test_the_default_is_every_way_for_graphs_of_any_size():
+    default = SamplersBench().ways
+    ways = [parse_way(word, default).options for word in default.split(",")]
+    assert all("epochs" in way for way in ways)
+    found = [way.get("partition", way["sampler"]) for way in ways]
+    wanted = {*SAMPLERS, *PARTITIONS} - {"parts", "spectral"}
+    assert sorted(found) == sorted(wanted)
+
+
 @pytest.mark.parametrize(
     "word", ["", "louvain", "parts", "full:3", "fastgcn:2", "full+2", "metis:", "metis:4@", "x@3"]
 )
@@ -54,28 +67,37 @@ def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
         {"epoch": 2, "accuracy": 0.9, "macro_f1": 0.8, "validation": {"accuracy": 0.6}},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partition = {"kept_edge_fraction": 0.25, "seconds": 1.5}
-    summary = {"steps": 4, "peak_bytes": 7, "graph": {"partition": partition}}
-    found = read_run(tmp_path, summary, "metis", 3)
-    assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, 1.5, 5.0, 7)  # seconds: 4.0 and 6.0
+    made = {"seconds": 1.5, "read_seconds": 0.125}
+    for kept, seconds in (
+        ({"partition": {**made, "kept_edge_fraction": 0.1}}, (1.5, 0.125)),
+        ({"counted": made}, (1.5, 0.125)),
+        ({"partition": {**made, "read_seconds": None}}, (1.5, None)),
+        ({}, (2.0, None)),
+    ):
+        graph = {"kept_edge_fraction": 0.25, "sampler_seconds": 2.0, **kept}
+        found = read_run(tmp_path, {"steps": 4, "peak_bytes": 7, "graph": graph}, "metis", 3)
+        # Seconds of an epoch: 4.0 and 6.0.
+        assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, *seconds, 5.0, 7)
 
 
 @pytest.mark.multiprocess
-def test_real_runs_end_in_a_table(tmp_path, capfd):
+def test_real_runs_end_in_a_table(tmp_path):
     out = tmp_path / "out"
     ways = "full@2,random:4@1,saint-walk@1"
-    words = ["bench", "samplers", "--data", "sbm:200,4", "--ways", ways, "--seeds", "1"]
-    words += ["--roots", "30"]
-    assert main([*words, "--width", "8", "--threads", "1", "--out", str(out)]) == 0
+    words = f"bench samplers --data sbm:200,4 --ways {ways} --seeds 1 --roots 30 --width 8".split()
+    words += ["--threads", "1", "--out", str(out)]
+    done = run_command([sys.executable, "-m", "vigpipe", *words])
+    assert done.returncode == 0, done.stderr
     with (out / "rows.csv").open(newline="") as file:
         full, random, walk = csv.DictReader(file)
     assert (full["steps"], random["steps"]) == ("2", "4")
     assert float(full["kept_edges"]) == 1.0
-    assert float(full["preparation_seconds"]) == 0 < float(walk["preparation_seconds"])
-    assert 0.1 < float(random["kept_edges"]) < 0.45
+    assert all(float(row["preparation_seconds"]) > 0 for row in (full, random, walk))
+    assert full["read_seconds"] == random["read_seconds"] == "" < walk["read_seconds"]
+    assert 0.1 < float(random["kept_edges"]) < 0.45 < float(walk["kept_edges"]) < 1
     page = (out / "README.md").read_text()
     assert "| full@2" in page
-    assert "random:4@1, seed 0: accuracy" in capfd.readouterr().out
+    assert "random:4@1, seed 0: accuracy" in done.stdout
 
 
 def test_wrong_use_is_one_sentence(capsys):

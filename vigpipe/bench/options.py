@@ -125,7 +125,10 @@ class SamplersBench(TrainConfig):
 
     model: Model = "sage"
     seeds: int = 3
-    ways: str = "full,metis:40,random:40"
+    ways: str = (
+        "full@120,metis:40@20,random:40@20,walks:40@20,"
+        "saint-node@40,saint-edge@40,saint-walk@40,fastgcn@20,neighbour@20"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

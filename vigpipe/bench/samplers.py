@@ -60,8 +60,11 @@ class Learned(NamedTuple):
         macro_f1: of the test nodes, at the same epoch.
         epoch: number of that epoch.
         steps: number of steps of the run.
-        kept_edges: share of the graph's edges that a sub-graph may have.
-        preparation_seconds: what it took to make the parts, or to count what is drawn how often.
+        kept_edges: share of the edges that end in a sub-graph's nodes which are in it.
+        preparation_seconds: what it took one process to prepare the sampler: to make the parts, or
+            to count what is drawn how often.
+        read_seconds: what it takes every further process to read that from a file; None where
+            nothing is kept in one, so that each prepares its own.
         epoch_seconds: median duration of the steps of an epoch, without the evaluation.
         peak_bytes: largest memory of the process.
     """
@@ -74,6 +77,7 @@ class Learned(NamedTuple):
     steps: int
     kept_edges: float
     preparation_seconds: float
+    read_seconds: float | None
     epoch_seconds: float
     peak_bytes: int
 
@@ -164,8 +168,7 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
         seconds = row["step_seconds"] + row["data_seconds"]
         of_epoch[row["epoch"]] = of_epoch.get(row["epoch"], 0.0) + seconds
     of_graph: Mapping[str, Any] = summary["graph"]
-    partition: Mapping[str, Any] = of_graph.get("partition", {})
-    prepared = partition or of_graph.get("counted", {})
+    prepared: Mapping[str, Any] = of_graph.get("partition") or of_graph.get("counted") or {}
     return Learned(
         way,
         seed,
@@ -173,8 +176,9 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
         best["macro_f1"],
         best["epoch"],
         summary["steps"],
-        partition.get("kept_edge_fraction", 1.0),
-        prepared.get("seconds", 0.0),
+        of_graph["kept_edge_fraction"],
+        prepared.get("seconds", of_graph["sampler_seconds"]),
+        prepared.get("read_seconds"),
         median(of_epoch.values()),
         summary["peak_bytes"],
     )
@@ -186,12 +190,15 @@ def _write(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> 
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
     headers = ["", "edges kept", "steps", "test accuracy", "min – max", "macro-F1"]
-    headers += ["s before", "s an epoch", "peak memory"]
+    headers += ["s to prepare", "s to read", "s an epoch", "peak memory"]
     question = (
         f"{options.model} on {options.data}: the test accuracy at the epoch with the best "
         f"validation accuracy. Seeds: {options.seeds}; ± is the standard deviation over them. "
-        "Seconds are medians; those before are what it takes one process to cut the graph, or to "
-        "count what is drawn how often; those of an epoch are without its evaluation."
+        "Edges kept are those, of all that end in the nodes of a sub-graph, which are in it; where "
+        "layers have edges of their own, of all that end in nodes which a layer makes features of. "
+        "Seconds are medians. One process prepares: it cuts the graph, or counts what is drawn how "
+        "often; others read that from a file, or prepare for themselves where there is none. "
+        "Seconds of an epoch are without its evaluation."
     )
     table = Table("", headers, [_row(way, found) for way, found in by_way.items()])
     write_page(folder, "What each way to sample a graph learns", question, [table], learned)
@@ -199,6 +206,7 @@ def _write(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> 
 
 def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
     accuracies = [f.accuracy for f in found]
+    read = [f.read_seconds for f in found if f.read_seconds is not None]
     spread = f" ± {100 * stdev(accuracies):.2f}" if len(found) > 1 else ""
     return (
         way,
@@ -207,7 +215,8 @@ def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
         f"{100 * fmean(accuracies):.2f}{spread} %",
         f"{min(accuracies):.2%} – {max(accuracies):.2%}",
         f"{fmean(f.macro_f1 for f in found):.3f}",
-        f"{median(f.preparation_seconds for f in found):.1f}",
+        f"{median(f.preparation_seconds for f in found):.2f}",
+        f"{median(read):.3f}" if read else "",
         f"{median(f.epoch_seconds for f in found):.2f}",
         f"{median(f.peak_bytes for f in found) / 2**20:,.0f} MiB",
     )
