@@ -127,7 +127,7 @@ class SamplersBench(TrainConfig):
     seeds: int = 3
     ways: str = (
         "full@120,metis:40@20,random:40@20,walks:40@20,"
-        "saint-node@40,saint-edge@40,saint-walk@40,fastgcn@20,neighbour@20"
+        "saint-node@40,saint-edge@40,saint-walk@40,fastgcn@10,neighbour@20"
     )
 
 

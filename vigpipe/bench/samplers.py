@@ -190,13 +190,13 @@ def _write(folder: Path, options: SamplersBench, learned: Sequence[Learned]) -> 
     for found in learned:
         by_way.setdefault(found.way, []).append(found)
     headers = ["", "edges kept", "steps", "test accuracy", "min – max", "macro-F1"]
-    headers += ["s to prepare", "s to read", "s an epoch", "peak memory"]
+    headers += ["s to prepare", "ms to read", "s an epoch", "peak memory"]
     question = (
         f"{options.model} on {options.data}: the test accuracy at the epoch with the best "
         f"validation accuracy. Seeds: {options.seeds}; ± is the standard deviation over them. "
         "Edges kept are those, of all that end in the nodes of a sub-graph, which are in it; where "
         "layers have edges of their own, of all that end in nodes which a layer makes features of. "
-        "Seconds are medians. One process prepares: it cuts the graph, or counts what is drawn how "
+        "Times are medians. One process prepares: it cuts the graph, or counts what is drawn how "
         "often; others read that from a file, or prepare for themselves where there is none. "
         "Seconds of an epoch are without its evaluation."
     )
@@ -216,7 +216,7 @@ def _row(way: str, found: Sequence[Learned]) -> tuple[str, ...]:
         f"{min(accuracies):.2%} – {max(accuracies):.2%}",
         f"{fmean(f.macro_f1 for f in found):.3f}",
         f"{median(f.preparation_seconds for f in found):.2f}",
-        f"{median(read):.3f}" if read else "",
+        f"{1000 * median(read):.1f}" if read else "",
         f"{median(f.epoch_seconds for f in found):.2f}",
         f"{median(f.peak_bytes for f in found) / 2**20:,.0f} MiB",
     )
