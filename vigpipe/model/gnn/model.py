@@ -13,6 +13,8 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
+_NUMBERS_AT_ONCE = 1 << 23  # of the features that are evaluated at a time
+
 
 class GraphModel(StagedModel):
     """Graph layers, the last of which gives the logits; stem and readout have no parameters.
@@ -110,7 +112,7 @@ class GraphModel(StagedModel):
         self,
         x: Features,
         adjacency: Adjacency,
-        features: SparseRows | None = None,
+        features: Features | None = None,
         *,
         chunk: int,
     ) -> Tensor:
@@ -123,8 +125,10 @@ class GraphModel(StagedModel):
         Args:
             x: as for `forward`, for all n nodes.
             adjacency: edges of the graph.
-            features: as for `forward`.
-            chunk: number of nodes that are computed at a time.
+            features: as for `forward`, or anything of a shape (n, in_channels) whose
+                `part(start, end)` are the features of some nodes.
+            chunk: number of nodes that are computed at a time, at most; fewer where they have many
+                channels.
 
         Returns:
             As `forward`.
@@ -136,7 +140,8 @@ class GraphModel(StagedModel):
             raise ValueError("by_layer evaluates: call model.eval() first")
         x = x if features is None else features
         if self.has_stem and self.stem_names:
-            x = _in_chunks(lambda start, end: self.embed(_part(x, start, end)), len(x), chunk)
+            rows = _rows_at_once(x, chunk)
+            x = _in_chunks(lambda start, end: self.embed(_part(x, start, end)), len(x), rows)
         for layer in self.convs.values():
             assert isinstance(layer, GraphLayer)
             x = _layer_in_chunks(layer, x, adjacency, chunk)
@@ -192,9 +197,9 @@ class Gcn2Model(GraphModel):
 
 
 def _layer_in_chunks(layer: GraphLayer, x: Features, adjacency: Adjacency, chunk: int) -> Tensor:
-    first = _part(x, 0, min(chunk, len(x)))
-    if layer.messages(first) is first:
-        messages = x
+    chunk, few = _rows_at_once(x, chunk), _part(x, 0, 1)
+    if layer.messages(few) is few:
+        messages = _part(x, 0, len(x))
     else:
         messages = _in_chunks(
             lambda start, end: layer.messages(_part(x, start, end)), len(x), chunk
@@ -206,8 +211,12 @@ def _layer_in_chunks(layer: GraphLayer, x: Features, adjacency: Adjacency, chunk
     return _in_chunks(received, len(x), chunk)
 
 
+def _rows_at_once(x: Features, most: int) -> int:
+    return max(1, min(most, _NUMBERS_AT_ONCE // x.shape[1]))
+
+
 def _part(x: Features, start: int, end: int) -> Features:
-    return x.part(start, end) if isinstance(x, SparseRows) else x[start:end]
+    return x[start:end] if isinstance(x, Tensor) else x.part(start, end)
 
 
 def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int) -> Tensor:
