@@ -36,7 +36,14 @@ from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.choices import Shell
 from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig, check_timed_steps
-from vigpipe.config.verbs import GraphConfig, PlanConfig, PredictConfig, SelftestConfig, TimeConfig
+from vigpipe.config.verbs import (
+    GraphConfig,
+    PlanConfig,
+    PredictConfig,
+    PrepareConfig,
+    SelftestConfig,
+    TimeConfig,
+)
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.second_signal import SecondSignal
@@ -67,6 +74,7 @@ StudyOptions = Annotated[StudyConfig, Parameter(name="*")]
 SelftestOptions = Annotated[SelftestConfig, Parameter(name="*")]
 TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
 PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
+PrepareOptions = Annotated[PrepareConfig, Parameter(name="*")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -275,6 +283,38 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.dataset import make_debian_graph
 
         make_debian_graph(out, lists)
+
+    @dataset.command
+    def prepare(
+        source: str,
+        out: Path,
+        /,
+        *,
+        config: PrepareOptions = PrepareConfig(),  # noqa: B008
+    ) -> None:
+        """Cut a graph into parts, and write them as a folder that is read part by part.
+
+        A run with --data FOLDER maps the files into memory, and reads what its sub-graphs need.
+
+        Args:
+            source: the graph: a file, a name or sbm:..., as --data of `vigpipe train` takes it.
+            out: the folder to write, which must not be there yet.
+            config: the options.
+        """
+        from vigpipe.commands.dataset import prepare_dataset
+
+        prepare_dataset(source, out, config)
+
+    @dataset.command(name="check")
+    def check_(folder: Path, /) -> None:
+        """Read every file of a prepared folder, and compare it with the manifest.
+
+        Args:
+            folder: the folder.
+        """
+        from vigpipe.commands.dataset import check_dataset
+
+        check_dataset(folder)
 
     weights = App(name="weights", help="Turn weight files into others.")
     app.command(weights)

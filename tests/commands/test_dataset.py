@@ -1,9 +1,13 @@
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
-from vigpipe.commands.dataset import make_debian_graph
+from vigpipe.cli import main
+from vigpipe.commands.dataset import make_debian_graph, prepare_dataset
+from vigpipe.config.verbs import PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.formats.graph_file import read
+from vigpipe.graphs.prepared.read import open_folder
 
 
 @pytest.fixture
@@ -69,3 +73,59 @@ def test_a_full_disk_is_one_sentence(lists, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"graph\.npz: cannot be written \(No space left on dev"):
         make_debian_graph(tmp_path / "graph.npz", lists)
     assert [path.name for path in tmp_path.iterdir()] == ["lists"]
+
+
+def test_a_graph_is_prepared_and_checked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--partition", "random", "--parts", "3", "--seed", "1", "--features", "raw"]
+    assert main(["dataset", "prepare", "sbm:60,3,4,5", "new/folder", *options]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("3 parts (random): ")
+    graph = open_folder(tmp_path / "new" / "folder")
+    assert (graph.manifest.seed, graph.manifest.source) == (1, "sbm:60,3,4,5")
+    assert second == (
+        f"new/folder: 60 nodes, {graph.num_edges} directed edges, 4 features (raw), in 3 parts "
+        "(random), 0.00 GB"
+    )
+    assert main(["dataset", "check", "new/folder"]) == 0
+    assert capsys.readouterr().out == f"{second}: every file is what the manifest says\n"
+    assert main(["dataset", "prepare", "new/folder", "again", "--parts", "2"]) == 0
+    assert open_folder(tmp_path / "again").manifest.partition == "metis"
+
+
+REFUSED = {
+    "a folder that is there": (["prepare", "sbm:60", "."], "is there already; choose another name"),
+    "no graph": (["prepare", "coral", "f"], "--data coral: no such graph; give one of Cora"),
+    "too many parts": (["prepare", "sbm:60", "f", "--parts", "61"], "cannot be cut into 61 parts"),
+    "no parts": (["prepare", "sbm:60", "f", "--parts", "0"], "cannot be cut into 0 parts"),
+    "a seed below 0": (["prepare", "sbm:60", "f", "--seed", "-1"], "--seed -1: must be 0 or more"),
+    "no place": (
+        ["prepare", "sbm:60", "/dev/null/f"],
+        "/dev/null/f: cannot be written (File exists)",
+    ),
+    "a missing manifest": (["check", "."], "manifest.json: cannot be read (No such file or direc"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_wrong_use_is_one_sentence(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = REFUSED[kind]
+    assert main(["dataset", *arguments]) == 2
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert len(stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("full")])
+def test_a_full_disk_leaves_no_folder(error, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("vigpipe.graphs.prepared.write.save_file", full)
+    with pytest.raises(
+        InputError, match=r"f: cannot be written \((No space left on device|full)\)"
+    ):
+        prepare_dataset("sbm:60", tmp_path / "f", PrepareConfig())
+    assert not list(tmp_path.iterdir())

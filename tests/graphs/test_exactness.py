@@ -25,6 +25,9 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.graphs import features
 from vigpipe.graphs.graph import TEST, TRAIN
 from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.prepared.write import write_folder
+from vigpipe.graphs.sources import open_graph
 from vigpipe.job.order import epoch_order
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.evaluation import evaluate_all
@@ -76,7 +79,19 @@ def words_graph() -> str:
     return str(path)
 
 
+def prepared_folder(data: str, scaling: Any) -> str:
+    """Write a graph as a folder of 7 random parts, and return its path."""
+    folder = Path(_FOLDER.name) / f"prepared-{scaling}"
+    options = {"data_dir": Path(), "download": False, "symmetric": True, "seed": 7}
+    graph = open_graph(data, features=scaling, **options)
+    partition = make_partition(graph, "random", 7, seed=0)
+    write_folder(folder, graph, partition, scaling=scaling, symmetric=True, seed=7)
+    return str(folder)
+
+
 SPARSE = replace(BASE, data=words_graph(), features="tfidf")
+DENSE_FOLDER = prepared_folder(BASE.data, "raw")
+PREPARED = replace(BASE, partition=None, parts=None)
 SETUPS: dict[str, TrainConfig] = {
     **{model: replace(BASE, model=model) for model in GRAPH_MODELS},
     "gat v2": replace(BASE, model="gat", aggregator="v2", norm="layer"),
@@ -91,6 +106,16 @@ SETUPS: dict[str, TrainConfig] = {
     },
     "sage words": replace(SPARSE, model="sage"),
     "gat words": replace(SPARSE, model="gat", dtype="float32"),
+    "gcn prepared": replace(PREPARED, model="gcn", data=DENSE_FOLDER),
+    "gin prepared": replace(PREPARED, model="gin", data=DENSE_FOLDER, norm="batch"),
+    "sage prepared words": replace(
+        PREPARED,
+        model="sage",
+        data=prepared_folder(SPARSE.data, "tfidf"),
+        sampler="neighbour",
+        batch_nodes=60,
+        fanout="3",
+    ),
 }
 # D * M = 4 throughout, so that all layouts see the same sub-graphs.
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]

@@ -21,7 +21,7 @@ from vigpipe.bench.alone import MB, peaks, set_up, write_page
 from vigpipe.bench.options import GnnBench
 from vigpipe.bench.side_by_side import Timings, alternate
 from vigpipe.errors import InputError
-from vigpipe.graphs.features import for_model
+from vigpipe.graphs.features import for_model, in_memory
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TRAIN, Graph
 from vigpipe.graphs.partitions.induced import induced
 from vigpipe.graphs.samplers.whole import all_edges
@@ -155,7 +155,7 @@ def _ours(is_sparse: bool) -> Maker:
             layer = model.convs["1"]
             layer.attention_dropout.rate = 0.0
         adjacency = all_edges(graph).to(device)
-        x = for_model(graph.features, is_sparse).to(device, torch.float32)
+        x = for_model(in_memory(graph.features), is_sparse).to(device, torch.float32)
         keys = sample_keys(0, 0, torch.arange(graph.num_nodes)).to(device)
         return model, lambda: model(x, keys, adjacency)
 
@@ -182,7 +182,7 @@ def _geometric(kind: str) -> Maker:
             edges = sparse_matrix(adjacency, torch.ones(graph.num_edges))
         else:
             edges = torch.stack((adjacency.indices, adjacency.targets))
-        x, edges = for_model(graph.features, is_sparse=False), edges.to(device)
+        x, edges = for_model(in_memory(graph.features), is_sparse=False), edges.to(device)
         dense: Any = x.to(device, torch.float32)
         activation = F.elu if options.model == "gat" else F.relu
 

@@ -1,4 +1,4 @@
-"""The command `vigpipe dataset`: make a graph file from what is on this machine."""
+"""The commands `vigpipe dataset`: make graphs to train on, and check them."""
 
 import zipfile
 from pathlib import Path
@@ -6,10 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from vigpipe.config.verbs import PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import check_new_file
 from vigpipe.graphs import debian
+from vigpipe.graphs.partitions.make import make_partition
+from vigpipe.graphs.prepared.graph import PreparedGraph
+from vigpipe.graphs.prepared.manifest import Manifest
+from vigpipe.graphs.prepared.read import check_folder
+from vigpipe.graphs.prepared.write import check_new_folder, write_folder
+from vigpipe.graphs.sources import open_graph
 
 MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 
@@ -37,4 +44,55 @@ def make_debian_graph(out: Path, lists: Path | None = None) -> None:
     print(
         f"{out}: {len(arrays['y'])} nodes, {len(arrays['edge_src'])} edges, "
         f"{len(arrays['classes'])} classes"
+    )
+
+
+def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
+    """Cut a graph into parts, write them as a folder, and print what is in it.
+
+    Args:
+        source: the graph, as `vigpipe train --data` takes it.
+        out: the folder to write.
+        options: how it is scaled and cut.
+
+    Raises:
+        InputError: there is no such graph, it cannot be cut so, or the folder cannot be written.
+    """
+    if options.seed < 0:
+        raise InputError(f"--seed {options.seed}: must be 0 or more")
+    check_new_folder(out)
+    graph = open_graph(
+        source,
+        data_dir=options.data_dir,
+        download=options.download,
+        features=options.features,
+        symmetric=options.symmetric,
+        seed=options.seed,
+    )
+    scaling, symmetric = options.features or "raw", options.symmetric is not False
+    if isinstance(graph, PreparedGraph):
+        scaling, symmetric = graph.manifest.scaling, graph.manifest.symmetric
+    partition = make_partition(graph, options.partition, options.parts, options.seed)
+    print(partition, flush=True)
+    manifest = write_folder(
+        out, graph, partition, scaling=scaling, symmetric=symmetric, seed=options.seed
+    )
+    print(_size(out, manifest))
+
+
+def check_dataset(folder: Path) -> None:
+    """Read every file of a prepared folder, and print what is in it.
+
+    Raises:
+        InputError: a file is not what the manifest says.
+    """
+    print(f"{_size(folder, check_folder(folder))}: every file is what the manifest says")
+
+
+def _size(folder: Path, manifest: Manifest) -> str:
+    num_bytes = sum(facts.bytes for facts in manifest.files.values())
+    return (
+        f"{folder}: {manifest.nodes:,} nodes, {manifest.edges:,} directed edges, "
+        f"{manifest.features:,} features ({manifest.scaling}), in {manifest.num_parts:,} parts "
+        f"({manifest.partition}), {num_bytes / 1e9:,.2f} GB"
     )

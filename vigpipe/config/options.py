@@ -39,6 +39,7 @@ from vigpipe.config.choices import (
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.of_jobs import OF_IMAGES
+from vigpipe.config.prepared import OF_FOLDER, is_prepared
 from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES, SAMPLER_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
@@ -85,8 +86,9 @@ class TrainConfig:
         dropout: dropout rate in the readout; of graph models, before or between their layers.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
             test/<class>/<image>; or tar files, MNIST's files, a .npz file, or a folder of Hugging
-            Face's save_to_disk or of parquet files. For graph models: a graph file (.npz), the name
-            of a data set, such as Cora or Reddit, or sbm:NODES,CLASSES for a random graph.
+            Face's save_to_disk or of parquet files. For graph models: a graph file (.npz), a folder
+            of `vigpipe dataset prepare`, the name of a data set, such as Cora or Reddit, or
+            sbm:NODES,CLASSES for a random graph.
         data_dir: folder of the CIFAR-10 files, or of the data sets of graphs that have a name.
         download: fetch CIFAR-10, or the data set, if it is not in the data folder.
         features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
@@ -364,7 +366,8 @@ class TrainConfig:
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
     """Fill in options left at `None`: from the recipe first, then from the model.
 
-    An option that is still `None` afterwards is off, or is decided later. Learning rate and EMA
+    An option that is still `None` afterwards is off, or is decided later: by the job, of a graph
+    in a prepared folder. Learning rate and EMA
     decay are scaled to the batch size of this run.
 
     Raises:
@@ -393,7 +396,8 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     if size is not None and max(size) <= SMALL_IMAGE:
         defaults["crop_pct"] = 1.0
     if model.job == "graph":
-        defaults = {name: value for name, value in defaults.items() if name not in OF_IMAGES}
+        settled = (*OF_IMAGES, *(OF_FOLDER if is_prepared(config.data) else ()))
+        defaults = {name: value for name, value in defaults.items() if name not in settled}
     missing = {
         f.name: defaults[f.name]
         for f in fields(config)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Dtype, Model, VigModel
+from vigpipe.config.choices import Device, Dtype, Features, Model, Partition, VigModel
 from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
@@ -41,6 +41,31 @@ class GraphConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Options of `vigpipe dataset prepare`.
+
+    Attributes:
+        data_dir: folder of the data sets that have a name.
+        download: fetch the data set if it is not in the data folder.
+        features: how the features are scaled: raw, the default, leaves them as they are; row
+            divides each node's by their sum; tfidf gives rare ones more weight.
+        symmetric: use every edge in both directions, as by default.
+        partition: how the graph is cut into parts: metis cuts few edges; random draws each node's
+            part; spectral and walks look for clusters.
+        parts: number of parts.
+        seed: seed of the partition, and of a random graph.
+    """
+
+    data_dir: Path = Path("data")
+    download: bool = False
+    features: Features | None = None
+    symmetric: bool | None = None
+    partition: Partition = "metis"
+    parts: int = 40
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """Options of `vigpipe predict`.
 
@@ -48,7 +73,7 @@ class PredictConfig:
         weights: safetensors or torch file of weights.
         model: the model; needed only if the weights file does not name it.
         data: the graph whose nodes are predicted, if the weights are of a graph model: a graph file
-            (.npz), the name of a data set, or sbm:NODES,CLASSES.
+            (.npz), a prepared folder, the name of a data set, or sbm:NODES,CLASSES.
         data_dir: folder of the data sets that have a name.
         download: fetch the data set if it is not in the data folder.
         split: which nodes of the graph are told: those of a split, or all, the default.

@@ -1,5 +1,6 @@
-"""Scale the features of nodes; what is sparse stays sparse."""
+"""Scale the features of nodes, and make of them what models take; what is sparse stays sparse."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
 
@@ -15,18 +17,53 @@ Scaling = Literal["raw", "row", "tfidf"]
 _MOST_STORED = 0.1  # share of numbers that are not 0, up to which sparse products are faster
 
 
-def are_sparse(features: np.ndarray | csr_array) -> bool:
+def are_sparse(features: Rows | StoredRows) -> bool:
     """Whether products with features take less time if only numbers that are not 0 are multiplied.
 
     Features that are stored dense are taken as they are.
     """
-    if not isinstance(features, csr_array):
-        return False
+    if isinstance(features, StoredRows):
+        num_stored = features.num_stored
+    else:
+        num_stored = features.nnz if isinstance(features, csr_array) else None
     shape: Any = features.shape  # scipy says it can be None
-    return features.nnz <= _MOST_STORED * shape[0] * shape[1]
+    return num_stored is not None and num_stored <= _MOST_STORED * shape[0] * shape[1]
 
 
-def for_model(features: np.ndarray | csr_array, is_sparse: bool) -> Tensor | SparseRows:
+def in_memory(features: Rows | StoredRows) -> Rows:
+    """Return features of all nodes, all of them in memory."""
+    return features[:] if isinstance(features, StoredRows) else features
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """Features that are too many for memory, for a model that takes some nodes at a time.
+
+    Attributes:
+        rows: of all nodes, in files.
+        device: where the model computes.
+        dtype: that it takes.
+    """
+
+    rows: StoredRows
+    device: torch.device
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of nodes, and of features."""
+        return self.rows.shape
+
+    def part(self, start: int, end: int) -> Tensor | SparseRows:
+        """Return the features of the nodes start ... end - 1, in memory."""
+        return for_model(self.rows[start:end], are_sparse(self.rows)).to(self.device, self.dtype)
+
+
+def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
     """Return features of some or all nodes as models take them.
 
     Args:
@@ -43,9 +80,7 @@ def for_model(features: np.ndarray | csr_array, is_sparse: bool) -> Tensor | Spa
     return SparseRows(places, torch.from_numpy(features.data))
 
 
-def scaled(
-    features: np.ndarray | csr_array, scaling: Scaling, where: str
-) -> np.ndarray | csr_array:
+def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:
     r"""Scale the features of all nodes.
 
     `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
@@ -91,7 +126,7 @@ def scaled(
     return _divided(weighted, np.sqrt(squares))
 
 
-def _divided(features: np.ndarray | csr_array, lengths: np.ndarray) -> np.ndarray | csr_array:
+def _divided(features: Rows, lengths: np.ndarray) -> Rows:
     """Divide each row by its length, (n,) float64; where that is 0, the row stays."""
     lengths = np.where(lengths == 0, 1, lengths)
     if isinstance(features, csr_array):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from vigpipe.graphs.ahead import Ahead
-from vigpipe.graphs.features import are_sparse, for_model
+from vigpipe.graphs.features import StoredFeatures, are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.graphs.samplers.whole import whole
+from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.ops.adjacency import Layered
@@ -105,17 +105,27 @@ class GraphFeed:
         """Yield the whole graph; see `vigpipe.job.job.Feed.test_batches`.
 
         Every pipeline computes all of it, and the first one counts: the others would only wait.
+        Features in files stay there, unless training has taken all of them into memory.
         """
         graph, whole_graph = self._graph, self._whole
         counts = self._has_last and place == 0
+        inputs, structure = None, (whole_graph.adjacency,)
+        if isinstance(graph.features, StoredRows) and "_all_features" not in vars(self):
+            if self._has_first:
+                inputs = torch.empty(graph.num_nodes, 0, dtype=self._dtype, device=self._device)
+                stored = StoredFeatures(graph.features, self._device, self._dtype)
+                structure = whole_graph.adjacency, stored
+        else:
+            inputs = self._inputs([whole_graph], graph.num_nodes) if self._has_first else None
+            structure = self._structure(whole_graph)
         yield ReplicaBatch(
             0,
             graph.num_nodes,
             (graph.num_nodes,),
             torch.full((graph.num_nodes,), PADDING),
-            self._inputs([whole_graph], graph.num_nodes) if self._has_first else None,
+            inputs,
             torch.from_numpy(graph.labels) if counts else None,
-            (self._structure(whole_graph),),
+            (structure,),
             by_layer=True,
         )
 
@@ -147,15 +157,17 @@ class GraphFeed:
 
     @cached_property
     def _all_features(self) -> Any:  # noqa: ANN401
-        return self._sent(self._graph.features)
+        return self._sent(in_memory(self._graph.features))
 
     def _features(self, nodes: np.ndarray) -> Any:  # noqa: ANN401
         """Return a tensor or SparseRows on the device; of all nodes it stays if it comes again."""
         if len(nodes) < self._graph.num_nodes:
             return self._sent(self._graph.features[nodes])
-        return self._all_features if self._sampler.takes_all else self._sent(self._graph.features)
+        if self._sampler.takes_all:
+            return self._all_features
+        return self._sent(in_memory(self._graph.features))
 
-    def _sent(self, rows: np.ndarray | csr_array) -> Any:  # noqa: ANN401
+    def _sent(self, rows: Rows) -> Any:  # noqa: ANN401
         return for_model(rows, self._is_sparse).to(self._device, self._dtype)
 
     def _structure(self, sub_graph: SubGraph) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""One large graph in memory: its edges, and what its nodes carry."""
+"""One large graph: its edges, and what its nodes carry, in memory or in files."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
+from vigpipe.graphs.stored_rows import StoredRows
 from vigpipe.ops.transpose import is_symmetric
 
 NO_CLASS = -1  # the label of a node without one
@@ -25,23 +26,26 @@ class Graph:
         indptr: (n + 1,) int64; the edges that end in node v have the numbers indptr[v] ...
             indptr[v + 1] - 1.
         indices: (e,) int64, the node that each edge comes from, ascending for each v. An edge may
-            be there once only; there may be self-loops.
-        features: (n, d) float32, dense or as rows of numbers that are not 0.
+            be there once only; there may be self-loops. Of edges in files, memory holds what is
+            indexed.
+        features: (n, d) float32, dense or as rows of numbers that are not 0; perhaps in files.
         labels: (n,) int64 classes, NO_CLASS for none; or (n, C) bool, where a node may have several
             or no classes.
         split: (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class has none.
         class_names: the names of the C classes.
         node_names: the names of the nodes; None if they have none.
+        numbers: (n,) int64, which node of the user's files each one is; None if it is the same one.
     """
 
     name: str
     indptr: np.ndarray
-    indices: np.ndarray
-    features: np.ndarray | csr_array
+    indices: np.ndarray | StoredRows
+    features: np.ndarray | csr_array | StoredRows
     labels: np.ndarray
     split: np.ndarray
     class_names: tuple[str, ...]
     node_names: tuple[str, ...] | None = None
+    numbers: np.ndarray | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -89,15 +93,25 @@ class Graph:
         np.cumsum(degrees, out=rows[1:])
         return rows, np.arange(rows[-1]) + np.repeat(starts - rows[:-1], degrees)
 
+    def sources(self) -> np.ndarray:
+        """Return the node that each edge comes from, (e,) int64, all of them in memory."""
+        return np.asarray(self.indices)
+
     def targets(self) -> np.ndarray:
         """Make the node that each edge ends in, (e,) int64."""
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
     @cached_property
+    def loops(self) -> np.ndarray:
+        """The nodes that have an edge to themselves, ascending, int64."""
+        sources = self.sources()
+        return sources[sources == self.targets()]
+
+    @cached_property
     def sha256(self) -> str:
         """SHA-256 of edges, labels and split, in hexadecimal digits."""
         digest = hashlib.sha256("\0".join(self.class_names).encode())
-        for array in (self.indptr, self.indices, self.labels, self.split):
+        for array in (self.indptr, self.sources(), self.labels, self.split):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
@@ -150,6 +164,7 @@ def in_rows(
 
 def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return `indptr` and `indices` with every edge in both directions."""
-    if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices)):
-        return graph.indptr, graph.indices
-    return in_rows(graph.indices, graph.targets(), graph.num_nodes, both_ways=True)
+    sources = graph.sources()
+    if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(sources)):
+        return graph.indptr, sources
+    return in_rows(sources, graph.targets(), graph.num_nodes, both_ways=True)

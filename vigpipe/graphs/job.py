@@ -19,6 +19,7 @@ from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.samplers.make import make_sampler
 from vigpipe.graphs.samplers.parts import Parts
@@ -279,13 +280,12 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
     """Open the graph that the options name, and what draws its sub-graphs.
 
     Args:
-        config: all options, with the defaults of the model filled in.
+        config: all options, with the defaults of the model filled in; those that a prepared folder
+            decides may be None.
 
     Raises:
         InputError: there is no such graph, or it cannot be cut so.
     """
-    assert config.features is not None
-    assert config.symmetric is not None
     graph = open_graph(
         config.data,
         data_dir=config.data_dir,
@@ -294,4 +294,16 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         symmetric=config.symmetric,
         seed=config.seed,
     )
+    if isinstance(graph, PreparedGraph):
+        config = _as_prepared(config, graph)
     return GraphJob(config, graph, *make_sampler(config, graph))
+
+
+def _as_prepared(config: TrainConfig, graph: PreparedGraph) -> TrainConfig:
+    """Fill in the options that a prepared folder decides, as far as they are not given."""
+    has = graph.manifest
+    config = replace(config, features=has.scaling, symmetric=has.symmetric)
+    if config.sampler != "parts":
+        return config
+    method, number = config.partition or has.partition, config.parts or has.num_parts
+    return replace(config, partition=method, parts=number)

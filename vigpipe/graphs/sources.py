@@ -1,52 +1,86 @@
-"""Where a graph comes from: a file, a data set that is known by its name, or a random draw."""
+"""Where a graph comes from: a file, a prepared folder, a known data set, or a random draw."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
+from vigpipe.config.options import as_given
+from vigpipe.config.prepared import is_prepared
 from vigpipe.errors import InputError
 from vigpipe.graphs import sbm
 from vigpipe.graphs.features import Scaling, scaled
 from vigpipe.graphs.formats import graph_file, named
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.graph import symmetric as both_directions
+from vigpipe.graphs.prepared.graph import PreparedGraph
+from vigpipe.graphs.prepared.read import open_folder
+from vigpipe.graphs.stored_rows import StoredRows
 
 SUFFIX = ".npz"
 
 
 def open_graph(
-    data: str, *, data_dir: Path, download: bool, features: Scaling, symmetric: bool, seed: int
+    data: str,
+    *,
+    data_dir: Path,
+    download: bool,
+    features: Scaling | None,
+    symmetric: bool | None,
+    seed: int,
 ) -> Graph:
     """Open a graph to train on.
 
     Args:
-        data: the path of a graph file, which ends in .npz; the name of a data set, in capitals or
-            not; or sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]] for a random graph.
+        data: the path of a graph file, which ends in .npz, or of a prepared folder; the name of a
+            data set, in capitals or not; or sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]] for a random
+            graph.
         data_dir: folder of the data sets, each in a folder of its own.
         download: fetch a data set if it is not there. In a run, one rank downloads before the
             others open the graph.
-        features: how they are scaled, see `features.scaled`.
-        symmetric: add the reverse of every edge.
+        features: how they are scaled, see `features.scaled`; None for raw, or as a folder has them.
+        symmetric: add the reverse of every edge; None for yes, or as a folder has them.
         seed: of a random graph.
 
     Raises:
         InputError: there is no such graph, or it is not one to train on.
     """
+    # Path's own expanduser raises RuntimeError for an unknown ~user.
+    path = Path(os.path.expanduser(data))
+    if is_prepared(data):
+        return _as_prepared(open_folder(path), features, symmetric)
     if data.startswith(sbm.PREFIX):
         graph = sbm.draw(data, seed)
     elif data.lower().endswith(SUFFIX):
-        # Path's own expanduser raises RuntimeError for an unknown ~user.
-        graph = graph_file.read(Path(os.path.expanduser(data)))
+        graph = graph_file.read(path)
     elif data.lower() in named.DATA_SETS:
         graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
     else:
         names = ", ".join(data_set.name for data_set in named.DATA_SETS.values())
         raise InputError(
-            f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}) or "
-            f"{sbm.FORM}"
+            f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "
+            f"prepared folder or {sbm.FORM}"
         )
-    graph = replace(graph, features=scaled(graph.features, features, f"--data {data}"))
-    if symmetric:
+    assert not isinstance(graph.features, StoredRows)
+    scaling = features or "raw"
+    graph = replace(graph, features=scaled(graph.features, scaling, f"--data {data}"))
+    if symmetric is not False:
         indptr, indices = both_directions(graph)
         graph = replace(graph, indptr=indptr, indices=indices)
+    return graph
+
+
+def _as_prepared(
+    graph: PreparedGraph, features: Scaling | None, symmetric: bool | None
+) -> PreparedGraph:
+    """Check that a folder has what is asked for."""
+    has = graph.manifest
+    for option, wanted, found in (
+        ("features", features, has.scaling),
+        ("symmetric", symmetric, has.symmetric),
+    ):
+        if wanted not in (None, found):
+            raise InputError(
+                f"--data {graph.name}: was prepared with {as_given(option, found)}, but "
+                f"{as_given(option, wanted)} is asked for; leave it out, or prepare another folder"
+            )
     return graph

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vigpipe.graphs.features import are_sparse, for_model
+from vigpipe.graphs.features import are_sparse, for_model, in_memory
+from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
@@ -63,7 +64,9 @@ class GraphTransform:
             seed=0,
         )
         self.description.check(graph, str(data))
-        features = for_model(graph.features, are_sparse(graph.features))
+        if isinstance(graph, PreparedGraph):
+            graph = graph.in_users_order()
+        features = for_model(in_memory(graph.features), are_sparse(graph.features))
         x = features.to(self.device, torch.float32)
         return GraphInputs(x, None, all_edges(graph).to(self.device))
 

@@ -142,7 +142,8 @@ def predict_nodes(
         split: whose nodes: those of a split, or all.
 
     Yields:
-        One prediction per node, ascending, on ranks of the last stage; nothing on other ranks.
+        One prediction per node, ascending in the user's order, on ranks of the last stage; nothing
+        on other ranks.
 
     Raises:
         FloatingPointError: a node's logits are NaN or infinite.
@@ -154,15 +155,18 @@ def predict_nodes(
         return
     class_names = description.names()
     nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
+    if graph.numbers is not None:
+        nodes = nodes[np.argsort(graph.numbers[nodes])]
     for some in torch.from_numpy(nodes).split(_AT_ONCE):
         of_some = logits[some.to(logits.device)]
         probabilities, labels = most_likely(of_some, several=description.multi_label)
         rows = zip(some.tolist(), labels.tolist(), probabilities.tolist(), strict=True)
         for node, i, p in rows:
-            check_finite(f"node {node}", p)
+            number = node if graph.numbers is None else int(graph.numbers[node])
+            check_finite(f"node {number}", p)
             name = None if graph.node_names is None else graph.node_names[node]
             names = tuple(class_names[label] for label in i)
-            yield NodePrediction(node, name, tuple(i), names, tuple(p))
+            yield NodePrediction(number, name, tuple(i), names, tuple(p))
 
 
 def _job(run: Run) -> GraphJob:

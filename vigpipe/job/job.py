@@ -108,6 +108,11 @@ class Job(Protocol):
     unit: ClassVar[str]
 
     @property
+    def config(self) -> TrainConfig:
+        """All options, also those that the data decide."""
+        ...
+
+    @property
     def name(self) -> str:
         """What the user calls the data."""
         ...

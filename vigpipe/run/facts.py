@@ -182,6 +182,7 @@ def prepare(
     check_job(config)
     config = with_replication_defaults(with_model_defaults(config))
     job = open_job(config, left_out)
+    config = job.config
     if config.final == "best" and not any("validation" in splits for splits in job.passes):
         raise InputError(
             f"--final best: the validation {job.unit} choose the best replica, and there are none; "

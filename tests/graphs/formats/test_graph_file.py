@@ -45,7 +45,7 @@ def test_dense_features(save):
     graph = read(path)
     assert graph.name == str(path)
     assert graph.indptr.tolist() == [0, 1, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # the edge 3 → 0 once
-    assert graph.indices.tolist() == [3, 0, 9, 3]
+    assert graph.sources().tolist() == [3, 0, 9, 3]
     assert isinstance(graph.features, np.ndarray)
     np.testing.assert_array_equal(graph.features, X.astype(np.float32))
     np.testing.assert_array_equal(graph.labels, Y)

@@ -45,7 +45,7 @@ def test_no_nodes_one_node_and_all_nodes():
     assert [part.tolist() for part in induced(graph, an_array([3]))] == [[0, 0], []]
     assert [part.tolist() for part in induced(graph, an_array([2]))] == [[0, 1], [0]]
     whole = induced(graph, np.arange(4))
-    assert [part.tolist() for part in whole] == [graph.indptr.tolist(), graph.indices.tolist()]
+    assert [part.tolist() for part in whole] == [graph.indptr.tolist(), graph.sources().tolist()]
 
 
 @pytest.mark.parametrize("nodes", [[1, 0], [1, 1], [-1, 0], [0, 4]])

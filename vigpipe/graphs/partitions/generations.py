@@ -105,7 +105,7 @@ def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
         (n,) seconds; ones if no time was measured.
     """
     targets = graph.targets()
-    kept = targets[parts[targets] == parts[graph.indices]]
+    kept = targets[parts[targets] == parts[graph.sources()]]
     num_edges = np.bincount(kept, minlength=graph.num_nodes)
     costs = rates.per_node + rates.per_edge * num_edges
     return costs if costs.any() else np.ones(graph.num_nodes)

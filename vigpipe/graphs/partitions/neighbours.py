@@ -12,9 +12,9 @@ def neighbours(graph: Graph) -> csr_array:
     Returns:
         (n, n) bool, symmetric, with ascending columns in each row.
     """
-    targets = graph.targets()
-    is_other = targets != graph.indices
-    ends = targets[is_other], graph.indices[is_other]
+    sources, targets = graph.sources(), graph.targets()
+    is_other = targets != sources
+    ends = targets[is_other], sources[is_other]
     shape = graph.num_nodes, graph.num_nodes
     edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape).tocsr()
     both = csr_array(edges + edges.T)

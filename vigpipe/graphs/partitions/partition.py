@@ -119,7 +119,7 @@ def measured(
     """
     small = _small(parts, num_parts)
     targets = np.repeat(small, np.diff(graph.indptr))
-    num_kept = int(np.count_nonzero(small[graph.indices] == targets))
+    num_kept = int(np.count_nonzero(small[graph.sources()] == targets))
     return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds, was_read)
 
 

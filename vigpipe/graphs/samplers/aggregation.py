@@ -30,9 +30,8 @@ class Degrees(NamedTuple):
 def degrees_of(graph: Graph) -> Degrees:
     """Count the edges that end in every node."""
     plain = np.diff(graph.indptr)
-    targets = graph.targets()
     looped = plain + 1
-    looped[graph.indices[graph.indices == targets]] -= 1
+    looped[graph.loops] -= 1
     return Degrees(plain, looped)
 
 
@@ -47,14 +46,14 @@ def squared_columns(
         degrees: (n,) int64, which these weights follow from: for `gcn` with self-loops.
         with_loops: whether the graph's own self-loops belong to A.
     """
-    targets = graph.targets()
+    sources, targets = graph.sources(), graph.targets()
     inverses = 1 / np.maximum(degrees, 1)
     if kind == "ones":
         squares = np.ones(graph.num_edges)
     elif kind == "mean":
         squares = (inverses**2)[targets]
     else:
-        squares = inverses[targets] * inverses[graph.indices]
+        squares = inverses[targets] * inverses[sources]
     if not with_loops:
-        squares[graph.indices == targets] = 0
-    return np.bincount(graph.indices, squares, minlength=graph.num_nodes)
+        squares[sources == targets] = 0
+    return np.bincount(sources, squares, minlength=graph.num_nodes)

@@ -144,4 +144,4 @@ def _can_be(arrays: Arrays, graph: Graph, coverage: int) -> bool:
     if of_nodes.min() < 0 or of_nodes.max() > num_drawn.item() or (of_edges < 0).any():
         return False
     of_targets = np.repeat(of_nodes, np.diff(graph.indptr))
-    return bool((of_edges <= np.minimum(of_targets, of_nodes[graph.indices])).all())
+    return bool((of_edges <= np.minimum(of_targets, of_nodes[graph.sources()])).all())

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vigpipe.config.options import TrainConfig, parse_fanout
+from vigpipe.config.prepared import is_prepared
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.partitions.cached import cached_partition
 from vigpipe.graphs.partitions.generations import Generations
-from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.partitions.partition import Method, Partition
+from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.aggregation import kind_of
 from vigpipe.graphs.samplers.counts import kept_counts
 from vigpipe.graphs.samplers.draws import DrawNodes
@@ -67,11 +69,18 @@ def _parts(config: TrainConfig, graph: Graph) -> Made:
         raise InputError(
             f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
         )
-    partition = cached_partition(
-        graph, config.partition, config.parts, config.seed, _beside(config)
-    )
+    partition = _partition(graph, config.partition, config.parts, config)
     generations = Generations(graph, partition, config.repartition_every, config.seed)
     return Made(Parts(graph, generations, config.merge, config.seed, num_shares), partition)
+
+
+def _partition(graph: Graph, method: Method, num_parts: int, config: TrainConfig) -> Partition:
+    """Return the parts of a prepared folder, if these are asked for, or others."""
+    if isinstance(graph, PreparedGraph):
+        own = graph.partition
+        if (method, num_parts) == (own.method, own.num_parts):
+            return own
+    return cached_partition(graph, method, num_parts, config.seed, _beside(config))
 
 
 def _saint_nodes(config: TrainConfig, graph: Graph) -> Made:
@@ -144,9 +153,9 @@ def _in_layers(config: TrainConfig, graph: Graph, edge_sampler: EdgeSampler) -> 
 
 
 def _beside(config: TrainConfig) -> Path | None:
-    """Return the file of a graph, beside which others find what was made of it; None for none."""
+    """Return a graph's file or folder, beside which others find what was made of it, or None."""
     path = Path(config.data)
-    return path if path.suffix == ".npz" else None
+    return path if path.suffix == ".npz" or is_prepared(config.data) else None
 
 
 def _check_edges(config: TrainConfig, graph: Graph) -> None:

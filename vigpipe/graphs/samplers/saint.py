@@ -139,7 +139,7 @@ def by_edges(graph: Graph, num: int) -> DrawNodes:
     degrees = np.diff(graph.indptr)
     targets = graph.targets()
     inverses = 1 / np.maximum(degrees, 1)
-    urn = Urn(inverses[targets] + inverses[graph.indices])
+    urn = Urn(inverses[targets] + inverses[graph.sources()])
 
     def draw(draws: np.random.Generator) -> np.ndarray:
         edges = urn.draw(num, draws)

@@ -63,4 +63,4 @@ def whole(graph: Graph) -> SubGraph:
 
 def all_edges(graph: Graph) -> Adjacency:
     """Return all edges, between all nodes."""
-    return Adjacency(torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices))
+    return Adjacency(torch.from_numpy(graph.indptr), torch.from_numpy(graph.sources()))

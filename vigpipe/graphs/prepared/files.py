@@ -1,0 +1,111 @@
+"""The files of a prepared folder, mapped into memory."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from safetensors import safe_open
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import opened
+from vigpipe.graphs.prepared.manifest import FileFacts
+
+Arrays = dict[str, np.ndarray]
+_ADVICE = "copy it again, or prepare the folder anew"
+
+
+class Files:
+    """The files of a folder. Each is compared with its SHA-256 before anything in it is used.
+
+    Args:
+        folder: the folder.
+        facts: what each file must be, by its name.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, FileFacts]) -> None:
+        self._folder, self._facts = folder, facts
+        self._read: dict[str, Arrays] = {}
+        self._lock = Lock()  # for a thread that reads ahead
+
+    def arrays(self, name: str, check: Callable[[Arrays], None]) -> Arrays:
+        """Return the arrays of a file, whose pages are read when they are looked at.
+
+        Args:
+            name: of the file.
+            check: raises KeyError or ValueError if they are not what they must be; it is called
+                when the file is first needed.
+
+        Raises:
+            InputError: the file is not there, or not what it must be.
+        """
+        with self._lock:
+            if name not in self._read:
+                arrays = self._mapped(name)
+                try:
+                    check(arrays)
+                except (KeyError, ValueError) as error:
+                    raise InputError(
+                        f"{self._folder / name}: {escaped(str(error))}; {_ADVICE}"
+                    ) from error
+                self._read[name] = arrays
+            return self._read[name]
+
+    def checked(self, name: str) -> Path:
+        """Compare a file with what the manifest says of it, and return its path.
+
+        Raises:
+            InputError: the file is not there, or not what the manifest says.
+        """
+        path, facts = self._folder / name, self._facts[name]
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            found = hashlib.file_digest(file, "sha256").hexdigest() if size == facts.bytes else ""
+        if size != facts.bytes:
+            raise InputError(
+                f"{path}: has {size} bytes, but the manifest says {facts.bytes}; {_ADVICE}"
+            )
+        if found != facts.sha256:
+            raise InputError(
+                f"{path}: has the SHA-256 {found[:12]}…, but the manifest says "
+                f"{facts.sha256[:12]}…; {_ADVICE}"
+            )
+        return path
+
+    def _mapped(self, name: str) -> Arrays:
+        path = self.checked(name)
+        try:
+            # For torch, safetensors maps the file; for NumPy, it would read all of it.
+            with safe_open(path, "pt") as tensors:
+                return {key: tensors.get_tensor(key).numpy() for key in tensors.keys()}  # noqa: SIM118
+        except Exception as error:  # damaged bytes end in almost any exception of safetensors
+            raise InputError(f"{path}: is not a safetensors file of arrays; {_ADVICE}") from error
+
+
+def array(arrays: Arrays, name: str, dtype: type[np.generic], *shape: int) -> np.ndarray:
+    """Return an array of a file.
+
+    Raises:
+        KeyError: it is not there.
+        ValueError: it has another type or shape.
+    """
+    found = arrays[name]
+    if found.dtype != dtype or found.shape != shape:
+        expected = f"{np.dtype(dtype)} of shape {shape}"
+        raise ValueError(f"{name} is {found.dtype} of shape {found.shape}, expected {expected}")
+    return found
+
+
+def check_range(name: str, numbers: np.ndarray, least: int, end: int) -> None:
+    """Raise ValueError if a number is below `least`, or is `end` or more."""
+    if len(numbers) and (numbers.min() < least or numbers.max() >= end):
+        raise ValueError(f"{name} are not all in {least} … {end - 1}")
+
+
+def check_rows(name: str, indptr: np.ndarray, last: int) -> None:
+    """Raise ValueError if compressed rows do not begin at 0, ascend, and end at `last`."""
+    if indptr[0] != 0 or indptr[-1] != last or (indptr[1:] < indptr[:-1]).any():
+        raise ValueError(f"{name} does not ascend from 0 to {last}")

@@ -1,0 +1,64 @@
+"""A graph that lies in a prepared folder."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from vigpipe.graphs.features import in_memory
+from vigpipe.graphs.graph import Graph, in_rows
+from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.prepared.manifest import Manifest
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedGraph(Graph):
+    """A graph that lies in a prepared folder, its nodes in the order of their parts.
+
+    Attributes:
+        manifest: of the folder.
+        stored_loops: the nodes that have an edge to themselves, ascending, int64.
+    """
+
+    manifest: Manifest
+    stored_loops: np.ndarray
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The parts of the folder."""
+        manifest = self.manifest
+        return Partition(
+            manifest.partition,
+            np.repeat(np.arange(manifest.num_parts), manifest.part_nodes),
+            manifest.num_parts,
+            manifest.edges,
+            manifest.kept_edges,
+            manifest.seconds,
+            was_read=True,
+        )
+
+    @property
+    def loops(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The nodes that have an edge to themselves, which the folder lists."""
+        return self.stored_loops
+
+    @property
+    def sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """SHA-256 of edges, labels and split, from when the folder was made."""
+        return self.manifest.graph_sha256
+
+    def in_users_order(self) -> Graph:
+        """Return the graph in memory, its nodes numbered as in what the folder was made of."""
+        assert self.numbers is not None
+        names = self.node_names
+        places = np.argsort(self.numbers)
+        sources, targets = self.numbers[self.sources()], self.numbers[self.targets()]
+        return Graph(
+            self.name,
+            *in_rows(sources, targets, self.num_nodes),
+            in_memory(self.features)[places],
+            self.labels[places],
+            self.split[places],
+            self.class_names,
+            None if names is None else tuple(names[place] for place in places),
+        )

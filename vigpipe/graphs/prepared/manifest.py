@@ -1,0 +1,220 @@
+"""What is in a prepared folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, get_args
+
+from vigpipe.config.prepared import MANIFEST
+from vigpipe.errors import InputError
+from vigpipe.files.atomic import write_atomically
+from vigpipe.files.names import escaped, is_plain
+from vigpipe.files.untrusted import read_json
+from vigpipe.graphs.features import Scaling
+from vigpipe.graphs.partitions.partition import METHODS, Method
+
+NODES = "nodes.safetensors"
+NAMES = "names.json"
+MOST_PARTS = 1 << 16  # two files each
+_FORMAT, _VERSION = "vigpipe graph", 1
+_MOST_BYTES = 64 << 20  # of a manifest: some 300 for each part
+_MOST = 1 << 62  # of any number in it
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file must be.
+
+    Attributes:
+        bytes: its size.
+        sha256: its SHA-256, in hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a prepared folder.
+
+    Attributes:
+        source: what the graph was prepared from.
+        nodes: number n of nodes.
+        edges: number e of directed edges.
+        features: number d of features of a node.
+        stored: how many numbers the features store, if they are sparse; None if they are dense.
+        multi_label: whether a node may have several classes.
+        class_names: names of the classes.
+        scaling: of the features, `--features`.
+        symmetric: whether every edge is there in both directions on purpose.
+        partition: how the parts were made.
+        seed: of the partition, and of a random graph.
+        kept_edges: edges with both ends in the same part.
+        seconds: how long it took to make the parts.
+        part_nodes: number of nodes of each part.
+        graph_sha256: `Graph.sha256` of the graph in the folder.
+        files: what each file must be, by its name in the folder.
+    """
+
+    source: str
+    nodes: int
+    edges: int
+    features: int
+    stored: int | None
+    multi_label: bool
+    class_names: tuple[str, ...]
+    scaling: Scaling
+    symmetric: bool
+    partition: Method
+    seed: int
+    kept_edges: int
+    seconds: float
+    part_nodes: tuple[int, ...]
+    graph_sha256: str
+    files: Mapping[str, FileFacts]
+
+    @property
+    def num_parts(self) -> int:
+        """Number k of parts."""
+        return len(self.part_nodes)
+
+    @property
+    def first_nodes(self) -> list[int]:
+        """The first node of each part, and n."""
+        return list(accumulate(self.part_nodes, initial=0))
+
+
+def edges_file(part: int) -> str:
+    """Return the name of the file of the edges that end in a part."""
+    return f"edges/{part:05}.safetensors"
+
+
+def features_file(part: int) -> str:
+    """Return the name of the file of a part's features."""
+    return f"features/{part:05}.safetensors"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    table = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
+    write_atomically(folder / MANIFEST, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a folder.
+
+    Raises:
+        InputError: there is none, or it is not one.
+    """
+    path = folder / MANIFEST
+    table = read_json(path, _MOST_BYTES)
+    if not isinstance(table, dict) or table.get("format") != _FORMAT:
+        raise InputError(
+            f"{path}: is not the manifest of a prepared graph; give a folder that `vigpipe dataset "
+            "prepare` has made"
+        )
+    if table.get("version") != _VERSION:
+        raise InputError(
+            f"{path}: has another version of the format than {_VERSION}; prepare the folder with "
+            "the vigpipe that reads it"
+        )
+    try:
+        return _parsed(table)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: {escaped(str(error))}; it was changed: prepare the folder anew"
+        ) from error
+
+
+def _parsed(table: dict[str, Any]) -> Manifest:
+    """Check every value of a manifest.
+
+    Raises:
+        KeyError: one is missing.
+        ValueError: one is not what it must be.
+    """
+    counts = {
+        name: _whole(name, table[name]) for name in ("nodes", "edges", "features", "kept_edges")
+    }
+    part_nodes = tuple(_whole("part_nodes", size, 1) for size in _list(table, "part_nodes"))
+    if sum(part_nodes) != counts["nodes"] or not 1 <= len(part_nodes) <= MOST_PARTS:
+        raise ValueError("part_nodes do not add up to nodes")
+    if counts["kept_edges"] > counts["edges"] or counts["features"] < 1:
+        raise ValueError("kept_edges or features are out of range")
+    class_names = tuple(_text("class_names", name) for name in _list(table, "class_names"))
+    seconds = table["seconds"]
+    if type(seconds) not in (int, float) or not 0 <= seconds < _MOST:
+        raise ValueError("seconds are no duration")
+    stored = table["stored"]
+    manifest = Manifest(
+        source=_text("source", table["source"]),
+        **counts,
+        stored=None if stored is None else _whole("stored", stored),
+        multi_label=_truth("multi_label", table["multi_label"]),
+        class_names=class_names,
+        scaling=_one_of("scaling", table["scaling"], get_args(Scaling)),
+        symmetric=_truth("symmetric", table["symmetric"]),
+        partition=_one_of("partition", table["partition"], METHODS),
+        seed=_whole("seed", table["seed"]),
+        seconds=float(seconds),
+        part_nodes=part_nodes,
+        graph_sha256=_digest("graph_sha256", table["graph_sha256"]),
+        files=_files(table["files"]),
+    )
+    needed = {NODES}.union(*({edges_file(p), features_file(p)} for p in range(len(part_nodes))))
+    if not needed <= set(manifest.files) <= needed | {NAMES}:
+        raise ValueError("files are not those of its parts")
+    return manifest
+
+
+def _files(table: object) -> dict[str, FileFacts]:
+    if not isinstance(table, dict):
+        raise ValueError("files are no table")
+    return {
+        name: FileFacts(_whole(name, facts["bytes"]), _digest(name, facts["sha256"]))
+        for name, facts in table.items()
+        if isinstance(facts, dict)
+    }
+
+
+def _list(table: dict[str, Any], name: str) -> list[Any]:
+    if not isinstance(table[name], list):
+        raise ValueError(f"{name} are no list")
+    return table[name]
+
+
+def _whole(name: str, value: object, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < _MOST:
+        raise ValueError(f"{name} is no whole number of {least} or more")
+    return value
+
+
+def _truth(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{name} is neither true nor false")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if type(value) is not str or not value.strip() or not is_plain(value):
+        raise ValueError(f"{name} is no text, or has control characters in it")
+    return value
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> Any:  # noqa: ANN401
+    if value not in choices:
+        raise ValueError(f"{name} is none of {', '.join(choices)}")
+    return value
+
+
+def _digest(name: str, value: object) -> str:
+    if type(value) is not str or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise ValueError(f"{name} has no SHA-256")
+    return value

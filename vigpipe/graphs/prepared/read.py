@@ -1,0 +1,140 @@
+"""Open a prepared folder as a graph."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_json
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST
+from vigpipe.graphs.prepared.files import Arrays, Files, array, check_range, check_rows
+from vigpipe.graphs.prepared.graph import PreparedGraph
+from vigpipe.graphs.prepared.manifest import (
+    NAMES,
+    NODES,
+    Manifest,
+    edges_file,
+    features_file,
+    read_manifest,
+)
+from vigpipe.graphs.stored_rows import Rows, StoredRows
+
+
+def open_folder(folder: Path) -> PreparedGraph:
+    """Open a prepared folder. Edges and features are read, and checked, part by part when needed.
+
+    Raises:
+        InputError: the folder cannot be read, or its files are not what its manifest says.
+    """
+    manifest = read_manifest(folder)
+    files = Files(folder, manifest.files)
+    parts = _Parts(files, manifest)
+    nodes, first_nodes = parts.nodes, np.array(manifest.first_nodes)
+    return PreparedGraph(
+        name=str(folder),
+        indptr=nodes["indptr"],
+        indices=StoredRows(
+            nodes["indptr"][first_nodes], (manifest.edges,), np.int64, parts.edges_into
+        ),
+        features=StoredRows(
+            first_nodes,
+            (manifest.nodes, manifest.features),
+            np.float32,
+            parts.dense_features if manifest.stored is None else parts.sparse_features,
+            manifest.stored,
+        ),
+        labels=nodes["labels"],
+        split=nodes["split"],
+        class_names=manifest.class_names,
+        node_names=_names(files, manifest),
+        numbers=nodes["numbers"],
+        manifest=manifest,
+        stored_loops=nodes["loops"],
+    )
+
+
+def check_folder(folder: Path) -> Manifest:
+    """Compare every file of a folder with its manifest, and check what is in it.
+
+    Raises:
+        InputError: a file is not what it must be.
+    """
+    graph = open_folder(folder)
+    firsts = graph.manifest.first_nodes
+    for start, end in pairwise(firsts):
+        _ = graph.indices[graph.indptr[start] : graph.indptr[end]], graph.features[start:end]
+    return graph.manifest
+
+
+class _Parts:
+    """What the files of a folder hold of its parts."""
+
+    def __init__(self, files: Files, manifest: Manifest) -> None:
+        self._files, self._manifest = files, manifest
+        self.nodes = files.arrays(NODES, self._check_nodes)
+
+    def edges_into(self, part: int) -> np.ndarray:
+        """Return the nodes that the edges into a part come from, (e of the part,) int32."""
+        start, end = self._manifest.first_nodes[part : part + 2]
+        num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
+
+        def check(arrays: Arrays) -> None:
+            indices = array(arrays, "indices", np.int32, num_edges)
+            check_range("indices", indices, 0, self._manifest.nodes)
+
+        return self._files.arrays(edges_file(part), check)["indices"]
+
+    def dense_features(self, part: int) -> Rows:
+        """Return the features of a part, (n of the part, d) float32."""
+        shape = self._manifest.part_nodes[part], self._manifest.features
+
+        def check(arrays: Arrays) -> None:
+            array(arrays, "x", np.float32, *shape)
+
+        return self._files.arrays(features_file(part), check)["x"]
+
+    def sparse_features(self, part: int) -> Rows:
+        """Return the features of a part, (n of the part, d), as rows of numbers that are not 0."""
+        shape = self._manifest.part_nodes[part], self._manifest.features
+
+        def check(arrays: Arrays) -> None:
+            values = arrays["values"]
+            array(arrays, "values", np.float32, len(values))
+            check_rows("indptr", array(arrays, "indptr", np.int32, shape[0] + 1), len(values))
+            indices = array(arrays, "indices", np.int32, len(values))
+            check_range("indices", indices, 0, shape[1])
+
+        arrays = self._files.arrays(features_file(part), check)
+        return csr_array((arrays["values"], arrays["indices"], arrays["indptr"]), shape=shape)
+
+    def _check_nodes(self, arrays: Arrays) -> None:
+        num_nodes, num_classes = self._manifest.nodes, len(self._manifest.class_names)
+        indptr = array(arrays, "indptr", np.int64, num_nodes + 1)
+        check_rows("indptr", indptr, self._manifest.edges)
+        numbers = array(arrays, "numbers", np.int64, num_nodes)
+        check_range("numbers", numbers, 0, num_nodes)
+        if (np.bincount(numbers, minlength=num_nodes) != 1).any():
+            raise ValueError("numbers has a node twice")
+        if self._manifest.multi_label:
+            array(arrays, "labels", np.bool_, num_nodes, num_classes)
+        else:
+            labels = array(arrays, "labels", np.int64, num_nodes)
+            check_range("labels", labels, NO_CLASS, num_classes)
+        check_range("split", array(arrays, "split", np.int8, num_nodes), NO_SPLIT, TEST + 1)
+        loops = array(arrays, "loops", np.int64, len(arrays["loops"]))
+        check_range("loops", loops, 0, num_nodes)
+
+
+def _names(files: Files, manifest: Manifest) -> tuple[str, ...] | None:
+    """Return the names of all nodes; None if they have none."""
+    if NAMES not in manifest.files:
+        return None
+    path = files.checked(NAMES)
+    names = read_json(path, manifest.files[NAMES].bytes)
+    if not isinstance(names, list) or len(names) != manifest.nodes:
+        raise InputError(f"{path}: is no list of the names of its nodes; prepare the folder anew")
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path}: has a name that is no text; prepare the folder anew")
+    return tuple(names)

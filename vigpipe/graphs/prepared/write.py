@@ -1,0 +1,191 @@
+"""Make a prepared folder of a graph and its parts."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from scipy.sparse import csr_array
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.graphs.features import Scaling
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.prepared.manifest import (
+    MOST_PARTS,
+    NAMES,
+    NODES,
+    FileFacts,
+    Manifest,
+    edges_file,
+    features_file,
+    write_manifest,
+)
+
+MOST_IN_FILE = 1 << 31  # nodes, and numbers of sparse features of a part: as int32
+
+
+def write_folder(
+    folder: Path,
+    graph: Graph,
+    partition: Partition,
+    *,
+    scaling: Scaling,
+    symmetric: bool,
+    seed: int,
+) -> Manifest:
+    """Write a graph as a folder that `read.open_folder` opens, whole or not at all.
+
+    Besides the graph, memory holds one part.
+
+    Args:
+        folder: the new folder.
+        graph: the graph, its features scaled and its edges as they are to be used.
+        partition: its parts.
+        scaling: how its features were scaled.
+        symmetric: whether reverse edges were added.
+        seed: of the partition.
+
+    Raises:
+        InputError: there is something of that name, or the folder cannot be written, or the graph
+            has too many nodes or parts.
+    """
+    if graph.num_nodes > MOST_IN_FILE or partition.num_parts > MOST_PARTS:
+        raise InputError(
+            f"{folder}: would have {graph.num_nodes:,} nodes in {partition.num_parts:,} parts, but "
+            f"a folder has at most {MOST_IN_FILE:,} nodes and {MOST_PARTS:,} parts; choose fewer"
+        )
+    check_new_folder(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        for name in ("edges", "features"):
+            (partial / name).mkdir(parents=True)
+        manifest = _write(partial, graph, partition, scaling, symmetric, seed)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{folder}: cannot be written ({why})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def check_new_folder(folder: Path) -> None:
+    """Make the folder that a folder is to be written in.
+
+    Raises:
+        InputError: it cannot be made or written to, or there is something of that name in it.
+    """
+    if os.path.lexists(folder):
+        raise InputError(f"{folder}: is there already; choose another name, or remove it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
+    if not os.access(folder.parent, os.W_OK):
+        raise InputError(f"{folder}: cannot be written, because {folder.parent} may not be")
+
+
+def _write(
+    folder: Path,
+    graph: Graph,
+    partition: Partition,
+    scaling: Scaling,
+    symmetric: bool,
+    seed: int,
+) -> Manifest:
+    order = np.argsort(partition.parts, kind="stable")
+    places = np.empty(graph.num_nodes, np.int32)
+    places[order] = np.arange(graph.num_nodes)
+    indptr = np.zeros(graph.num_nodes + 1, np.int64)
+    np.cumsum(np.diff(graph.indptr)[order], out=indptr[1:])
+    labels, split = graph.labels[order], graph.split[order]
+
+    numbers = order if graph.numbers is None else graph.numbers[order]
+
+    files: dict[str, FileFacts] = {}
+    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # as Graph.sha256
+    digest.update(indptr.data)
+    num_stored = None
+    for part in range(partition.num_parts):
+        nodes = partition.nodes_of(part)
+        indices = _sources(graph, nodes, places)
+        digest.update(indices.astype(np.int64).data)
+        _save(folder, edges_file(part), {"indices": indices}, files)
+        features = _features(graph.features[nodes], folder)
+        if "values" in features:
+            num_stored = (num_stored or 0) + len(features["values"])
+        _save(folder, features_file(part), features, files)
+    for array in (labels, split):
+        digest.update(np.ascontiguousarray(array).data)
+    nodes = {
+        "indptr": indptr,
+        "labels": labels,
+        "split": split,
+        "numbers": numbers,
+        "loops": np.sort(places[graph.loops]).astype(np.int64),
+    }
+    _save(folder, NODES, nodes, files)
+    if graph.node_names is not None:
+        names = json.dumps([graph.node_names[node] for node in order])
+        (folder / NAMES).write_text(names, encoding="utf-8")
+        files[NAMES] = _facts(folder / NAMES)
+    manifest = Manifest(
+        source=escaped(graph.name),
+        nodes=graph.num_nodes,
+        edges=graph.num_edges,
+        features=graph.num_features,
+        stored=num_stored,
+        multi_label=graph.is_multi_label,
+        class_names=graph.class_names,
+        scaling=scaling,
+        symmetric=symmetric,
+        partition=partition.method,
+        seed=seed,
+        kept_edges=partition.num_kept,
+        seconds=partition.seconds,
+        part_nodes=tuple(partition.sizes.tolist()),
+        graph_sha256=digest.hexdigest(),
+        files=files,
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _sources(graph: Graph, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the new numbers of the nodes that edges come from, ascending for each of `nodes`."""
+    rows, edges = graph.edges_into(nodes)
+    sources = places[graph.indices[edges]]
+    row_of = np.repeat(np.arange(len(nodes)), np.diff(rows))
+    return sources[np.lexsort((sources, row_of))]
+
+
+def _features(rows: np.ndarray | csr_array, folder: Path) -> dict[str, np.ndarray]:
+    if not isinstance(rows, csr_array):
+        return {"x": np.ascontiguousarray(rows)}
+    if rows.nnz >= MOST_IN_FILE:
+        raise InputError(
+            f"{folder}: a part would have {rows.nnz:,} numbers that are not 0, at most "
+            f"{MOST_IN_FILE - 1:,} are possible; choose more parts"
+        )
+    indptr, indices = (a.astype(np.int32) for a in (rows.indptr, rows.indices))
+    return {"indptr": indptr, "indices": indices, "values": rows.data}
+
+
+def _save(folder: Path, name: str, arrays: Mapping[str, Any], files: dict[str, FileFacts]) -> None:
+    save_file(dict(arrays), folder / name)
+    files[name] = _facts(folder / name)
+
+
+def _facts(path: Path) -> FileFacts:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return FileFacts(path.stat().st_size, digest.hexdigest())
