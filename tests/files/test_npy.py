@@ -28,10 +28,24 @@ ARRAYS = {
 }
 
 
+MAPPED = ["float64", "float16", "a number"]  # as memory has them
+
+
+def is_mapped(array):
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return isinstance(array, np.memmap)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_are_those_that_were_saved(save, tmp_path):
+def test_arrays_are_those_that_were_saved(save, mapped, tmp_path):
     save(tmp_path / "x.npz", **ARRAYS)
-    arrays = read_npz(tmp_path / "x.npz", list(ARRAYS)[:3], [*list(ARRAYS)[3:], "absent"])
+    names = list(ARRAYS)
+    wanted = names if mapped else []
+    arrays = read_npz(tmp_path / "x.npz", names[:3], [*names[3:], "absent"], wanted)
+    found = [name for name in names if is_mapped(arrays[name])]
+    assert found == (MAPPED if mapped and save is np.savez else [])
     assert list(arrays) == list(ARRAYS)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, ARRAYS[name])
@@ -42,6 +56,23 @@ def test_arrays_are_those_that_were_saved(save, tmp_path):
 def test_an_array_alone_too(name, tmp_path):
     np.save(tmp_path / "x.npy", ARRAYS[name])
     np.testing.assert_array_equal(read_npy(tmp_path / "x.npy"), ARRAYS[name])
+    mapped = read_npy(tmp_path / "x.npy", mapped=True)
+    np.testing.assert_array_equal(mapped, ARRAYS[name])
+    assert is_mapped(mapped) == (name in MAPPED)
+
+
+def test_what_is_written_into_a_mapped_array_does_not_reach_the_file(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.arange(3))
+    read_npz(tmp_path / "x.npz", ["a"], mapped=["a"])["a"][0] = 7
+    assert read_npz(tmp_path / "x.npz", ["a"])["a"].tolist() == [0, 1, 2]
+
+
+def test_a_mapped_array_is_compared_with_its_checksum(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.full(3, 0x1234567))
+    content = (tmp_path / "x.npz").read_bytes()
+    (tmp_path / "x.npz").write_bytes(content.replace(b"\x67\x45\x23\x01", b"\x67\x45\x23\x02", 1))
+    with pytest.raises(InputError, match=r"x\.npz: cannot be read .*another checksum"):
+        read_npz(tmp_path / "x.npz", ["a"], mapped=["a"])
 
 
 def test_arrays_that_nobody_asked_for_may_be_anything(tmp_path):
@@ -156,7 +187,7 @@ def test_a_member_that_says_it_is_larger_takes_no_memory(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_damage_anywhere_is_a_sentence_or_harmless(seed, tmp_path):
     generator = np.random.default_rng(seed)
-    save = np.savez_compressed if seed else np.savez
+    save = np.savez_compressed if seed == 1 else np.savez
     save(tmp_path / "good.npz", a=np.arange(50), b=np.array(["x", "yz"]))
     good = (tmp_path / "good.npz").read_bytes()
     path, refused = tmp_path / "bad.npz", []
@@ -166,7 +197,7 @@ def test_damage_anywhere_is_a_sentence_or_harmless(seed, tmp_path):
             content[place] = generator.integers(256)
         path.write_bytes(content[: generator.integers(len(good) // 2, 2 * len(good))])
         try:
-            read_npz(path, ["a", "b"])
+            read_npz(path, ["a", "b"], mapped=["a"] if seed == 2 else [])
         except InputError as error:
             refused.append(str(error).startswith(f"{path}: "))
     assert all(refused)

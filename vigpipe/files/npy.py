@@ -6,8 +6,10 @@ a header can say any shape, and a small zip file can unpack to any size.
 
 import math
 import os
+import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO
@@ -30,7 +32,7 @@ _KINDS = "biufSU"  # NumPy's letters for truth values, numbers and text
 
 
 def read_npz(
-    path: Path, required: Sequence[str], optional: Sequence[str] = ()
+    path: Path, required: Sequence[str], optional: Sequence[str] = (), mapped: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
     """Read arrays of numbers or text from a .npz file; other arrays in it are left alone.
 
@@ -38,6 +40,8 @@ def read_npz(
         path: the file.
         required: names of arrays that it must have.
         optional: names of arrays that it may have.
+        mapped: names of those that are mapped into memory, if they are numbers as memory has them,
+            row by row and not compressed; they may not be aligned.
 
     Returns:
         The arrays that are there, by name, in the machine's byte order.
@@ -63,18 +67,24 @@ def read_npz(
                 "unpacked into memory; save it without compression, "
                 "np.savez('new.npz', **np.load('old.npz'))"
             )
-        return {_name(info): _read_member(archive, info, path) for info in wanted}
+        return {_name(i): _read_member(archive, i, path, _name(i) in mapped) for i in wanted}
 
 
-def read_npy(path: Path) -> np.ndarray:
+def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
     """Read an array of numbers or text from a .npy file, in the machine's byte order.
+
+    Args:
+        path: the file.
+        mapped: map it into memory, if it is numbers as memory has them, row by row.
 
     Raises:
         InputError: the file cannot be read, is damaged, or holds Python objects or records.
     """
     with opened(path) as file:
         try:
-            return _read_array(file, os.fstat(file.fileno()).st_size, f"{path}: its array")
+            size = os.fstat(file.fileno()).st_size
+            found = _map_array(path, 0, size, None) if mapped else None
+            return _read_array(file, size, f"{path}: its array") if found is None else found
         except (EOFError, ValueError, OSError) as error:
             if isinstance(error, InputError):
                 raise
@@ -135,10 +145,25 @@ def check_compression(info: zipfile.ZipInfo) -> None:
         raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+def start_of(info: zipfile.ZipInfo, path: Path) -> int:
+    """Find where in the file a member's own bytes begin, behind its local header."""
+    fixed = struct.Struct("<26xHH")  # APPNOTE.TXT, 4.3.7: lengths of the name and the extra field
+    with opened(path) as file:
+        file.seek(info.header_offset)
+        return info.header_offset + fixed.size + sum(fixed.unpack(file.read(fixed.size)))
+
+
+def _read_member(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, is_mapped: bool
+) -> np.ndarray:
     check_compression(info)
-    if info.compress_type == zipfile.ZIP_STORED and info.file_size > path.stat().st_size:
-        raise ValueError(f"{info.filename} is not wholly there")
+    if info.compress_type == zipfile.ZIP_STORED:
+        if info.file_size > path.stat().st_size:
+            raise ValueError(f"{info.filename} is not wholly there")
+        if is_mapped and info.compress_size == info.file_size:
+            found = _map_array(path, start_of(info, path), info.file_size, info.CRC)
+            if found is not None:
+                return found
     with archive.open(info) as stream:
         return _read_array(stream, info.file_size, f"{path}: {_name(info)}")
 
@@ -185,6 +210,42 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
         if is_fortran
         else (_as_array(content, shape, dtype))
     )
+
+
+def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.ndarray | None:
+    """Map the numbers of a .npy file that lies somewhere in a file; None if they must be read.
+
+    Args:
+        path: the file.
+        start: where in it the .npy file begins.
+        size: bytes of the .npy file.
+        checksum: CRC-32 of these; None if it is not known.
+
+    Returns:
+        The array; what is written into it is not written into the file.
+
+    Raises:
+        OSError: the file cannot be mapped.
+        ValueError: it does not begin with NumPy's header, or is not wholly there.
+        zipfile.BadZipFile: it has another checksum.
+    """
+    with opened(path) as file:
+        file.seek(start)
+        head = file.read(min(MOST_HEADER_BYTES, size))
+    shape, is_fortran, dtype, offset = read_header(head)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if is_fortran or dtype.kind not in "iuf" or dtype.subdtype is not None or not dtype.isnative:
+        return None
+    if min(shape, default=0) < 0 or size != offset + num_bytes or num_bytes == 0:
+        return None
+    content = np.memmap(path, np.uint8, "c", start, (size,))
+    if checksum is not None:
+        found = 0
+        for first in range(0, size, _PIECE):
+            found = zlib.crc32(content[first : first + _PIECE].data, found)
+        if found != checksum:
+            raise zipfile.BadZipFile(f"a member at {start} has another checksum")
+    return np.asarray(content)[offset:].view(dtype).reshape(shape)
 
 
 def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -71,7 +71,7 @@ def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
         is_sparse: what `are_sparse` says of the features of all nodes.
     """
     if not isinstance(features, csr_array):
-        return torch.from_numpy(np.asarray(features))
+        return torch.from_numpy(np.require(features, requirements="A"))  # in a file it may not be
     if not is_sparse:
         return torch.from_numpy(features.toarray())
     shape: Any = features.shape

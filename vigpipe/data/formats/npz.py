@@ -5,7 +5,6 @@ is not compared, which would read them all. NumPy's own reader would copy them i
 """
 
 import math
-import struct
 import zipfile
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,8 +31,8 @@ from vigpipe.files.npy import (
     members_of,
     opened_archive,
     read_header,
+    start_of,
 )
-from vigpipe.files.untrusted import opened
 
 # Train images, train labels, test images, test labels.
 _NAMINGS = (
@@ -172,18 +171,10 @@ def _look_at(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> _Ar
         )
     if array.is_packed:
         return array
-    start = _start(info, path)
+    start = start_of(info, path)
     if info.compress_size != info.file_size or start + info.file_size > path.stat().st_size:
         raise ValueError(f"{info.filename} is not wholly there")
     return replace(array, offset=start + offset)
-
-
-def _start(info: zipfile.ZipInfo, path: Path) -> int:
-    """Find where in the file a member's own bytes begin, behind its local header."""
-    fixed = struct.Struct("<26xHH")  # APPNOTE.TXT, 4.3.7: lengths of the name and the extra field
-    with opened(path) as file:
-        file.seek(info.header_offset)
-        return info.header_offset + fixed.size + sum(fixed.unpack(file.read(fixed.size)))
 
 
 def _check_images(array: _Array) -> int:

@@ -11,6 +11,7 @@ from vigpipe.files.names import escaped, is_plain
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, in_rows
 
 MOST_FEATURES = 1 << 24  # of a node: the first layer has a row of weights for each
+_AT_ONCE = 1 << 22  # numbers that are checked
 _SPLITS = ((TRAIN, "training"), (TEST, "test"))
 
 
@@ -208,10 +209,12 @@ def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray 
             _refuse_number(where, node, int(features.indices[place]))
         return features
     features = _as_float32(features)
-    finite = np.isfinite(features)
-    if not finite.all():
-        node, column = np.unravel_index(finite.argmin(), finite.shape)
-        _refuse_number(where, int(node), int(column))
+    rows = max(1, _AT_ONCE // shape[1])
+    for first in range(0, len(features), rows):  # they may be more than memory
+        finite = np.isfinite(features[first : first + rows])
+        if not finite.all():
+            node, column = np.unravel_index(finite.argmin(), finite.shape)
+            _refuse_number(where, first + int(node), int(column))
     return features
 
 

@@ -22,7 +22,7 @@ def read(path: Path) -> Graph:
     Raises:
         InputError: the file cannot be read, or holds no graph to train on.
     """
-    arrays = read_npz(path, _REQUIRED, _OPTIONAL)
+    arrays = read_npz(path, _REQUIRED, _OPTIONAL, mapped=("x",))
     labels = arrays["y"]
     num_nodes = len(labels) if labels.ndim else 0
     graph = make_graph(

@@ -31,7 +31,7 @@ def read(name: str, folder: Path) -> Graph:
         InputError: a file cannot be read, or they do not fit together.
     """
     adjacency, features_path, classes, roles = (folder / file for file in FILES)
-    features = read_npy(features_path)
+    features = read_npy(features_path, mapped=True)
     if not features.size or features.ndim != 2:
         raise InputError(
             f"{features_path}: has the shape {features.shape}, expected (n, d): the d features of "

@@ -26,7 +26,7 @@ def read(name: str, folder: Path) -> Graph:
     Raises:
         InputError: a file cannot be read, or they do not fit together.
     """
-    nodes = read_npz(folder / FILES[0], ("feature", "label", "node_types"))
+    nodes = read_npz(folder / FILES[0], ("feature", "label", "node_types"), mapped=("feature",))
     edges = read_npz(folder / FILES[1], ("row", "col"))
     split = np.full(nodes["node_types"].shape, NO_SPLIT)
     for stored, part in _TYPES.items():

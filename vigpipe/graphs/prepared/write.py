@@ -28,7 +28,9 @@ from vigpipe.graphs.prepared.manifest import (
     features_file,
     write_manifest,
 )
+from vigpipe.graphs.stored_rows import StoredRows
 
+_NUMBERS_AT_ONCE = 1 << 24  # of features, on their way from the graph to the files
 MOST_IN_FILE = 1 << 31  # nodes, and numbers of sparse features of a part: as int32
 
 
@@ -43,7 +45,7 @@ def write_folder(
 ) -> Manifest:
     """Write a graph as a folder that `read.open_folder` opens, whole or not at all.
 
-    Besides the graph, memory holds one part.
+    Besides the graph, memory holds the edges of one part, and features of some nodes.
 
     Args:
         folder: the new folder.
@@ -114,16 +116,23 @@ def _write(
     files: dict[str, FileFacts] = {}
     digest = hashlib.sha256("\0".join(graph.class_names).encode())  # as Graph.sha256
     digest.update(indptr.data)
-    num_stored = None
+    num_stored = 0
+    is_sparse = isinstance(graph.features, csr_array)
+    if isinstance(graph.features, StoredRows):
+        is_sparse = graph.features.num_stored is not None
     for part in range(partition.num_parts):
         nodes = partition.nodes_of(part)
         indices = _sources(graph, nodes, places)
         digest.update(indices.astype(np.int64).data)
         _save(folder, edges_file(part), {"indices": indices}, files)
-        features = _features(graph.features[nodes], folder)
-        if "values" in features:
-            num_stored = (num_stored or 0) + len(features["values"])
-        _save(folder, features_file(part), features, files)
+        if is_sparse:
+            rows: Any = graph.features[nodes]
+            features = _sparse(rows, folder)
+            num_stored += len(features["values"])
+            _save(folder, features_file(part), features, files)
+    if not is_sparse:
+        assert not isinstance(graph.features, csr_array)
+        _write_dense(folder, graph.features, partition, files)
     for array in (labels, split):
         digest.update(np.ascontiguousarray(array).data)
     nodes = {
@@ -143,7 +152,7 @@ def _write(
         nodes=graph.num_nodes,
         edges=graph.num_edges,
         features=graph.num_features,
-        stored=num_stored,
+        stored=num_stored if is_sparse else None,
         multi_label=graph.is_multi_label,
         class_names=graph.class_names,
         scaling=scaling,
@@ -168,9 +177,44 @@ def _sources(graph: Graph, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
     return sources[np.lexsort((sources, row_of))]
 
 
-def _features(rows: np.ndarray | csr_array, folder: Path) -> dict[str, np.ndarray]:
-    if not isinstance(rows, csr_array):
-        return {"x": np.ascontiguousarray(rows)}
+def _write_dense(
+    folder: Path,
+    features: np.ndarray | StoredRows,
+    partition: Partition,
+    files: dict[str, FileFacts],
+) -> None:
+    """Write the features of all parts in one pass over those of the graph.
+
+    The nodes of a part keep their order, so that rows only have to be added to its file. From a
+    file of more than memory, rows in the order of the parts would be read page by page.
+    """
+    paths = [folder / features_file(part) for part in range(partition.num_parts)]
+    headers = [_header(size, features.shape[1]) for size in partition.sizes.tolist()]
+    digests = [hashlib.sha256(header) for header in headers]
+    for path, header in zip(paths, headers, strict=True):
+        path.write_bytes(header)
+    num_rows = max(1, _NUMBERS_AT_ONCE // features.shape[1])
+    for first in range(0, len(features), num_rows):
+        rows, parts = features[first : first + num_rows], partition.parts[first : first + num_rows]
+        for part in np.unique(parts):
+            content = rows[parts == part].data.cast("B")
+            digests[part].update(content)
+            with paths[part].open("ab") as file:
+                file.write(content)
+    for part, path in enumerate(paths):
+        files[features_file(part)] = FileFacts(path.stat().st_size, digests[part].hexdigest())
+
+
+def _header(num_nodes: int, num_features: int) -> bytes:
+    """Return how a safetensors file begins that holds float32 `x` of this shape, and no more."""
+    size = num_nodes * num_features * 4
+    facts = {"dtype": "F32", "shape": [num_nodes, num_features], "data_offsets": [0, size]}
+    text = json.dumps({"x": facts}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _sparse(rows: csr_array, folder: Path) -> dict[str, np.ndarray]:
     if rows.nnz >= MOST_IN_FILE:
         raise InputError(
             f"{folder}: a part would have {rows.nnz:,} numbers that are not 0, at most "
