@@ -22,6 +22,7 @@ MODULES = [
     "vigpipe.commands.plan",
     "vigpipe.commands.predict",
     "vigpipe.commands.time",
+    "vigpipe.graphs.job",
     "vigpipe.launch.local",
     "vigpipe.run.evaluation",
     "vigpipe.training",

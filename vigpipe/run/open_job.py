@@ -4,7 +4,6 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.job import open_images
 from vigpipe.data.stored import ImageId
-from vigpipe.graphs.job import open_graph_job
 from vigpipe.job.job import Job
 
 LeftOut = frozenset[ImageId]
@@ -21,5 +20,8 @@ def open_job(config: TrainConfig, left_out: LeftOut = frozenset()) -> Job:
         InputError: there is no such data, or it does not fit the options.
     """
     if MODEL_DEFAULTS[config.model].job == "graph":
+        # A second of SciPy and scikit-learn, which no run on images needs.
+        from vigpipe.graphs.job import open_graph_job
+
         return open_graph_job(config)
     return open_images(config, left_out)
