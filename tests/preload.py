@@ -24,6 +24,7 @@ MODULES = [
     "vigpipe.commands.time",
     "vigpipe.graphs.job",
     "vigpipe.launch.local",
+    "vigpipe.ops.registered",
     "vigpipe.run.evaluation",
     "vigpipe.training",
 ]

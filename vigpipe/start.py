@@ -69,7 +69,7 @@ def run_on_ranks(
     has_server = config.strategy == "server"
     starts_ranks = config.stages != 1 or config.dp + has_server > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and starts_ranks:
-        preload("vigpipe.training", "rich.progress")
+        preload("vigpipe.training", "vigpipe.ops.registered", "rich.progress")
 
     def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*rank_arguments, **options or {})
