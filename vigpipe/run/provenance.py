@@ -51,6 +51,7 @@ def provenance() -> dict[str, Any]:
     return {"versions": versions, "commit": commit(), "host": platform.node()}
 
 
+@functools.cache
 def version_of(package: str) -> str:
     """Return the version of an installed package, or "absent"."""
     try:
