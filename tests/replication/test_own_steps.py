@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.job.batch import ReplicaBatch
+from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.diary import DEEDS
 from vigpipe.replication.feedback import make_method
@@ -35,6 +37,7 @@ from vigpipe.run.step import train_step
 pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
+TWO_BLOCKS = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,))}  # as many as stages
 NUM_TRAIN, NUM_STEPS, EVERY = 21, 7, 3  # steps of 10, 10 and 1 images: of these, an empty item
 PLAIN = TrainConfig(
     data="digits",
@@ -159,6 +162,13 @@ BAD_ITEM = 5
 BAD_STEP = 3
 
 
+@pytest.fixture(autouse=True)
+def _two_blocks():
+    """All that is kept, sent and averaged is there twice; more would be more of the same."""
+    with mock.patch.dict(VIG_SHAPES, TWO_BLOCKS):
+        yield
+
+
 def run_of(config: TrainConfig) -> Run:
     """Two ranks share a host, where that matters."""
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
@@ -191,7 +201,7 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
             assert_replicas_are_equal(rank_state)
         return step
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, TWO_BLOCKS):
         patch.setattr(training, "train_step", poisoned)
         for name, config in configs.items():
             dist.barrier()  # the writer may still be busy with the run before
