@@ -198,8 +198,9 @@ def test_a_job_requeues_itself_at_a_signal_and_goes_on_after_every_requeue(
 def test_a_time_limit_that_is_near_does_the_same(slurm, tmp_path, unbroken):
     folder = tmp_path / "run"
     # Of three minutes it may use a few seconds. The script's own signal would come before.
-    options = ["--time=3", "--signal=USR1@1"]
-    arguments = [*SHORT, *REPLICAS, "--stop-before=175s", f"--out={folder}"]
+    # How ranks agree to stop, the test before shows.
+    options = ["-N1", "--time=3", "--signal=USR1@1"]
+    arguments = [*SHORT, "--microbatches=2", "--stop-before=175s", f"--out={folder}"]
     with batch(slurm, tmp_path, options, arguments, slow_starts=1) as job:
         wait_until(lambda: job.tells("is requeued"), "it is requeued")
         saved = max(losses(folder))
@@ -271,10 +272,10 @@ def test_ranks_of_different_options_are_told_apart(slurm, tmp_path):
 def test_a_second_step_on_the_same_port_stays_out_and_disturbs_nothing(slurm, tmp_path):
     port = str(free_ports(1))
     env = {**slurm, **ENV, "MASTER_PORT": port}
-    line = [*TRAIN, *ENDLESS, *REPLICAS, "--out"]
+    line = [*SLOW_TRAIN, *ENDLESS, *REPLICAS, "--out"]  # the first leaves the cores to the second
     step = ["srun", "-N2", "-n2"]
     folder = tmp_path / "first"
-    with start_command([*step, "nice", *line, str(folder)], env) as first:
+    with start_command([*step, *line, str(folder)], env) as first:
         wait_until(lambda: at_step(folder, 2), "step 2")
         done = run_command([*step, *line, str(tmp_path / "second")], env)
         assert done.returncode == 2
