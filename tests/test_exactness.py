@@ -1,7 +1,7 @@
 """The exactness contract (DESIGN, section 3): every layout trains like the unsplit model.
 
-Forty-two samples in batches of 29: the second batch of an epoch has 13, neither divides by the 8
-micro-batches, and a third set-up ends in a batch of 6, so that two micro-batches are empty.
+Forty-two samples in batches of 29: the second batch of an epoch has 13, neither divides by the 4
+micro-batches, and a third set-up ends in a batch of 6 for 8 of them, so that two are empty.
 """
 
 from dataclasses import replace
@@ -35,8 +35,9 @@ BASE = TrainConfig(
     clip=1.0,
     seed=7,
 )
-# D * M = 8 throughout, so that all layouts see the same micro-batches.
-LAYOUTS = {(s, d): 8 // d for d in (1, 2) for s in (1, 2, 4)}
+# D * M is the same throughout, so that all layouts see the same micro-batches.
+NUM_MICROBATCHES = 4
+LAYOUTS = {(s, d): NUM_MICROBATCHES // d for d in (1, 2) for s in (1, 2, 4)}
 SETUPS = {
     (norm, dtype): replace(BASE, norm=norm, dtype=dtype)
     for norm in ("batch", "layer")
@@ -87,8 +88,9 @@ def of_layout(stages: int, dp: int) -> dict[tuple[str, str, str], Trace]:
 
 
 @cache
-def of_oracle(norm: str, dtype: str, num_train: int = 42) -> Trace:
-    return oracle(make_job(replace(SETUPS[norm, dtype], microbatches=8), num_train), NUM_STEPS)
+def of_oracle(norm: str, dtype: str) -> Trace:
+    config = replace(SETUPS[norm, dtype], microbatches=NUM_MICROBATCHES)
+    return oracle(make_job(config), NUM_STEPS)
 
 
 def assert_within(ours: Trace, reference: Trace, dtype: torch.dtype) -> None:
@@ -129,14 +131,15 @@ def test_the_number_of_replicas_stays_within_the_contract(norm, dtype):
 
 
 def test_the_comparison_sees_another_seed():
-    other = on_ranks([replace(SETUPS["batch", "float64"], microbatches=8, seed=8)], 1)[0]
+    config = replace(SETUPS["batch", "float64"], microbatches=NUM_MICROBATCHES, seed=8)
+    (other,) = on_ranks([config], 1)
     rows = differences(other, of_layout(1, 1)["batch", "float64", "gpipe"])
     assert [row.relative > 1e-3 for row in rows] == [True] * 4
 
 
 def test_another_cut_of_the_batch_changes_batch_norm_but_not_layer_norm():
-    cut_in_4 = [replace(SETUPS[n, "float64"], microbatches=4) for n in ("batch", "layer")]
-    batch, layer = on_ranks(cut_in_4, 1)
+    cut_in_2 = [replace(SETUPS[n, "float64"], microbatches=2) for n in ("batch", "layer")]
+    batch, layer = on_ranks(cut_in_2, 1)
     rows = differences(layer, of_layout(1, 1)["layer", "float64", "gpipe"])
     assert all(row.within(torch.float64) for row in rows)
     rows = differences(batch, of_layout(1, 1)["batch", "float64", "gpipe"])
@@ -171,7 +174,7 @@ VARIANTS = {
 def of_variants(stages: int) -> dict[str, Trace]:
     """All variants; replicas share nothing that these change, and two of them are above."""
     configs = [
-        replace(SETUPS["batch", "float32"], stages=stages, microbatches=8, **options)
+        replace(SETUPS["batch", "float32"], stages=stages, microbatches=NUM_MICROBATCHES, **options)
         for options in VARIANTS.values()
     ]
     return dict(zip(VARIANTS, on_ranks(configs, stages), strict=True))
@@ -180,7 +183,8 @@ def of_variants(stages: int) -> dict[str, Trace]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_graph_aggregator_and_recomputation_keeps_the_contract(name):
     assert_identical(of_variants(4)[name], of_variants(1)[name])
-    run = make_job(replace(SETUPS["batch", "float32"], microbatches=8, **VARIANTS[name]))
+    config = replace(SETUPS["batch", "float32"], microbatches=NUM_MICROBATCHES, **VARIANTS[name])
+    run = make_job(config)
     assert_within(of_variants(1)[name], oracle(run, NUM_STEPS), torch.float32)
 
 
@@ -204,7 +208,7 @@ def test_virtual_stages_keep_the_contract(schedule):
     config = replace(
         SETUPS["batch", "float32"],
         stages=2,
-        microbatches=8,
+        microbatches=NUM_MICROBATCHES,
         schedule=schedule,
         virtual_stages=2,
     )
@@ -219,7 +223,7 @@ def test_micro_batches_without_samples_change_nothing():
     # 35 = 29 + 6: the second batch leaves two of the eight micro-batches empty.
     config = replace(SETUPS["batch", "float64"], stages=2, dp=2, microbatches=4)
     ours, by_ddp = on_ranks([config, replace(config, sync="ddp", opt="sgd")], 4, num_train=35)
-    assert_within(ours, of_oracle("batch", "float64", 35), torch.float64)
+    assert_within(ours, oracle(make_job(config, 35), NUM_STEPS), torch.float64)
     sgd = make_job(replace(config, opt="sgd"), 35)
     assert_within(by_ddp, oracle(sgd, NUM_STEPS), torch.float64)
 
