@@ -8,6 +8,8 @@ import torch
 
 from vigpipe.bench import gnn
 from vigpipe.bench.options import GnnBench
+from vigpipe.commands.dataset import prepare_dataset
+from vigpipe.config.verbs import PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TEST, TRAIN
 
@@ -32,9 +34,14 @@ def options(tmp_path_factory):
     return GnnBench(data=str(path), width=16, heads=4, dropout=0.0, repeats=1)
 
 
-@pytest.mark.parametrize("model", ["sage", "gat"])
-def test_all_contenders_compute_the_same(model, options):
+@pytest.mark.parametrize(
+    ("model", "is_prepared"), [("sage", False), ("gat", False), ("sage", True)]
+)
+def test_all_contenders_compute_the_same(model, is_prepared, options, tmp_path):
     """Weights of the same size get the same numbers, as their order differs."""
+    if is_prepared:
+        prepare_dataset(options.data, tmp_path / "f", PrepareConfig(features="tfidf", parts=3))
+        options = replace(options, data=str(tmp_path / "f"))
     options = replace(options, model=model)
     graph, logits = gnn._open(options), {}
     for name in EAGER:

@@ -218,7 +218,7 @@ def _by_hand(reduce: bool) -> Maker:
         left, right, second_left, second_right = layers
         adjacency = all_edges(graph)
         mean = sparse_matrix(adjacency, adjacency.weights("mean", torch.float32)).to(device)
-        features: Any = for_model(csr_array(graph.features), is_sparse=True)
+        features: Any = for_model(csr_array(in_memory(graph.features)), is_sparse=True)
         x = sparse_matrix(features.places, features.values).to(device)
 
         def product(matrix: Tensor, dense: Tensor) -> Tensor:
