@@ -30,6 +30,6 @@ def test_the_example_of_a_graph_file():
 
 
 def test_the_random_graph():
-    name = re.search(r"`(sbm:[\d,]+)`", PAGE)
+    name = re.search(r"`(sbm:[\d,]+)` draws", PAGE)
     assert name is not None
     assert opened(name[1].replace("10000", "1000")).num_features == 64
