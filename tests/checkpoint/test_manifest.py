@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from vigpipe.checkpoint.manifest import (
     NAME,
     Manifest,
-    file_digest,
     list_checkpoints,
     read_manifest,
     read_tensors,
@@ -21,6 +20,7 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.errors import InputError
+from vigpipe.files.digest import file_digest
 
 FILES = ("stage0-replica0.safetensors", "stage1-replica0.safetensors")
 PLAIN = Manifest(

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.untrusted import opened, read_json
+from vigpipe.files.digest import file_digest
+from vigpipe.files.untrusted import read_json
 
 FORMAT = "vigpipe checkpoint 3"
 # Older formats, which are still read, with what they lack: --keep-best, and replicas that differ.
@@ -209,17 +210,6 @@ def verify(checkpoint: Path) -> Manifest:
         if digest != facts["sha256"]:
             raise InputError(f"{path}: its SHA-256 does not fit the manifest's; {_AGAIN}")
     return manifest
-
-
-def file_digest(path: Path) -> tuple[int, str]:
-    """Return the size in bytes and the SHA-256 of a regular file.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    with opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_facts(path: Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The files of a prepared folder, mapped into memory."""
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
@@ -10,8 +8,8 @@ import numpy as np
 from safetensors import safe_open
 
 from vigpipe.errors import InputError
+from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
-from vigpipe.files.untrusted import opened
 from vigpipe.graphs.prepared.manifest import FileFacts
 
 Arrays = dict[str, np.ndarray]
@@ -61,9 +59,7 @@ class Files:
             InputError: the file is not there, or not what the manifest says.
         """
         path, facts = self._folder / name, self._facts[name]
-        with opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            found = hashlib.file_digest(file, "sha256").hexdigest() if size == facts.bytes else ""
+        size, found = file_digest(path)
         if size != facts.bytes:
             raise InputError(
                 f"{path}: has {size} bytes, but the manifest says {facts.bytes}; {_ADVICE}"

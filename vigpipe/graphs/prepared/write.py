@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
+from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
 from vigpipe.graphs.features import Scaling
 from vigpipe.graphs.graph import Graph
@@ -146,7 +147,7 @@ def _write(
     if graph.node_names is not None:
         names = json.dumps([graph.node_names[node] for node in order])
         (folder / NAMES).write_text(names, encoding="utf-8")
-        files[NAMES] = _facts(folder / NAMES)
+        files[NAMES] = FileFacts(*file_digest(folder / NAMES))
     manifest = Manifest(
         source=escaped(graph.name),
         nodes=graph.num_nodes,
@@ -226,10 +227,4 @@ def _sparse(rows: csr_array, folder: Path) -> dict[str, np.ndarray]:
 
 def _save(folder: Path, name: str, arrays: Mapping[str, Any], files: dict[str, FileFacts]) -> None:
     save_file(dict(arrays), folder / name)
-    files[name] = _facts(folder / name)
-
-
-def _facts(path: Path) -> FileFacts:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    return FileFacts(path.stat().st_size, digest.hexdigest())
+    files[name] = FileFacts(*file_digest(folder / name))
