@@ -116,6 +116,13 @@ class Graph:
         return digest.hexdigest()
 
 
+def are_rows(indptr: np.ndarray, last: int) -> bool:
+    """Whether these numbers say where compressed rows begin: from 0 up to `last`, ascending."""
+    if not len(indptr) or indptr[0] != 0 or indptr[-1] != last:
+        return False
+    return bool((indptr[1:] >= indptr[:-1]).all())
+
+
 def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     """Return where rows begin when some of their elements are left out.
 

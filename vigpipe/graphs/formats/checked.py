@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, in_rows
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, are_rows, in_rows
 
 MOST_FEATURES = 1 << 24  # of a node: the first layer has a row of weights for each
 _AT_ONCE = 1 << 22  # numbers that are checked
@@ -145,8 +145,7 @@ def make_rows(
             f"expected ({num_rows + 1},) and one dimension; save a scipy csr_array of a row for "
             "each node"
         )
-    ascending = (indptr[1:] >= indptr[:-1]).all()
-    if indptr[0] != 0 or indptr[-1] != len(indices) or not ascending:
+    if not are_rows(indptr, len(indices)):
         raise InputError(
             f"{where}: x_indptr does not ascend from 0 to {len(indices)}, the number of x_indices; "
             "save a scipy csr_array's own indptr"

@@ -13,7 +13,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.npy import read_npy, read_npz
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.formats.checked import make_graph, make_split
-from vigpipe.graphs.graph import NO_CLASS, TEST, TRAIN, VALIDATION, Graph
+from vigpipe.graphs.graph import NO_CLASS, TEST, TRAIN, VALIDATION, Graph, are_rows
 
 FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 _ROLES = {"tr": TRAIN, "va": VALIDATION, "te": TEST}
@@ -55,18 +55,13 @@ def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
     arrays = read_npz(path, ("indptr", "indices"))
     indptr, targets = arrays["indptr"], arrays["indices"]
     is_whole = indptr.dtype.kind in "iu" and targets.dtype.kind in "iu"
-    if not is_whole or indptr.ndim != 1 or targets.ndim != 1 or not _ascends(indptr, len(targets)):
+    if not is_whole or indptr.ndim != 1 or targets.ndim != 1 or not are_rows(indptr, len(targets)):
         raise InputError(
             f"{path}: its indptr does not ascend from 0 to the number of its indices; fetch it "
             "again"
         )
     counts = np.diff(indptr.astype(np.int64))
     return np.repeat(np.arange(len(counts)), counts), targets
-
-
-def _ascends(indptr: np.ndarray, last: int) -> bool:
-    ascending = bool((indptr[1:] >= indptr[:-1]).all())
-    return len(indptr) > 0 and indptr[0] == 0 and indptr[-1] == last and ascending
 
 
 def _labels(path: Path, num_nodes: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from vigpipe.errors import InputError
 from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
+from vigpipe.graphs.graph import are_rows
 from vigpipe.graphs.prepared.manifest import FileFacts
 
 Arrays = dict[str, np.ndarray]
@@ -103,5 +104,5 @@ def check_range(name: str, numbers: np.ndarray, least: int, end: int) -> None:
 
 def check_rows(name: str, indptr: np.ndarray, last: int) -> None:
     """Raise ValueError if compressed rows do not begin at 0, ascend, and end at `last`."""
-    if indptr[0] != 0 or indptr[-1] != last or (indptr[1:] < indptr[:-1]).any():
+    if not are_rows(indptr, last):
         raise ValueError(f"{name} does not ascend from 0 to {last}")
