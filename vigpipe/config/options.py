@@ -367,8 +367,7 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     """Fill in options left at `None`: from the recipe first, then from the model.
 
     An option that is still `None` afterwards is off, or is decided later: by the job, of a graph
-    in a prepared folder. Learning rate and EMA
-    decay are scaled to the batch size of this run.
+    in a prepared folder. Learning rate and EMA decay are scaled to the batch size of this run.
 
     Raises:
         InputError: an option asks for augmentation although --no-augment is given.

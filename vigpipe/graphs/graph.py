@@ -77,6 +77,10 @@ class Graph:
         """Return the nodes of TRAIN, VALIDATION or TEST, ascending, int64."""
         return np.flatnonzero(self.split == split)
 
+    def numbers_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return which nodes of the user's files these are, int64."""
+        return nodes if self.numbers is None else self.numbers[nodes]
+
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the edges that end in some nodes.
 

@@ -155,14 +155,13 @@ def predict_nodes(
         return
     class_names = description.names()
     nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
-    if graph.numbers is not None:
-        nodes = nodes[np.argsort(graph.numbers[nodes])]
+    nodes = nodes[np.argsort(graph.numbers_of(nodes))]
     for some in torch.from_numpy(nodes).split(_AT_ONCE):
         of_some = logits[some.to(logits.device)]
         probabilities, labels = most_likely(of_some, several=description.multi_label)
-        rows = zip(some.tolist(), labels.tolist(), probabilities.tolist(), strict=True)
-        for node, i, p in rows:
-            number = node if graph.numbers is None else int(graph.numbers[node])
+        numbers = graph.numbers_of(some.numpy()).tolist()
+        rows = zip(some.tolist(), numbers, labels.tolist(), probabilities.tolist(), strict=True)
+        for node, number, i, p in rows:
             check_finite(f"node {number}", p)
             name = None if graph.node_names is None else graph.node_names[node]
             names = tuple(class_names[label] for label in i)

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,27 @@ def write_folder(
             f"a folder has at most {MOST_IN_FILE:,} nodes and {MOST_PARTS:,} parts; choose fewer"
         )
     check_new_folder(folder)
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
-        for name in ("edges", "features"):
-            (partial / name).mkdir(parents=True)
-        manifest = _write(partial, graph, partition, scaling, symmetric, seed)
-        partial.rename(folder)
-    except (OSError, SafetensorError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{folder}: cannot be written ({why})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _whole_or_not_at_all(folder) as partial:
+        files, digest, num_stored = _write_arrays(partial, graph, partition)
+        manifest = Manifest(
+            source=escaped(graph.name),
+            nodes=graph.num_nodes,
+            edges=graph.num_edges,
+            features=graph.num_features,
+            stored=num_stored,
+            multi_label=graph.is_multi_label,
+            class_names=graph.class_names,
+            scaling=scaling,
+            symmetric=symmetric,
+            partition=partition.method,
+            seed=seed,
+            kept_edges=partition.num_kept,
+            seconds=partition.seconds,
+            part_nodes=tuple(partition.sizes.tolist()),
+            graph_sha256=digest,
+            files=files,
+        )
+        write_manifest(partial, manifest)
     return manifest
 
 
@@ -97,22 +107,43 @@ def check_new_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be written, because {folder.parent} may not be")
 
 
-def _write(
-    folder: Path,
-    graph: Graph,
-    partition: Partition,
-    scaling: Scaling,
-    symmetric: bool,
-    seed: int,
-) -> Manifest:
+@contextmanager
+def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder, which gets the name of `folder` when the context ends.
+
+    Raises:
+        InputError: it cannot be written; nothing is left of it.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        partial.mkdir()
+        yield partial
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{folder}: cannot be written ({why})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_arrays(
+    folder: Path, graph: Graph, partition: Partition
+) -> tuple[dict[str, FileFacts], str, int | None]:
+    """Write all files but the manifest.
+
+    Returns:
+        What each file is, `Graph.sha256` of the graph in the new order, and how many numbers sparse
+        features store; None if they are dense.
+    """
+    for name in ("edges", "features"):
+        (folder / name).mkdir()
     order = np.argsort(partition.parts, kind="stable")
     places = np.empty(graph.num_nodes, np.int32)
     places[order] = np.arange(graph.num_nodes)
     indptr = np.zeros(graph.num_nodes + 1, np.int64)
     np.cumsum(np.diff(graph.indptr)[order], out=indptr[1:])
     labels, split = graph.labels[order], graph.split[order]
-
-    numbers = order if graph.numbers is None else graph.numbers[order]
 
     files: dict[str, FileFacts] = {}
     digest = hashlib.sha256("\0".join(graph.class_names).encode())  # as Graph.sha256
@@ -140,7 +171,7 @@ def _write(
         "indptr": indptr,
         "labels": labels,
         "split": split,
-        "numbers": numbers,
+        "numbers": graph.numbers_of(order),
         "loops": np.sort(places[graph.loops]).astype(np.int64),
     }
     _save(folder, NODES, nodes, files)
@@ -148,26 +179,7 @@ def _write(
         names = json.dumps([graph.node_names[node] for node in order])
         (folder / NAMES).write_text(names, encoding="utf-8")
         files[NAMES] = FileFacts(*file_digest(folder / NAMES))
-    manifest = Manifest(
-        source=escaped(graph.name),
-        nodes=graph.num_nodes,
-        edges=graph.num_edges,
-        features=graph.num_features,
-        stored=num_stored if is_sparse else None,
-        multi_label=graph.is_multi_label,
-        class_names=graph.class_names,
-        scaling=scaling,
-        symmetric=symmetric,
-        partition=partition.method,
-        seed=seed,
-        kept_edges=partition.num_kept,
-        seconds=partition.seconds,
-        part_nodes=tuple(partition.sizes.tolist()),
-        graph_sha256=digest.hexdigest(),
-        files=files,
-    )
-    write_manifest(folder, manifest)
-    return manifest
+    return files, digest.hexdigest(), num_stored if is_sparse else None
 
 
 def _sources(graph: Graph, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
