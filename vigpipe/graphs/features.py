@@ -17,17 +17,21 @@ Scaling = Literal["raw", "row", "tfidf"]
 _MOST_STORED = 0.1  # share of numbers that are not 0, up to which sparse products are faster
 
 
+def num_stored(features: Rows | StoredRows) -> int | None:
+    """Return how many numbers sparse features store; None if they are dense."""
+    if isinstance(features, StoredRows):
+        return features.num_stored
+    return features.nnz if isinstance(features, csr_array) else None
+
+
 def are_sparse(features: Rows | StoredRows) -> bool:
     """Whether products with features take less time if only numbers that are not 0 are multiplied.
 
     Features that are stored dense are taken as they are.
     """
-    if isinstance(features, StoredRows):
-        num_stored = features.num_stored
-    else:
-        num_stored = features.nnz if isinstance(features, csr_array) else None
+    stored = num_stored(features)
     shape: Any = features.shape  # scipy says it can be None
-    return num_stored is not None and num_stored <= _MOST_STORED * shape[0] * shape[1]
+    return stored is not None and stored <= _MOST_STORED * shape[0] * shape[1]
 
 
 def in_memory(features: Rows | StoredRows) -> Rows:

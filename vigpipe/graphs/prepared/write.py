@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from vigpipe.errors import InputError
 from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
-from vigpipe.graphs.features import Scaling
+from vigpipe.graphs.features import Scaling, num_stored
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.manifest import (
@@ -68,13 +68,13 @@ def write_folder(
         )
     check_new_folder(folder)
     with _whole_or_not_at_all(folder) as partial:
-        files, digest, num_stored = _write_arrays(partial, graph, partition)
+        files, digest = _write_arrays(partial, graph, partition)
         manifest = Manifest(
             source=escaped(graph.name),
             nodes=graph.num_nodes,
             edges=graph.num_edges,
             features=graph.num_features,
-            stored=num_stored,
+            stored=num_stored(graph.features),
             multi_label=graph.is_multi_label,
             class_names=graph.class_names,
             scaling=scaling,
@@ -129,12 +129,11 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
 
 def _write_arrays(
     folder: Path, graph: Graph, partition: Partition
-) -> tuple[dict[str, FileFacts], str, int | None]:
+) -> tuple[dict[str, FileFacts], str]:
     """Write all files but the manifest.
 
     Returns:
-        What each file is, `Graph.sha256` of the graph in the new order, and how many numbers sparse
-        features store; None if they are dense.
+        What each file is, and `Graph.sha256` of the graph in the new order.
     """
     for name in ("edges", "features"):
         (folder / name).mkdir()
@@ -148,10 +147,7 @@ def _write_arrays(
     files: dict[str, FileFacts] = {}
     digest = hashlib.sha256("\0".join(graph.class_names).encode())  # as Graph.sha256
     digest.update(indptr.data)
-    num_stored = 0
-    is_sparse = isinstance(graph.features, csr_array)
-    if isinstance(graph.features, StoredRows):
-        is_sparse = graph.features.num_stored is not None
+    is_sparse = num_stored(graph.features) is not None
     for part in range(partition.num_parts):
         nodes = partition.nodes_of(part)
         indices = _sources(graph, nodes, places)
@@ -159,9 +155,7 @@ def _write_arrays(
         _save(folder, edges_file(part), {"indices": indices}, files)
         if is_sparse:
             rows: Any = graph.features[nodes]
-            features = _sparse(rows, folder)
-            num_stored += len(features["values"])
-            _save(folder, features_file(part), features, files)
+            _save(folder, features_file(part), _sparse(rows, partition.num_parts), files)
     if not is_sparse:
         assert not isinstance(graph.features, csr_array)
         _write_dense(folder, graph.features, partition, files)
@@ -179,7 +173,7 @@ def _write_arrays(
         names = json.dumps([graph.node_names[node] for node in order])
         (folder / NAMES).write_text(names, encoding="utf-8")
         files[NAMES] = FileFacts(*file_digest(folder / NAMES))
-    return files, digest.hexdigest(), num_stored if is_sparse else None
+    return files, digest.hexdigest()
 
 
 def _sources(graph: Graph, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -227,10 +221,10 @@ def _header(num_nodes: int, num_features: int) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _sparse(rows: csr_array, folder: Path) -> dict[str, np.ndarray]:
+def _sparse(rows: csr_array, num_parts: int) -> dict[str, np.ndarray]:
     if rows.nnz >= MOST_IN_FILE:
         raise InputError(
-            f"{folder}: a part would have {rows.nnz:,} numbers that are not 0, at most "
+            f"--parts {num_parts}: a part would have {rows.nnz:,} numbers that are not 0, at most "
             f"{MOST_IN_FILE - 1:,} are possible; choose more parts"
         )
     indptr, indices = (a.astype(np.int32) for a in (rows.indptr, rows.indices))
