@@ -1,0 +1,89 @@
+"""Which sides of a model's tensors belong to which channels: one table for each model.
+
+A sub-model of a wide model has some of its channels, and of every tensor the rows, columns, ...
+that belong to them. A model says so once (`StagedModel.slicing`); what a sub-model holds, what
+travels and what is stored follows from that.
+
+    sizes    the groups of channels that are divided, and how many channels each has
+    sides    for every tensor of the state dict, a side for each dimension; None for one that stays
+             whole
+
+Channels of one group are drawn together: layers whose outputs are added must have the same ones. A
+dimension need not be the channels of a group one by one. Of a group of n channels,
+
+    [x | aggregated], or attention heads      n, 2 n, ... entries: the channels, `repeats` times
+    interleaved, [x0, m0, x1, m1, ...]        every channel is `run` neighbouring entries
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Side:
+    """A dimension of a tensor whose entries belong to the channels of a group.
+
+    Attributes:
+        group: name of the group.
+        repeats: how often all channels come, one time after the other.
+        run: number of neighbouring entries that belong to a channel.
+    """
+
+    group: str
+    repeats: int = 1
+    run: int = 1
+
+    def entries(self, channels: Tensor, num_channels: int) -> Tensor:
+        """Return the entries that belong to some channels.
+
+        Args:
+            channels: ascending, (c,) int64.
+            num_channels: of the group.
+
+        Returns:
+            (repeats * c * run,) int64, ascending.
+        """
+        firsts = torch.arange(self.repeats) * num_channels
+        of_channels = (firsts[:, None] + channels).flatten()
+        return (of_channels[:, None] * self.run + torch.arange(self.run)).flatten()
+
+    def length(self, num_channels: int) -> int:
+        """Return the number of entries of a group with so many channels."""
+        return self.repeats * num_channels * self.run
+
+
+Sides = tuple[Side | None, ...]
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """The table of a model.
+
+    Attributes:
+        sizes: number of channels of each group, by its name.
+        sides: of each tensor of the state dict, by its name.
+    """
+
+    sizes: Mapping[str, int]
+    sides: Mapping[str, Sides]
+
+    def shape(self, name: str, whole: tuple[int, ...], num: int) -> tuple[int, ...]:
+        """Return the shape of a tensor in one of some sub-models.
+
+        Args:
+            name: of the tensor.
+            whole: its shape in the wide model.
+            num: m, how many sub-models share the channels of each group.
+        """
+        pairs = zip(whole, self.sides[name], strict=True)
+        return tuple(length if side is None else length // num for length, side in pairs)
+
+    def owned(self, name: str) -> int | None:
+        """Return the dimension of a tensor that is divided among those who store it.
+
+        That is the first one with a side; None if the tensor has none, so that all store it.
+        """
+        return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
