@@ -1,16 +1,15 @@
 """A checkpoint appears whole or not at all, whatever happens while it is written."""
 
 import os
-import resource
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpoint.test_manifest import PLAIN
+from tests.full_disk import files_of_at_most
 from tests.world import wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
 from vigpipe.checkpoint.saver import POLL_SECONDS, Saver, rank_file_name
@@ -99,17 +98,6 @@ def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
     save(ranks, 3)
     finish(ranks)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
-
-
-@contextmanager
-def files_of_at_most(num_bytes):
-    """As on a full disk, without one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_who_gives_up_waits_no_more_for_the_files_of_others(tmp_path):

@@ -1,0 +1,167 @@
+"""Named tensors that are parts of a file: safetensors files, mapped into memory.
+
+Writing to such a tensor writes the file, and no memory is taken for it but what the operating
+system lends as a cache. The format is the length of a JSON header in 8 bytes, the header, which may
+end in spaces, and the data.
+"""
+
+import contextlib
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vigpipe.errors import InputError
+
+Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+_BLOCK_BYTES = 4 << 20  # that are copied at once
+_ALIGNMENT = 64  # of the data, in bytes
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def header(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
+    """Return what a file of some tensors begins with, and in which order their data follow it.
+
+    Equal tensors and metadata have equal headers. Numbers of many bytes come first, so that all are
+    aligned.
+
+    Args:
+        tensors: dtype and shape of each tensor, by name.
+        metadata: texts; none by default.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
+    table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    start = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        end = start + dtype.itemsize * math.prod(shape)
+        table[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
+        start = end
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
+    return length.to_bytes(8, "little") + text.ljust(length), order
+
+
+def create(
+    path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Write a file of zeros, and map its tensors for reading and writing.
+
+    Its space on the disk is taken now, so that no later write can find the disk full.
+
+    Args:
+        path: the file to write; one that is there already stays as it is for those who have it
+            mapped.
+        tensors: dtype and shape of each tensor, by name.
+        metadata: texts for the header; none by default.
+
+    Raises:
+        OSError: the file cannot be written, or the disk is full; nothing is left of it.
+    """
+    start, _ = header(tensors, metadata)
+    data_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in tensors.values())
+    path.unlink(missing_ok=True)
+    try:
+        with path.open("xb") as file:
+            file.write(start)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, len(start) + data_bytes)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    return open(path)
+
+
+def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
+    """Map the tensors of a safetensors file, by name.
+
+    Args:
+        path: the file.
+        writes_file: whether writing to a tensor writes the file; otherwise only this process sees
+            what is written, and the file may be one that it can only read.
+
+    Raises:
+        InputError: the file cannot be read, or is not a safetensors file.
+    """
+    access = mmap.ACCESS_WRITE if writes_file else mmap.ACCESS_COPY
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # which checks the header
+        with path.open("r+b" if writes_file else "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            table = json.loads(file.read(length))
+            memory = mmap.mmap(file.fileno(), 0, access=access)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise InputError(f"{path}: is not a safetensors file ({error}); give another") from error
+    table.pop("__metadata__", None)
+    return {name: _mapped(memory, 8 + length, entry, path) for name, entry in table.items()}
+
+
+def _mapped(memory: mmap.mmap, start: int, entry: Mapping[str, object], path: Path) -> Tensor:
+    name, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))
+    dtype = _DTYPES.get(str(name))
+    if dtype is None:
+        raise InputError(f"{path}: has numbers of type {name}, which no model has; give another")
+    assert isinstance(shape, list)
+    assert isinstance(offsets, list)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + offsets[0])
+    return flat.view(shape)
+
+
+def copy_blocks(target: Tensor, source: Tensor) -> None:
+    """Copy a tensor block by block.
+
+    Args:
+        target: contiguous.
+        source: contiguous, with as many numbers.
+
+    Raises:
+        ValueError: they do not have equally many numbers.
+    """
+    if target.numel() != source.numel():
+        raise ValueError(f"{source.numel()} numbers do not fit {target.numel()}")
+    for to, what in zip(blocks(target), blocks(source, like=target), strict=True):
+        to.copy_(what)
+
+
+def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield a contiguous tensor as flat views of a few million bytes.
+
+    Args:
+        tensor: the tensor.
+        like: the tensor whose blocks have as many numbers as these; this one by default.
+    """
+    count = _BLOCK_BYTES // (tensor if like is None else like).itemsize
+    flat = tensor.detach().view(-1)
+    for first in range(0, len(flat), count):
+        yield flat[first : first + count]
+
+
+def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> Shapes:
+    """Return dtype and shape of some tensors, by name, as `create` takes them."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors}
