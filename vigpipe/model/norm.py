@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from vigpipe import ops
 from vigpipe.config.choices import NORMS, Norm
 from vigpipe.model.recompute import is_recomputing
+from vigpipe.model.slicing import Roles
 from vigpipe.ops.plain import finished
+
+# Of every norm here, whose channels have the role "out".
+NORM_ROLES: Roles = {
+    "weight": ("out",),
+    "bias": ("out",),
+    "running_mean": ("out",),
+    "running_var": ("out",),
+    "num_batches_tracked": (),
+}
 
 
 class BatchNorm(nn.Module):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,29 @@ class Side:
 
 
 Sides = tuple[Side | None, ...]
+Roles = Mapping[str, tuple[str | None, ...]]  # of each tensor of a module, a role per dimension
+
+
+def bound(
+    module: nn.Module, prefix: str, roles: Roles, channels: Mapping[str, Side | None]
+) -> dict[str, Sides]:
+    """Put sides in the place of roles.
+
+    Args:
+        module: whose tensors they are.
+        prefix: what their names begin with in the model.
+        roles: of tensors that such modules may have; those that this one lacks are left out.
+        channels: the side that each role stands for; None for dimensions that stay whole.
+
+    Returns:
+        Sides by the names in the model.
+    """
+    present = module.state_dict().keys()
+    return {
+        prefix + name: tuple(None if role is None else channels[role] for role in of_tensor)
+        for name, of_tensor in roles.items()
+        if name in present
+    }
 
 
 @dataclass(frozen=True)
@@ -69,6 +92,33 @@ class Slicing:
 
     sizes: Mapping[str, int]
     sides: Mapping[str, Sides]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], sides: Mapping[str, Sides]) -> "Slicing":
+        """Make a table, and read from the tensors how many channels the groups have.
+
+        Args:
+            tensors: the state dict of the wide model or of a stage of it; may be on meta.
+            sides: of each of them.
+
+        Raises:
+            ValueError: a tensor has no entry, an entry no tensor, or the lengths of dimensions
+                contradict one another.
+        """
+        if unlike := sorted(tensors.keys() ^ sides.keys()):
+            raise ValueError(f"either no tensor or no sides: {', '.join(unlike)}")
+        sizes: dict[str, int] = {}
+        for name, tensor in tensors.items():
+            for length, side in zip(tensor.shape, sides[name], strict=True):
+                if side is None:
+                    continue
+                size = sizes.setdefault(side.group, length // side.length(1))
+                if side.length(size) != length:
+                    raise ValueError(
+                        f"{name}: a side has {length} entries instead of {side.length(size)}, for "
+                        f"the {size} channels of {side.group}"
+                    )
+        return cls(sizes, sides)
 
     def shape(self, name: str, whole: tuple[int, ...], num: int) -> tuple[int, ...]:
         """Return the shape of a tensor in one of some sub-models.

@@ -11,6 +11,7 @@ from vigpipe.config.choices import Impl
 from vigpipe.model.keyed_dropout import Draws, DropPath, draw, fresh_keys
 from vigpipe.model.recompute import run_with_recompute
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import Slicing
 
 
 class StagedModel(nn.Module):
@@ -71,6 +72,14 @@ class StagedModel(nn.Module):
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
+        raise NotImplementedError
+
+    def slicing(self, partition_input: bool = False) -> Slicing:
+        """Return which sides of the tensors that are present belong to which channels.
+
+        Args:
+            partition_input: divide the channels of the model's input, too.
+        """
         raise NotImplementedError
 
     def set_impl(self, impl: Impl) -> None:

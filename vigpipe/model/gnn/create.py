@@ -70,7 +70,7 @@ def create_graph_model(
     layers = [make_layer(i) for i in range(num_layers)]
     if name == "gcn2":
         return Gcn2Model(in_channels, width, num_classes, layers, dropout)
-    return GraphModel(in_channels, width, num_classes, layers)
+    return GraphModel(in_channels, width, num_classes, layers, heads)
 
 
 def _check(name: GnnModel, width: int, heads: int, aggregator: str | None) -> None:

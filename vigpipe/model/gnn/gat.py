@@ -3,11 +3,14 @@
 Brody, Alon, Yahav 2022, "How Attentive are Graph Attention Networks?", is arXiv:2105.14491.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot, glorot_linear
 from vigpipe.model.keyed_dropout import ChannelDropout, pair_keys
+from vigpipe.model.slicing import Roles
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import attention_sum, edge_softmax, pair_scores, pair_softmax
 from vigpipe.ops.sparse_rows import linear
@@ -74,6 +77,13 @@ class GatLayer(AttentionLayer):
         heads: H.
     """
 
+    roles: ClassVar[Roles] = {
+        "lin.weight": ("out", "in"),
+        "att_src": (None, None, "head"),
+        "att_dst": (None, None, "head"),
+        "bias": ("out",),
+    }
+
     def __init__(
         self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
     ) -> None:
@@ -117,6 +127,15 @@ class Gatv2Layer(AttentionLayer):
         setting: place, dropout, norm and activation of the layer.
         heads: H.
     """
+
+    roles: ClassVar[Roles] = {
+        "lin_l.weight": ("out", "in"),
+        "lin_l.bias": ("out",),
+        "lin_r.weight": ("out", "in"),
+        "lin_r.bias": ("out",),
+        "att": (None, None, "head"),
+        "bias": ("out",),
+    }
 
     def __init__(
         self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1

@@ -1,9 +1,12 @@
 """Graph convolution, Kipf & Welling 2017 (arXiv:1609.02907)."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot_linear
+from vigpipe.model.slicing import Roles
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
 from vigpipe.ops.sparse_rows import linear
@@ -17,6 +20,8 @@ class GcnLayer(GraphLayer):
         out_channels: C'.
         setting: place, dropout, norm and activation of the layer.
     """
+
+    roles: ClassVar[Roles] = {"lin.weight": ("out", "in"), "bias": ("out",)}
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)

@@ -1,12 +1,14 @@
 """GCNII, Chen, Wei, Huang, Ding, Li 2020 (arXiv:2007.02133)."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot
 from vigpipe.model.keyed_dropout import Draws
+from vigpipe.model.slicing import Roles
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
 
@@ -24,6 +26,8 @@ class Gcn2Layer(GraphLayer):
         width: C, channels of h.
         setting: place, counted from 0, dropout of h, norm and activation of the layer.
     """
+
+    roles: ClassVar[Roles] = {"weight1": ("in", "out")}
 
     def __init__(self, width: int, setting: Setting) -> None:
         super().__init__(setting)

@@ -1,11 +1,12 @@
 """Graph isomorphism network, Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826)."""
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
+from vigpipe.model.slicing import Roles, Side
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import constant_sum
 from vigpipe.ops.sparse_rows import SparseRows, linear
@@ -22,6 +23,14 @@ class GinLayer(GraphLayer):
         out_channels: C'.
         setting: place, dropout, norm and activation of the layer.
     """
+
+    roles: ClassVar[Roles] = {
+        "eps": (None,),
+        "nn.lins.0.weight": ("hidden", "in"),
+        "nn.lins.0.bias": ("hidden",),
+        "nn.lins.1.weight": ("out", "hidden"),
+        "nn.lins.1.bias": ("out",),
+    }
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
@@ -47,6 +56,10 @@ class GinLayer(GraphLayer):
         first, second = self._linears
         hidden = total + first.bias if self._multiplies_first(own) else first(total)
         return second(hidden.relu())
+
+    def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
+        """Return a side of its own, unless the hidden layer is as wide as the logits."""
+        return None if after is None else Side(group)
 
     @property
     def _linears(self) -> tuple[nn.Linear, nn.Linear]:

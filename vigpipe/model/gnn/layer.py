@@ -3,17 +3,20 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
+from vigpipe.model.norm import NORM_ROLES
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import Roles, Side, Sides, bound
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.masked import relu
 
 Activation = Callable[[Tensor], Tensor]
+SidesByName = dict[str, Sides]
 Features = Any  # (n, C) as a Tensor; or, in the first layer, as SparseRows
 
 
@@ -55,6 +58,9 @@ class GraphLayer(nn.Module):
     """
 
     fused = True
+    # Of each dimension of the layer's own tensors: the channels that come in or go out, those of a
+    # head, or those of a hidden layer. None: none of them.
+    roles: ClassVar[Roles] = {}
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -77,6 +83,34 @@ class GraphLayer(nn.Module):
         own = first_rows(x, adjacency.num_targets)
         # Nothing keeps the messages while the update runs.
         return self._updated(self._aggregated(self.messages(x), own, adjacency, keys), own)
+
+    def sides(self, prefix: str, index: int, ends: tuple[Side | None, Side | None]) -> SidesByName:
+        """Return the sides of the layer's tensors.
+
+        Args:
+            prefix: what their names begin with in the model.
+            index: index of the layer.
+            ends: the sides of its input and of its output; None for one that stays whole.
+        """
+        before, after = ends
+        channels = {
+            "in": before,
+            "out": after,
+            "head": None if after is None else Side(after.group),
+            "hidden": self.hidden(f"hidden.{index}", before, after),
+        }
+        of_norm = bound(self.norm, f"{prefix}norm.", NORM_ROLES, channels)
+        return bound(self, prefix, self.roles, channels) | of_norm
+
+    def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
+        """Return the side of the layer's hidden channels; None if there are none, or all whole.
+
+        Args:
+            group: name of a group that only this layer has.
+            before: side of its input.
+            after: side of its output.
+        """
+        return None
 
     def received(
         self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None

@@ -1,6 +1,7 @@
 """A staged model whose samples are nodes of one graph, and whose blocks are graph layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import Side, Sides, Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse_rows import SparseRows, linear
@@ -27,6 +29,7 @@ class GraphModel(StagedModel):
         width: channels between two layers.
         num_classes: number of logits.
         layers: the layers, in order.
+        heads: attention heads, which the width is divided among.
 
     Attributes:
         decays: the layers whose weights decay: all, or the first.
@@ -35,10 +38,16 @@ class GraphModel(StagedModel):
     blocks_name = "convs"
 
     def __init__(
-        self, in_channels: int, width: int, num_classes: int, layers: Sequence[GraphLayer]
+        self,
+        in_channels: int,
+        width: int,
+        num_classes: int,
+        layers: Sequence[GraphLayer],
+        heads: int = 1,
     ) -> None:
         super().__init__(len(layers), num_classes)
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
+        self.heads = heads
         self.detect_anomaly, self.decays = False, "all"
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
@@ -55,6 +64,27 @@ class GraphModel(StagedModel):
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Return the logits, (n, num_classes), as they are."""
         return x
+
+    def slicing(self, partition_input: bool = False) -> Slicing:
+        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+
+        `channels.1` are those between the layers 0 and 1. Heads are not divided: each keeps its
+        share of its channels.
+        """
+        between = [Side(f"channels.{i}", repeats=self.heads) for i in range(1, self.num_layers)]
+        ends = [Side("input") if partition_input else None, *between, None]
+        return self._slicing(list(pairwise(ends)), {})
+
+    def _slicing(
+        self, ends: Sequence[tuple[Side | None, Side | None]], rest: Mapping[str, Sides]
+    ) -> Slicing:
+        """Make the table from the sides of the layers' ends, and of tensors of no layer."""
+        tensors = self.state_dict()
+        sides = {name: of_tensor for name, of_tensor in rest.items() if name in tensors}
+        for name, layer in self.convs.items():
+            assert isinstance(layer, GraphLayer)
+            sides |= layer.sides(f"{self.blocks_name}.{name}.", int(name), ends[int(name)])
+        return Slicing.of(tensors, sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make layers raise FloatingPointError on NaN or infinite results, or stop that."""
@@ -190,6 +220,21 @@ class Gcn2Model(GraphModel):
         x, fused = self.stem_dropout(images, draws), self.stem_dropout.fused
         first = linear(x, self.stem.weight, self.stem.bias, fused=fused).relu()
         return torch.cat((first, first), dim=1)
+
+    def slicing(self, partition_input: bool = False) -> Slicing:
+        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+
+        One group, because the first features are added to those of every layer, and to what is
+        multiplied by its weights.
+        """
+        side = Side("channels")
+        rest = {
+            "stem.weight": (side, Side("input") if partition_input else None),
+            "stem.bias": (side,),
+            "readout.weight": (None, side),
+            "readout.bias": (None,),
+        }
+        return self._slicing([(side, side)] * self.num_layers, rest)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the readout: (n, 2 * width) -> (n, num_classes)."""

@@ -1,9 +1,12 @@
 """GraphSAGE, Hamilton, Ying, Leskovec 2017 (arXiv:1706.02216)."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
+from vigpipe.model.slicing import Roles, Side
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse import maximum, mean, own_and_mean
 from vigpipe.ops.sparse_rows import SparseRows, linear
@@ -21,6 +24,14 @@ class SageLayer(GraphLayer):
         setting: place, dropout, norm and activation of the layer.
         aggregator: mean, max or pool.
     """
+
+    roles: ClassVar[Roles] = {
+        "lin.weight": ("hidden", "in"),
+        "lin.bias": ("hidden",),
+        "lin_l.weight": ("out", "hidden"),
+        "lin_l.bias": ("out",),
+        "lin_r.weight": ("out", "in"),
+    }
 
     def __init__(
         self, in_channels: int, out_channels: int, setting: Setting, aggregator: str = "mean"
@@ -48,6 +59,10 @@ class SageLayer(GraphLayer):
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
         return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
+
+    def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
+        """Return the side of what is aggregated: the input's, or one of its own if projected."""
+        return before if before is None or self.aggregator != "pool" else Side(group)
 
 
 class NarrowingSageLayer(SageLayer):
