@@ -1,0 +1,209 @@
+"""Initial weights of a wide model that nobody holds as a whole.
+
+What a model's constructor does to its weights is watched on the meta device, where they take no
+memory. Any part of any tensor can then be filled, by any rank: the numbers come in tiles, and those
+of a tile depend on the seed, the name of the tensor and where the tile is, on nothing else.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TILE = 512  # rows and columns that are drawn from one state of the generator
+
+_AT = torch.ops.aten
+_ZEROS = (_AT.zeros, _AT.zeros_like, _AT.new_zeros, _AT.zero_)
+_ONES = (_AT.ones, _AT.ones_like, _AT.new_ones)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a tensor is filled when a model is made.
+
+    Attributes:
+        rule: every number is the same, or they are drawn independently.
+        values: the number; lower and upper bound; or mean and standard deviation.
+    """
+
+    rule: Literal["constant", "uniform", "normal"]
+    values: tuple[float, ...]
+
+    def fill(
+        self,
+        target: Tensor,
+        name: str,
+        seed: int,
+        whole: Sequence[int],
+        dim: int | None = None,
+        entries: Tensor | None = None,
+    ) -> None:
+        """Fill a part of a tensor; it is what filling all and taking that part would give.
+
+        Numbers are drawn in float32, so that they are the same in every dtype but for rounding.
+
+        Args:
+            target: what to fill: contiguous, as long as the whole but in one dimension.
+            name: of the tensor.
+            seed: of the run.
+            whole: shape of the whole tensor.
+            dim: the dimension of which the target has only some entries; None if it has all.
+            entries: these entries, ascending, int64.
+        """
+        if self.rule == "constant":
+            target.detach().fill_(self.values[0])
+            return
+        rows, columns = (whole[0] if whole else 1), math.prod(whole[1:])
+        row_runs, column_runs = [(0, rows)], [(0, columns)]
+        if dim == 0:
+            assert entries is not None
+            row_runs = _runs(entries)
+        elif dim is not None:
+            assert entries is not None
+            stride, length = math.prod(whole[dim + 1 :]), whole[dim]
+            column_runs = [
+                ((i * length + first) * stride, count * stride)
+                for i in range(math.prod(whole[1:dim]))
+                for first, count in _runs(entries)
+            ]
+        if not target.numel():
+            return
+        flat = target.detach().view(sum(count for _, count in row_runs), -1)
+        memory = torch.empty(TILE * TILE, dtype=torch.float32, device="cpu")
+        generator = torch.Generator()
+        across, first_seed = -(-columns // TILE), _number(seed, name)
+        for i, row_pieces in _pieces(row_runs):
+            for j, column_pieces in _pieces(column_runs):
+                shape = min(TILE, rows - i * TILE), min(TILE, columns - j * TILE)
+                tile = memory[: shape[0] * shape[1]]
+                # Only 32 bits count; the tiles of a tensor all have different ones.
+                generator.manual_seed((first_seed + i * across + j) % (1 << 32))
+                self._draw(tile, generator)
+                for row, row_at, num_rows in row_pieces:
+                    for column, column_at, num_columns in column_pieces:
+                        of_tile = tile.view(shape).narrow(0, row, num_rows)
+                        of_target = flat.narrow(0, row_at, num_rows)
+                        of_target.narrow(1, column_at, num_columns).copy_(
+                            of_tile.narrow(1, column, num_columns)
+                        )
+
+    def _draw(self, tile: Tensor, generator: torch.Generator) -> None:
+        first, second = self.values
+        if self.rule == "uniform":
+            tile.uniform_(first, second, generator=generator)
+        else:
+            tile.normal_(first, second, generator=generator)
+
+
+def _number(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _runs(entries: Tensor) -> list[tuple[int, int]]:
+    """Return ascending numbers as runs of neighbours: the first one, and how many there are."""
+    ends = [*((entries.diff() != 1).nonzero().flatten() + 1).tolist(), len(entries)]
+    firsts = [0, *ends[:-1]]
+    return [
+        (int(entries[first]), end - first)
+        for first, end in zip(firsts, ends, strict=True)
+        if end > first
+    ]
+
+
+def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+    """Cut runs at the borders of tiles.
+
+    Yields:
+        The number of a tile, and for each piece in it: where it begins in the tile, where in the
+        target, and its length.
+    """
+    cut: list[tuple[int, int, int, int]] = []
+    at = 0
+    for first, count in runs:
+        end = first + count
+        while first < end:
+            length = min(end, (first // TILE + 1) * TILE) - first
+            cut.append((first // TILE, first % TILE, at, length))
+            first, at = first + length, at + length
+    for tile, pieces in groupby(cut, key=lambda piece: piece[0]):
+        yield tile, [piece[1:] for piece in pieces]
+
+
+def drawn(make: Callable[[], nn.Module]) -> dict[str, Draw | None]:
+    """Find out how a model's tensors are filled, without memory for them.
+
+    Args:
+        make: makes the model.
+
+    Returns:
+        By name in the state dict: how the tensor was filled last; None for one that was computed,
+        such as positional tables and BatchNorm's counts, or filled in parts.
+    """
+    with torch.device("meta"), _Watch() as watch:
+        model = make()
+    return {name: watch.of(tensor) for name, tensor in model.state_dict().items()}
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps in mind how each storage was filled last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A storage that is kept has an address that no other gets.
+        self._found: dict[int, tuple[torch.UntypedStorage, Draw | None]] = {}
+
+    def of(self, tensor: Tensor) -> Draw | None:
+        """Return how a tensor was filled; None if it is not known."""
+        storage, draw = self._found.get(tensor.untyped_storage()._cdata, (None, None))
+        return draw if storage is not None and storage.nbytes() == tensor.nbytes else None
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        draw = _draw_of(func.overloadpacket, args, kwargs or {})
+        if draw is not None:
+            self._note(result, draw)
+        elif func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info and argument.alias_info.is_write:
+                    self._note(value, None)
+        return result
+
+    def _note(self, tensor: Tensor, draw: Draw | None) -> None:
+        storage = tensor.untyped_storage()
+        is_all = storage.nbytes() == tensor.nbytes
+        self._found[storage._cdata] = storage, draw if is_all else None
+
+
+def _draw_of(operator: object, args: Sequence[Any], kwargs: dict[str, Any]) -> Draw | None:
+    """Return what an operator fills its result with; None if that is not known."""
+    if operator in _ZEROS:
+        return Draw("constant", (0.0,))
+    if operator in _ONES:
+        return Draw("constant", (1.0,))
+    if operator in (_AT.fill_, _AT.full, _AT.full_like) and not isinstance(args[1], Tensor):
+        return Draw("constant", (float(args[1]),))
+    if operator is _AT.uniform_:
+        return Draw("uniform", _numbers(args, kwargs, {"from": 0.0, "to": 1.0}))
+    if operator is _AT.normal_:
+        return Draw("normal", _numbers(args, kwargs, {"mean": 0.0, "std": 1.0}))
+    return None
+
+
+def _numbers(
+    args: Sequence[Any], kwargs: dict[str, Any], defaults: dict[str, float]
+) -> tuple[float, ...]:
+    given = dict(zip(defaults, args[1:], strict=False)) | kwargs
+    return tuple(float(given.get(name, default)) for name, default in defaults.items())
