@@ -14,6 +14,7 @@ from tests.world import wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
 from vigpipe.checkpoint.saver import POLL_SECONDS, Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
+from vigpipe.model import mapped
 
 RANK_FILES = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
 
@@ -73,6 +74,35 @@ def test_what_is_written_is_the_state_of_the_call(tmp_path):
     where = tensor_names(newest, verify(newest))
     ((_, tensor),) = read_tensors(newest, where, ["model/w"])
     assert not tensor.any()
+
+
+def test_stored_tensors_are_written_without_a_copy_of_them(tmp_path, monkeypatch):
+    rows = mapped.create(tmp_path / "rows", {"rows/w": (torch.bfloat16, (300, 7))})
+    rows["rows/w"].copy_(torch.arange(2100).view(300, 7))
+    copied, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, *a, **o: (copied.append(t), to(t, *a, **o))[1]
+    )
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", print)
+    saver.save(manifest(1), {"model/w": torch.ones(3)}, rows)
+    saver.finish()
+    assert [t.numel() for t in copied] == [3]
+    newest = list_checkpoints(tmp_path)[0]
+    where = tensor_names(newest, verify(newest))
+    found = dict(read_tensors(newest, where, list(where)))
+    assert found["model/w"].tolist() == [1, 1, 1]
+    assert torch.equal(found["rows/w"], rows["rows/w"])
+
+
+def test_a_disk_too_full_for_stored_tensors_costs_that_checkpoint_only(tmp_path):
+    messages: list[str] = []
+    rows = mapped.create(tmp_path / "rows", {"rows/w": (torch.float32, (1 << 16,))})
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", messages.append)
+    with files_of_at_most(1 << 12):
+        saver.save(manifest(2), {}, rows)
+        saver.finish()
+    assert "the run goes on" in messages[0]
+    assert names(tmp_path) == []
 
 
 def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):

@@ -54,7 +54,7 @@ MAY_DIFFER = {
 # Of tensors.
 _KINDS = (
     *("model", "ema", "optimizer", "outer_old", "outer_velocity", "given", "given_mean"),
-    *("residual", "powersgd_q"),
+    *("residual", "powersgd_q", "rows"),
 )
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 

@@ -74,7 +74,12 @@ class Saver:
         if self.is_writer:
             self._sweep()
 
-    def save(self, manifest: Manifest, state: Mapping[str, Tensor]) -> None:
+    def save(
+        self,
+        manifest: Manifest,
+        state: Mapping[str, Tensor],
+        stored: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Copy this rank's share of the state, and begin to write it in a thread.
 
         This waits for an earlier checkpoint that is still being written.
@@ -82,9 +87,12 @@ class Saver:
         Args:
             manifest: the facts of the checkpoint; its files are filled in by the writer.
             state: this rank's share of the state, by name.
+            stored: tensors on the CPU, such as those of a mapped file, that are written without a
+                copy: nobody changes them before `finish` has returned. None by default.
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}
+        copies |= {name: tensor.detach().contiguous() for name, tensor in (stored or {}).items()}
         files = [name for name in self.files if not self._is_lost(name)]
         # Not a daemon, so that Python's exit waits for a checkpoint that has begun.
         self._thread = threading.Thread(target=self._write, args=(manifest, copies, files))

@@ -14,6 +14,7 @@ augmentation and the order of the data depend only on the options and the step.
     given_mean/NAME         and the mean of that over the replicas, once all have given
     residual/NAME           with --compress, what a replica has left out of what it sent
     powersgd_q/NAME         with --compress powersgd, what the next sum begins with
+    rows/NAME               with --strategy subnetworks, what a replica owns of the wide model
 
 Where replicas take steps of their own, each has all of these: replica 0 under these names, so that
 its weights are found as those of any run, and replica r under replicaR/NAME. Where all take every

@@ -7,19 +7,17 @@ One line loads such a file, whatever the layout of the run was:
 The file's metadata say which model it is and what its images look like (`model.metadata`).
 """
 
-import errno
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
+from vigpipe.model.mapped import blocks, header, shapes_of
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
@@ -82,7 +80,6 @@ def save_weights(
     try:
         with replacing(path) as partial:
             write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
-            _sort_metadata(partial)
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error.strerror or error}); make room or choose another "
@@ -91,9 +88,12 @@ def save_weights(
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file with the permissions of the user's umask, not the library's 0600.
+    """Write a safetensors file; equal tensors and metadata make equal files.
+
+    No memory is taken for a tensor, so those of a mapped file (`model.mapped`) may be larger than
+    the memory.
 
     Args:
         path: the file to write.
@@ -103,26 +103,9 @@ def write_tensors(
     Raises:
         OSError: the file cannot be written.
     """
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error)) from error
-    path.chmod(mode)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort a file's metadata, which safetensors shuffles, so that equal runs write equal files.
-
-    The format is the length of a JSON header in 8 bytes, the header, which may end in spaces, and
-    the data.
-    """
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= length:
-            file.seek(8)
-            file.write(text.ljust(length))
+    start, order = header(shapes_of(tensors), metadata)
+    with path.open("wb") as file:
+        file.write(start)
+        for name in order:
+            for block in blocks(tensors[name]):
+                file.write(block.view(torch.uint8).numpy().data)

@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -162,6 +162,6 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
         yield flat[first : first + count]
 
 
-def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> Shapes:
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
     """Return dtype and shape of some tensors, by name, as `create` takes them."""
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors}
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
