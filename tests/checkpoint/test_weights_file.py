@@ -4,9 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.full_disk import files_of_at_most
 from tests.world import run_ranks
-from vigpipe.checkpoint.weights_file import gather_named, save_weights
+from vigpipe.checkpoint.weights_file import gather_named, save_rows, save_weights
 from vigpipe.errors import InputError
+from vigpipe.model import mapped
 from vigpipe.model.metadata import read_metadata
 
 
@@ -67,6 +69,34 @@ def test_equal_weights_make_equal_files(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert read_metadata(tmp_path / "a") == {"format": "pt", **metadata}
     assert load_file(tmp_path / "a")["w"].tolist() == [0, 1, 2]
+
+
+def test_rows_that_are_filled_make_the_file_that_the_whole_would(tmp_path):
+    metadata = {"b": "2", "a": "1"}
+    state = {"w": torch.arange(12.0).view(4, 3), "n": torch.tensor(7), "d": torch.ones(3).double()}
+    save_weights(tmp_path / "whole", state, metadata)
+    with save_rows(tmp_path / "rows", mapped.shapes_of(state), metadata) as tensors:
+        for name, tensor in state.items():
+            tensors[name].copy_(tensor)
+        assert not (tmp_path / "rows").exists()
+    assert (tmp_path / "rows").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert (tmp_path / "rows").stat().st_mode == (tmp_path / "whole").stat().st_mode
+
+
+def test_rows_that_cannot_be_written_leave_the_old_file_alone(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_weights(path, {"w": torch.ones(3)})
+    shapes = {"w": (torch.float32, (1 << 16,))}
+    with (
+        files_of_at_most(1 << 12),
+        pytest.raises(InputError, match="cannot be written"),
+        save_rows(path, shapes),
+    ):
+        pass
+    with pytest.raises(ZeroDivisionError), save_rows(path, shapes):
+        raise ZeroDivisionError
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert load_file(path)["w"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no tensors at all"])

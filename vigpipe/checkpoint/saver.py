@@ -13,7 +13,6 @@ and at most a hidden folder, which the next run removes. No collective is called
 
 import contextlib
 import json
-import os
 import shutil
 import threading
 import time
@@ -33,6 +32,7 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights_file import write_tensors
+from vigpipe.files.atomic import sync
 
 POLL_SECONDS = 0.02
 
@@ -131,7 +131,7 @@ class Saver:
 
     def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(path, tensors)
-        _sync(path)
+        sync(path)
         write_note(path, json.dumps(file_facts(path)))
 
     def _complete(self, partial: Path, manifest: Manifest, files: Sequence[str]) -> None:
@@ -139,15 +139,15 @@ class Saver:
         notes = {name: self._note(partial / name) for name in files}
         path = partial / NAME
         path.write_text(replace(manifest, files=notes).text(), encoding="utf-8")
-        _sync(path)
+        sync(path)
         for name in files:
             (partial / name).with_suffix(".json").unlink()
-        _sync(partial)
+        sync(partial)
         target = self.folder / folder_name(manifest.step)
         if target.exists():  # damaged, or resumed from and found to be the best one
             target.rename(self.folder / f".old-{target.name}-{self.token}")
         partial.rename(target)
-        _sync(self.folder)
+        sync(self.folder)
         self.newest = manifest.step
         best = folder_name(manifest.best["step"]) if manifest.best else None
         for old in list_checkpoints(self.folder)[self.keep :]:
@@ -201,14 +201,3 @@ def _give_up(path: Path, error: Exception) -> None:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some file systems cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)

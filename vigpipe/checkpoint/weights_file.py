@@ -7,7 +7,8 @@ One line loads such a file, whatever the layout of the run was:
 The file's metadata say which model it is and what its images look like (`model.metadata`).
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import replacing
-from vigpipe.model.mapped import blocks, header, shapes_of
+from vigpipe.files.atomic import replacing, sync
+from vigpipe.model import mapped
+from vigpipe.model.mapped import Shapes
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
@@ -77,9 +79,37 @@ def save_weights(
         InputError: the file cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    with _replacing(path) as partial:
+        write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
+
+
+@contextlib.contextmanager
+def save_rows(
+    path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Write weights that are never whole in memory, as `save_weights` would.
+
+    Args:
+        path: the file to write or replace, which is done when the context ends.
+        tensors: dtype and shape of each tensor, by the unsplit model's names.
+        metadata: as of `save_weights`.
+
+    Yields:
+        The tensors of the new file, mapped, all zeros; what is written to them is in the file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    with _replacing(path) as partial:
+        yield mapped.create(partial, tensors, {"format": "pt", **(metadata or {})})
+        sync(partial)  # also tells what a file system has noticed late
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     try:
         with replacing(path) as partial:
-            write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
+            yield partial
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error.strerror or error}); make room or choose another "
@@ -103,9 +133,9 @@ def write_tensors(
     Raises:
         OSError: the file cannot be written.
     """
-    start, order = header(shapes_of(tensors), metadata)
+    start, order = mapped.header(mapped.shapes_of(tensors), metadata)
     with path.open("wb") as file:
         file.write(start)
         for name in order:
-            for block in blocks(tensors[name]):
+            for block in mapped.blocks(tensors[name]):
                 file.write(block.view(torch.uint8).numpy().data)

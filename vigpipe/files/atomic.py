@@ -1,6 +1,7 @@
 """Write files atomically: a crash leaves the old file or the new one, never half of it."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,35 @@ if TYPE_CHECKING:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a hidden file to write, which replaces `path` when the context ends.
 
+    After an exception the hidden file is removed.
+
     Raises:
-        OSError: the file cannot be written; the hidden file is removed.
+        OSError: the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
         partial.replace(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def sync(path: Path) -> None:
+    """Force a file or a folder to disk.
+
+    Raises:
+        OSError: a file cannot be.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vigpipe.model.slicing import runs
+
 TILE = 512  # rows and columns that are drawn from one state of the generator
 
 _AT = torch.ops.aten
@@ -63,14 +65,14 @@ class Draw:
         row_runs, column_runs = [(0, rows)], [(0, columns)]
         if dim == 0:
             assert entries is not None
-            row_runs = _runs(entries)
+            row_runs = runs(entries)
         elif dim is not None:
             assert entries is not None
             stride, length = math.prod(whole[dim + 1 :]), whole[dim]
             column_runs = [
                 ((i * length + first) * stride, count * stride)
                 for i in range(math.prod(whole[1:dim]))
-                for first, count in _runs(entries)
+                for first, count in runs(entries)
             ]
         if not target.numel():
             return
@@ -106,18 +108,7 @@ def _number(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def _runs(entries: Tensor) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs of neighbours: the first one, and how many there are."""
-    ends = [*((entries.diff() != 1).nonzero().flatten() + 1).tolist(), len(entries)]
-    firsts = [0, *ends[:-1]]
-    return [
-        (int(entries[first]), end - first)
-        for first, end in zip(firsts, ends, strict=True)
-        if end > first
-    ]
-
-
-def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+def _pieces(of_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
     """Cut runs at the borders of tiles.
 
     Yields:
@@ -126,7 +117,7 @@ def _pieces(runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[int, 
     """
     cut: list[tuple[int, int, int, int]] = []
     at = 0
-    for first, count in runs:
+    for first, count in of_runs:
         end = first + count
         while first < end:
             length = min(end, (first // TILE + 1) * TILE) - first

@@ -137,3 +137,14 @@ class Slicing:
         That is the first one with a side; None if the tensor has none, so that all store it.
         """
         return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
+
+
+def runs(entries: Tensor) -> list[tuple[int, int]]:
+    """Return ascending entries as runs of neighbours: the first one, and how many there are."""
+    ends = [*((entries.diff() != 1).nonzero().flatten() + 1).tolist(), len(entries)]
+    firsts = [0, *ends[:-1]]
+    return [
+        (int(entries[first]), end - first)
+        for first, end in zip(firsts, ends, strict=True)
+        if end > first
+    ]

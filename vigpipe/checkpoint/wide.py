@@ -1,0 +1,187 @@
+"""Put together the weights of a wide model from what independent sub-networks hold of it.
+
+Replica j of m owns 1/m of the stored rows, as they were when the round began, and has trained
+sub-model j since. In a checkpoint these are rows/NAME and model/NAME, under replicaJ/ as the rest
+of its state. Nothing is whole in memory: all tensors are mapped.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vigpipe.checkpoint.manifest import Manifest
+from vigpipe.checkpoint.state import replica_prefix
+from vigpipe.checkpoint.weights_file import save_rows
+from vigpipe.errors import InputError
+from vigpipe.model import mapped
+from vigpipe.model.mapped import Shapes
+from vigpipe.model.slicing import Slicing, runs
+
+Chosen = Callable[[str, int], Tensor]  # (group, sub-model) -> its channels, ascending int64
+
+_NUMBERS_AT_ONCE = 1 << 20
+
+
+def export_wide(
+    checkpoint: Path, manifest: Manifest, path: Path, slicing: Slicing, num: int, chosen: Chosen
+) -> None:
+    """Write the wide model's weights from a checkpoint.
+
+    Args:
+        checkpoint: its folder.
+        manifest: its manifest.
+        path: the file to write or replace.
+        slicing: the table of the wide model.
+        num: m, the number of sub-models.
+        chosen: the channels of each group that a sub-model has in the round of the checkpoint.
+
+    Raises:
+        InputError: a tensor is missing or has another shape, or the file cannot be written.
+    """
+    found: dict[str, Tensor] = {}
+    for name in manifest.files:
+        found |= mapped.open(checkpoint / name, writes_file=False)
+    parts, rows = (
+        [_of(found, f"{replica_prefix(j)}{kind}/") for j in range(num)]
+        for kind in ("model", "rows")
+    )
+    shapes = wide_shapes(slicing, parts, rows, str(checkpoint))
+    with save_rows(path, shapes, manifest.weights) as targets:
+        assemble(targets, slicing, parts, rows, chosen)
+
+
+def _of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def wide_shapes(
+    slicing: Slicing,
+    parts: Sequence[Mapping[str, Tensor]],
+    rows: Sequence[Mapping[str, Tensor]],
+    where: str,
+) -> Shapes:
+    """Return dtypes and shapes of a wide model, and check that those of all its parts fit.
+
+    Args:
+        slicing: the table of the wide model.
+        parts: the tensors of each sub-model, by name.
+        rows: what each owner has of the wide model, by name.
+        where: where they come from, for messages.
+
+    Raises:
+        InputError: a tensor is missing or has another shape.
+    """
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for name, sides in slicing.sides.items():
+        dim = slicing.owned(name)
+        first = (parts if dim is None else rows)[0].get(name)
+        whole = () if first is None else tuple(first.shape)
+        if len(whole) == len(sides):
+            whole = tuple(
+                length if side is None else side.length(slicing.sizes[side.group])
+                for length, side in zip(whole, sides, strict=True)
+            )
+            owned = tuple(n // len(rows) if i == dim else n for i, n in enumerate(whole))
+            narrow = slicing.shape(name, whole, len(parts))
+        else:
+            owned = narrow = None
+        holders = [("model", narrow, parts)]
+        holders += [] if dim is None else [("rows", owned, rows)]
+        for kind, expected, all_of_kind in holders:
+            for j, tensors in enumerate(all_of_kind):
+                tensor = tensors.get(name)
+                if tensor is None or tuple(tensor.shape) != expected:
+                    what = "is missing" if tensor is None else f"is {tuple(tensor.shape)}"
+                    raise InputError(
+                        f"{where}: {replica_prefix(j)}{kind}/{name} {what}, expected "
+                        f"{expected or 'another shape'}; give a checkpoint of this model"
+                    )
+        assert first is not None
+        shapes[name] = first.dtype, whole
+    return shapes
+
+
+def assemble(
+    targets: Mapping[str, Tensor],
+    slicing: Slicing,
+    parts: Sequence[Mapping[str, Tensor]],
+    rows: Sequence[Mapping[str, Tensor]],
+    chosen: Chosen,
+) -> None:
+    """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
+
+    A tensor without sides is the mean over the sub-models; integers are those of the first one.
+
+    Args:
+        targets: the wide tensors, by name; no memory is taken that is as large as one.
+        slicing: the table of the wide model.
+        parts: the tensors of each sub-model.
+        rows: what each owner has of the wide model; of a tensor without sides, nothing.
+        chosen: the channels of each group that a sub-model has.
+    """
+    for name, target in targets.items():
+        if slicing.owned(name) is None:
+            _average(target, [tensors[name] for tensors in parts])
+            continue
+        for owner, tensors in enumerate(rows):
+            put_rows(target, tensors[name], slicing, name, owner, len(rows))
+        for j, tensors in enumerate(parts):
+            entries = [
+                None
+                if side is None
+                else side.entries(chosen(side.group, j), slicing.sizes[side.group])
+                for side in slicing.sides[name]
+            ]
+            _put(target, tensors[name], entries)
+
+
+def put_rows(
+    target: Tensor, rows: Tensor, slicing: Slicing, name: str, owner: int, num: int
+) -> None:
+    """Put what an owner has of a tensor into its place.
+
+    Args:
+        target: the wide tensor.
+        rows: what the owner has.
+        slicing: the table of the wide model.
+        name: of the tensor, which has a side.
+        owner: index of the owner.
+        num: number of owners.
+    """
+    dim = slicing.owned(name)
+    assert dim is not None
+    side = slicing.sides[name][dim]
+    assert side is not None
+    size, at = slicing.sizes[side.group], 0
+    block = torch.arange(owner * size // num, (owner + 1) * size // num)
+    for first, count in runs(side.entries(block, size)):
+        target.narrow(dim, first, count).copy_(rows.narrow(dim, at, count))
+        at += count
+
+
+def _put(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
+    """Write a part of a tensor into the entries of each dimension, None for all of them."""
+    lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
+    last = max(i for i, e in enumerate(entries) if e is not None)
+    at_once = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(part.shape[1:])))
+    for first in range(0, len(part), at_once):
+        block = part[first : first + at_once]
+        index = [lists[0][first : first + at_once], *lists[1 : last + 1]]
+        mesh = tuple(e.view(-1, *[1] * (last - i)) for i, e in enumerate(index))
+        target[mesh] = block.to(target.dtype)
+
+
+def _average(target: Tensor, parts: Sequence[Tensor]) -> None:
+    if not target.is_floating_point():
+        target.copy_(parts[0])
+        return
+    flat = [part.view(-1) for part in parts]
+    for first in range(0, target.numel(), _NUMBERS_AT_ONCE):
+        last = first + _NUMBERS_AT_ONCE
+        total = flat[0][first:last].double()
+        for part in flat[1:]:
+            total += part[first:last]
+        target.view(-1)[first:last] = total / len(parts)
