@@ -1,11 +1,12 @@
 """A staged model whose samples are nodes of one graph, and whose blocks are graph layers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.chunks import in_chunks, part, rows_at_once
 from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
@@ -14,8 +15,6 @@ from vigpipe.model.slicing import Side, Sides, Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse_rows import SparseRows, linear
-
-_NUMBERS_AT_ONCE = 1 << 23  # of the features that are evaluated at a time
 
 
 class GraphModel(StagedModel):
@@ -170,13 +169,13 @@ class GraphModel(StagedModel):
             raise ValueError("by_layer evaluates: call model.eval() first")
         x = x if features is None else features
         if self.has_stem and self.stem_names:
-            rows = _rows_at_once(x, chunk)
-            x = _in_chunks(lambda start, end: self.embed(_part(x, start, end)), len(x), rows)
+            rows = rows_at_once(x, chunk)
+            x = in_chunks(lambda start, end: self.embed(part(x, start, end)), len(x), rows)
         for layer in self.convs.values():
             assert isinstance(layer, GraphLayer)
             x = _layer_in_chunks(layer, x, adjacency, chunk)
         if self.has_readout:
-            x = _in_chunks(lambda start, end: self.read_out(x[start:end], None), len(x), chunk)
+            x = in_chunks(lambda start, end: self.read_out(x[start:end], None), len(x), chunk)
         return x
 
 
@@ -242,39 +241,16 @@ class Gcn2Model(GraphModel):
 
 
 def _layer_in_chunks(layer: GraphLayer, x: Features, adjacency: Adjacency, chunk: int) -> Tensor:
-    chunk, few = _rows_at_once(x, chunk), _part(x, 0, 1)
+    chunk, few = rows_at_once(x, chunk), part(x, 0, 1)
     if layer.messages(few) is few:
-        messages = _part(x, 0, len(x))
+        messages = part(x, 0, len(x))
     else:
-        messages = _in_chunks(
-            lambda start, end: layer.messages(_part(x, start, end)), len(x), chunk
-        )
+        messages = in_chunks(lambda start, end: layer.messages(part(x, start, end)), len(x), chunk)
 
     def received(start: int, end: int) -> Tensor:
-        return layer.received(messages, _part(x, start, end), adjacency.rows(start, end), None)
+        return layer.received(messages, part(x, start, end), adjacency.rows(start, end), None)
 
-    return _in_chunks(received, len(x), chunk)
-
-
-def _rows_at_once(x: Features, most: int) -> int:
-    return max(1, min(most, _NUMBERS_AT_ONCE // x.shape[1]))
-
-
-def _part(x: Features, start: int, end: int) -> Features:
-    return x[start:end] if isinstance(x, Tensor) else x.part(start, end)
-
-
-def _in_chunks(compute: Callable[[int, int], Tensor], num_rows: int, chunk: int) -> Tensor:
-    """Concatenate compute(start, end), one chunk of rows after the other."""
-    y = compute(0, min(chunk, num_rows))
-    if num_rows <= chunk:
-        return y
-    whole = y.new_empty(num_rows, *y.shape[1:])
-    whole[:chunk] = y
-    for start in range(chunk, num_rows, chunk):
-        end = min(start + chunk, num_rows)
-        whole[start:end] = compute(start, end)
-    return whole
+    return in_chunks(received, len(x), chunk)
 
 
 def _first(num: int, x: Features, draws: Draws | None) -> tuple[Features, Draws | None]:
