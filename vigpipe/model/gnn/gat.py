@@ -104,14 +104,16 @@ class GatLayer(AttentionLayer):
         """Sum what the edges bring, with weights by attention: (m, C')."""
         adjacency = adjacency.with_loops()
         values = self.by_heads(messages)  # (n, H, c)
-        ends = messages @ torch.cat([_by_heads(att[0]) for att in (self.att_src, self.att_dst)], 1)
+        ends = messages @ torch.cat(
+            [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)], 1
+        )
         of_sources, of_targets = ends.chunk(2, dim=1)  # (n, H) each
         of_targets = adjacency.own(of_targets)
         shares = pair_softmax(adjacency, of_sources, of_targets, SLOPE, fused=self.fused)
         return self.attend(shares, values, adjacency, keys)
 
 
-def _by_heads(weights: Tensor) -> Tensor:
+def columns_of_heads(weights: Tensor) -> Tensor:
     """Make the matrix that multiplies each head's channels by its weights: (H, c) -> (H * c, H)."""
     return torch.diag_embed(weights.T).permute(1, 0, 2).flatten(0, 1)
 

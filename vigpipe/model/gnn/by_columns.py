@@ -1,0 +1,229 @@
+"""Evaluate a graph model that no rank could hold: each of m ranks has a block of all channels."""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vigpipe import ops
+from vigpipe.model.gnn.columns import Columns, Share, dense
+from vigpipe.model.gnn.gat import SLOPE, AttentionLayer, GatLayer, Gatv2Layer, columns_of_heads
+from vigpipe.model.gnn.gcn import GcnLayer
+from vigpipe.model.gnn.gcn2 import ALPHA, Gcn2Layer
+from vigpipe.model.gnn.gin import GinLayer
+from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
+from vigpipe.model.gnn.model import Gcn2Model, GraphModel
+from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
+from vigpipe.model.norm import BatchNorm
+from vigpipe.model.slicing import Slicing
+from vigpipe.ops.adjacency import Adjacency, Layered
+from vigpipe.ops.sparse import (
+    attention_sum,
+    constant_sum,
+    edge_softmax,
+    maximum,
+    mean,
+    pair_scores,
+    pair_softmax,
+)
+
+
+class ByColumns:
+    """A wide graph model, or a stage of it, of which every rank has a share (`model.gnn.columns`).
+
+    All m ranks of a stage call `forward` at the same time with the same nodes. Results equal those
+    of the wide model in evaluation mode up to rounding.
+
+    Args:
+        model: the wide model or the stage; its tensors are not used, and may be on meta.
+        slicing: its table.
+        owned: the rank's part of every tensor that has sides, by name; see `Share`.
+        whole: the tensors without sides, by name.
+        columns: what the ranks exchange.
+        chunk: number of rows of features in files that are read at a time, at most.
+    """
+
+    def __init__(
+        self,
+        model: GraphModel,
+        slicing: Slicing,
+        owned: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
+        columns: Columns,
+        *,
+        chunk: int,
+    ) -> None:
+        self.model = model
+        self._share = Share(slicing, owned, whole, columns, chunk)
+        self._moments: dict[str, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def forward(
+        self,
+        x: Features,
+        adjacency: Adjacency | Layered,
+        features: Features | None = None,
+        *,
+        estimate: bool = False,
+    ) -> Tensor:
+        """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
+
+        Args:
+            x: the graph's features, (n, in_channels), if the stem is present; otherwise the rank's
+                columns of the previous stage's output, (n, d / m). Of GCNII's, those of the
+                features and of the first features, side by side.
+            adjacency: edges between these nodes, or the edges of each layer.
+            features: as for `GraphModel.by_layer`.
+            estimate: let every BatchNorm normalise with the statistics of these nodes, and record
+                them for `take_moments`.
+
+        Returns:
+            Logits, (n, num_classes), with the same bits on all ranks, if the readout is present;
+            otherwise the rank's columns of the input of the next stage. Both have only the rows of
+            the nodes that the edges of the last layer end in.
+
+        Raises:
+            ValueError: the adjacency is one of other nodes.
+        """
+        model = self.model
+        x = x if features is None else features
+        if not adjacency.suits(len(x), model.span[0], model.num_layers):
+            raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
+        if model.has_stem and isinstance(model, Gcn2Model):
+            first = self._share.linear(x, "stem").relu()
+            x = torch.cat((first, first), 1)
+        for name, layer in model.convs.items():
+            edges = adjacency.of_layer(int(name))
+            x = first_rows(x, edges.num_sources)
+            x = self._run(name, cast(GraphLayer, layer), x, edges, estimate)
+        if not model.has_readout:
+            return x
+        x = first_rows(x, adjacency.num_targets)
+        return self._share.linear(_halves(x)[0], "readout") if isinstance(model, Gcn2Model) else x
+
+    def take_moments(self) -> dict[str, Tensor]:
+        """Return what was recorded since the last call, for `model.norm.merge_moments`.
+
+        Returns:
+            By the name of each BatchNorm, such as `convs.0.norm`: (batches, 3, C) float64, count,
+            mean and sum of squared deviations of the rank's channels in each forward.
+        """
+        moments = {name: torch.stack(batches) for name, batches in self._moments.items()}
+        self._moments = {}
+        return moments
+
+    def _run(
+        self, name: str, layer: GraphLayer, x: Features, adjacency: Adjacency, estimate: bool
+    ) -> Tensor:
+        prefix = f"{self.model.blocks_name}.{name}."
+        y = _LAYERS[type(layer)](self._share.of(prefix), layer, x, adjacency)
+        y = self._normalised(f"{prefix}norm", layer.norm, y, estimate)
+        y = y if layer.activation is None else layer.activation(y)
+        if isinstance(layer, Gcn2Layer):
+            return torch.cat((y, adjacency.own(_halves(x)[1])), 1)
+        return y
+
+    def _normalised(self, name: str, norm: nn.Module, y: Tensor, estimate: bool) -> Tensor:
+        share = self._share.of(f"{name}.")
+        if isinstance(norm, nn.LayerNorm):
+            return share.layer_norm(y, norm.eps)
+        if not isinstance(norm, BatchNorm):
+            return y
+        weight, bias = (share.tensor(key, y.device) for key in ("weight", "bias"))
+        if not estimate:
+            running_mean = share.tensor("running_mean", y.device)
+            running_var = share.tensor("running_var", y.device)
+            return F.batch_norm(y, running_mean, running_var, weight, bias, eps=norm.eps)
+        y, means, variances = ops.norm(y, weight, bias, eps=norm.eps, fused=norm.fused)
+        moments = torch.stack((torch.full_like(means, len(y)), means, variances * len(y)))
+        self._moments.setdefault(name, []).append(moments)
+        return y
+
+
+def _gcn(share: Share, layer: GcnLayer, x: Features, adjacency: Adjacency) -> Tensor:
+    (sent,) = share.products(x, "lin.weight")
+    bias = share.tensor("bias", sent.device)
+    return constant_sum(adjacency.with_loops(), sent, "gcn", bias, fused=layer.fused)
+
+
+def _sage(share: Share, layer: SageLayer, x: Features, adjacency: Adjacency) -> Tensor:
+    """Multiply before the mean is taken, which has no more channels then than the rank's."""
+    bias = share.tensor("lin_l.bias", x.device)
+    if layer.aggregator == "mean":
+        sent, kept = share.products(x, "lin_l.weight", "lin_r.weight")
+        return mean(adjacency, sent, adjacency.own(kept) + bias, fused=layer.fused)
+    if layer.aggregator == "pool":
+        projected, kept = share.products(x, "lin.weight", "lin_r.weight")
+        sent = (projected + share.tensor("lin.bias", x.device)).relu()
+    else:
+        sent, (kept,) = dense(x, share.chunk), share.products(x, "lin_r.weight")
+    largest = maximum(adjacency, sent, fused=layer.fused)
+    (received,) = share.products(largest, "lin_l.weight")
+    return received + bias + adjacency.own(kept)
+
+
+def _gin(share: Share, layer: GinLayer, x: Features, adjacency: Adjacency) -> Tensor:
+    (sent,) = share.products(x, "nn.lins.0.weight")
+    itself = (1 + share.tensor("eps", x.device)) * adjacency.own(sent)
+    total = constant_sum(adjacency, sent, "ones", itself, fused=layer.fused)
+    hidden = (total + share.tensor("nn.lins.0.bias", x.device)).relu()
+    return share.linear(hidden, "nn.lins.1")
+
+
+def _gat(share: Share, layer: GatLayer, x: Features, adjacency: Adjacency) -> Tensor:
+    """Score with what the rank has of each head; the sum over the ranks is the score."""
+    adjacency = adjacency.with_loops()
+    (sent,) = share.products(x, "lin.weight")
+    weights = [share.tensor(name, x.device)[0] for name in ("att_src", "att_dst")]
+    ends = share.summed("att_src", sent @ torch.cat([columns_of_heads(w) for w in weights], 1))
+    of_sources, of_targets = _halves(ends)
+    of_targets = adjacency.own(of_targets)
+    shares = pair_softmax(adjacency, of_sources, of_targets, SLOPE, fused=layer.fused)
+    return _attended(share, layer, adjacency, shares, sent)
+
+
+def _gatv2(share: Share, layer: Gatv2Layer, x: Features, adjacency: Adjacency) -> Tensor:
+    """Score with what the rank has of each head; the sum over the ranks is the score."""
+    adjacency = adjacency.with_loops()
+    left, right = share.products(x, "lin_l.weight", "lin_r.weight")
+    left = left + share.tensor("lin_l.bias", x.device)
+    right = adjacency.own(right) + share.tensor("lin_r.bias", x.device)
+    weights = share.tensor("att", x.device)[0]
+    scores = pair_scores(adjacency, left, right, weights, SLOPE, fused=layer.fused)
+    shares = edge_softmax(adjacency, share.summed("att", scores), fused=layer.fused)
+    return _attended(share, layer, adjacency, shares, left)
+
+
+def _attended(
+    share: Share, layer: AttentionLayer, adjacency: Adjacency, shares: Tensor, values: Tensor
+) -> Tensor:
+    by_heads = values.unflatten(1, (layer.heads, -1))
+    y = attention_sum(adjacency, shares, by_heads, fused=layer.fused).flatten(1)
+    return y + share.tensor("bias", y.device)
+
+
+def _gcn2(share: Share, layer: Gcn2Layer, x: Tensor, adjacency: Adjacency) -> Tensor:
+    h, first = _halves(x)
+    total = constant_sum(adjacency.with_loops(), h, "gcn", fused=layer.fused)
+    z = (1 - ALPHA) * total + ALPHA * adjacency.own(first)
+    return (1 - layer.beta) * z + layer.beta * share.product_of_inputs(z, "weight1")
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x.chunk(2, dim=1)
+    return first, second
+
+
+# Each makes the rank's columns of a layer's output, before norm and activation, from those of its
+# input; the logits, and the graph's features, are whole.
+_LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    GcnLayer: _gcn,
+    SageLayer: _sage,
+    NarrowingSageLayer: _sage,
+    GinLayer: _gin,
+    GatLayer: _gat,
+    Gatv2Layer: _gatv2,
+    Gcn2Layer: _gcn2,
+}
