@@ -103,7 +103,7 @@ def _run(
     trains: bool,
     any_strategy: bool,
 ) -> int:
-    from vigpipe.launch.device import default_sync, weight_dtype
+    from vigpipe.launch.device import count_gpus, default_sync, weight_dtype
     from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
     from vigpipe.launch.failures import remove_records
     from vigpipe.launch.join import join
@@ -112,6 +112,7 @@ def _run(
     from vigpipe.run.facts import prepare
     from vigpipe.run.folder import lock, make_output_folder
     from vigpipe.run.provenance import provenance
+    from vigpipe.run.room import check_room
 
     threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
     for name in ONLY_FOR_TRAINING:
@@ -142,6 +143,8 @@ def _run(
         num_hosts = recorded_replicas(config.replay)
     run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host, num_hosts=num_hosts)
     world_size = run.layout.world_size
+    if trains and not count_gpus(config.device):
+        check_room(run, world_size if launch.launcher == "alone" else launch.local_world_size)
     teams = {}
     if run.config.gossip_between == "hosts":
         teams = {"ranks on a host": launch.local_world_size}

@@ -32,6 +32,7 @@ from vigpipe.analysis.run_timing import (
 from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.resume import check_same_options, read_same_data, resume
 from vigpipe.checkpoint.weights_file import save_run_weights
+from vigpipe.checkpoint.wide_run import save_wide_weights
 from vigpipe.config.files import as_toml
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.replication import balances_parts
@@ -64,7 +65,7 @@ from vigpipe.run.others import Others
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
-from vigpipe.run.settle import Kept, settle, share_evaluation
+from vigpipe.run.settle import Kept, estimate_merged, settle, share_evaluation
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import (
     Step,
@@ -183,6 +184,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             if run.layout.has_server:
                 scores = strategy.together(evaluate_shared)
             else:
+                estimate_merged(rank_state)
                 scores = evaluate_all(rank_state)
         return tell_scores(epoch, scores)
 
@@ -228,7 +230,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         strategy.hear(agree(wishes_after(turn.step), strategy.peers))
         loss = turn.loss
         if record is not None:
-            size = run.layout, turn.item, turn.num_samples
+            size = *run.in_batches(turn.item), turn.num_samples
             rates = run.job.rates(*size, turn.seconds)
             record.add_step(gradients_row(turn, run.course, lr, rates))
             facts = turn.step + 1, run.course.epoch(turn.step), loss, lr
@@ -272,7 +274,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             facts = step.number, run.course.epoch(batch.step), loss, step.lr
             num_samples, waited = batch.num_samples, step.agreement.data_seconds
             whose = {} if strategy.sums_replicas else {"replica": team, "item": trained.item}
-            size = run.layout, trained.item, num_samples
+            size = *run.in_batches(trained.item), num_samples
             rates = run.job.rates(*size, step.seconds)
             row = step_row(*facts, step.seconds, rates, waited, **whose)
             if record is None:
@@ -373,7 +375,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             accounts = gather_accounts(rank_state, share=strategy.share)
         compression = gather_compression(rank_state)
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
-        save_run_weights(rank_state, folder / WEIGHTS)
+        save = save_run_weights if rank_state.rows is None else save_wide_weights
+        save(rank_state, folder / WEIGHTS)
         if rank_state.ema is not None:
             with rank_state.averaged():
                 save_run_weights(rank_state, folder / AVERAGED_WEIGHTS)

@@ -14,5 +14,7 @@ A checkpoint is a folder; once the folder has its name, it is complete:
     saver.py         write checkpoints while training goes on
     checkpoints.py   the checkpoints of a run, as the training loop uses them
     rescue.py        save the state of replicas that lost a peer
+    wide.py          put together the weights of a wide model from what sub-networks hold of it
+    wide_run.py      write them at the end of a run
     resume.py        choose a checkpoint, check that it belongs to this run, and continue from it
 """

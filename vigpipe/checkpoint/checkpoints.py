@@ -125,7 +125,9 @@ class Checkpoints:
         if not strategy.sums_replicas:
             sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}
             replicas = {"progress": strategy.progress(), **sizes}
-        self._saver.save(replace(self._manifest(loss, evaluated), replicas=replicas), share)
+        stored = {f"{prefix}rows/{name}": tensor for name, tensor in strategy.stored().items()}
+        manifest = replace(self._manifest(loss, evaluated), replicas=replicas)
+        self._saver.save(manifest, share, stored)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk, or could not be written."""

@@ -18,11 +18,12 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.checkpoint.rescue import salvage
-from vigpipe.checkpoint.state import needed_tensors, replica_prefix, restore
+from vigpipe.checkpoint.state import check_fits, needed_tensors, replica_prefix, restore
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_toml
+from vigpipe.model import mapped
 from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
 
 if TYPE_CHECKING:
@@ -286,6 +287,27 @@ def _check_replicas(manifest: Manifest, run: "Run", where: Path) -> None:
         )
 
 
+def _restore_stored(
+    rank_state: "RankState", checkpoint: Path, prefix: str, file_of: Mapping[str, str]
+) -> None:
+    """Copy what this rank stores of a wide model, block by block.
+
+    Args:
+        rank_state: this rank's state.
+        checkpoint: the folder of the checkpoint.
+        prefix: what the names of the replica's tensors begin with.
+        file_of: the file of each tensor.
+    """
+    for name, target in rank_state.strategy.stored().items():
+        full_name = f"{prefix}rows/{name}"
+        if full_name not in file_of:
+            raise InputError(f"{checkpoint}: has no {full_name}; give a checkpoint of this model")
+        path = checkpoint / file_of[full_name]
+        source = mapped.open(path, writes_file=False)[full_name]
+        check_fits(full_name, source, target, str(checkpoint))
+        mapped.copy_blocks(target, source)
+
+
 def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
     """Put a checkpoint, written by any layout, into a rank's state.
 
@@ -319,6 +341,7 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     found = read_tensors(checkpoint, file_of, needed)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in found}
     restore(rank_state, tensors, str(checkpoint))
+    _restore_stored(rank_state, checkpoint, prefix, file_of)
     if manifest.replicas:
         try:
             rank_state.strategy.restore(manifest.replicas["progress"], kept)

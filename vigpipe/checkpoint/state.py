@@ -165,13 +165,14 @@ def _restore_compressor(rank_state: "RankState", tensors: Mapping[str, Tensor], 
         found = [tensors[n] for n in terms.get(name, []) if n in tensors]
         total = torch.zeros_like(target, dtype=torch.float64)
         for tensor in found:
-            _check_fits(name, tensor, target, where)
+            check_fits(name, tensor, target, where)
             total += tensor.to(total)
         if found:
             target.copy_(total)
 
 
-def _check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
+def check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
+    """Raise InputError unless a tensor of a checkpoint has the shape and dtype of its place."""
     if tensor.shape != target.shape or tensor.dtype != target.dtype:
         raise InputError(
             f"{where}: {name} is {tuple(tensor.shape)} {tensor.dtype}, expected "
@@ -195,7 +196,7 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
         tensor = tensors.get(name)
         if tensor is None:
             raise InputError(f"{where}: has no {name}; give a checkpoint of this model")
-        _check_fits(name, tensor, target, where)
+        check_fits(name, tensor, target, where)
         target.copy_(tensor)
     _restore_compressor(rank_state, tensors, where)
     _restore_optimizer(rank_state, tensors, where)

@@ -151,13 +151,9 @@ def put_rows(
         owner: index of the owner.
         num: number of owners.
     """
-    dim = slicing.owned(name)
+    dim, at = slicing.owned(name), 0
     assert dim is not None
-    side = slicing.sides[name][dim]
-    assert side is not None
-    size, at = slicing.sizes[side.group], 0
-    block = torch.arange(owner * size // num, (owner + 1) * size // num)
-    for first, count in runs(side.entries(block, size)):
+    for first, count in runs(slicing.owned_entries(name, num, owner)):
         target.narrow(dim, first, count).copy_(rows.narrow(dim, at, count))
         at += count
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
-from vigpipe.commands.check_replicas import compare_replicas
+from vigpipe.commands.check_replicas import InTurn, compare_replicas
 from vigpipe.commands.check_server import compare_with_server
+from vigpipe.commands.check_subnetworks import SubnetworksInTurn
 from vigpipe.commands.differences import Compared, Trace, differences, table_of
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
@@ -41,7 +42,8 @@ def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: in
     if run.layout.has_server:
         compared = compare_with_server(run, rank, device, num_steps)
     elif run.config.strategy != "synchronous":
-        compared = compare_replicas(run, rank, device, num_steps)
+        in_turn = SubnetworksInTurn if run.has_subnetworks else InTurn
+        compared = compare_replicas(run, rank, device, num_steps, in_turn)
     else:
         compared = compare_steps(run, rank, device, num_steps)
     failed = torch.zeros(1, device=device)

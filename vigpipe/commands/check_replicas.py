@@ -32,7 +32,13 @@ from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, complete_step, train_step
 
 
-def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) -> Compared | None:
+def compare_replicas(
+    run: Run,
+    rank: int,
+    device: torch.device,
+    num_steps: int,
+    in_turn: "type[InTurn]",
+) -> Compared | None:
     """Compare replicas that take steps of their own; None except on the rank that writes.
 
     Args:
@@ -40,6 +46,7 @@ def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) 
         rank: position in the world.
         device: device to compute on.
         num_steps: D items for each of them.
+        in_turn: what does the same in one process.
 
     Raises:
         InputError: no average is due in these steps.
@@ -56,7 +63,7 @@ def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) 
     traces, recorded = _train(rank_state)
     if traces is None:
         return None
-    reference = InTurn(run, recorded, device).carry_out()
+    reference = in_turn(run, recorded, device).carry_out()
     num_averages = sum(len(of.pairs) for of in recorded) // 2 + len(recorded[0].averages)
     models = f"{layout.num_teams} unsplit model{'s' * (layout.num_teams > 1)}"
     against = (
@@ -67,6 +74,9 @@ def compare_replicas(run: Run, rank: int, device: torch.device, num_steps: int) 
     is_alone = layout.team_size == 1
     exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
     return Compared(compare(_merged(traces), _merged(reference)), against, exact)
+
+
+STORED = "wide weights"  # what each rank stores of the wide model of sub-networks
 
 
 def _merged(traces: Sequence[Kinds]) -> Kinds:
@@ -134,6 +144,11 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     losses, recorded = train_recorded(rank_state)
     layout = rank_state.run.layout
     own = trace_of(rank_state, losses)
+    if stored := rank_state.strategy.stored():  # of the wide model of sub-networks
+        rank_state.strategy.average_at_the_end(rank_state.counterparts)
+        last = layout.pipeline_size - 1
+        rows = gather_named(dict(stored), rank_state.pipeline_group, last)
+        own = None if own is None or rows is None else {**own, STORED: rows}
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None

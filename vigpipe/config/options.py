@@ -153,8 +153,10 @@ class TrainConfig:
         strategy: how the replicas agree: synchronous adds their gradients up in every step;
             periodic lets them take steps of their own, and averages all of them now and then;
             gossip averages two at a time; server is a parameter server of as many ranks as there
-            are stages, started besides, and applies each replica's gradients as they come.
-        average_every: steps between two averages; by default 20.
+            are stages, started besides, and applies each replica's gradients as they come;
+            subnetworks lets each replica train some of the channels of a wide model, others in each
+            round, on all the data (GIST).
+        average_every: steps between two averages, or of a round with subnetworks; by default 20.
         average: what is averaged: gradients; or weights, the default; or outer, where the mean of
             the weights drives an optimizer of its own (DiLoCo).
         outer_lr: learning rate of that optimizer, SGD with Nesterov momentum; by default 1.

@@ -15,6 +15,7 @@ _OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
 _OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
 _GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
 _SERVER = {"staleness": "none", "items": "fixed"}
+_SUBNETWORKS = {"average_every": 20}
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -42,7 +43,9 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 )
         return config
     _check_together(config)
-    defaults = dict(_SERVER if config.strategy == "server" else _DEFAULTS)
+    defaults = dict(
+        {"server": _SERVER, "subnetworks": _SUBNETWORKS}.get(config.strategy, _DEFAULTS)
+    )
     if config.average == "outer":
         defaults |= _OUTER
     if config.strategy == "gossip":
@@ -84,6 +87,11 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
                 "compressed ones after the pipeline has drained; leave --sync out, or choose drain"
             )
         return replace(config, sync="drain")
+    if config.strategy == "subnetworks":
+        raise InputError(
+            f"{what}: is for sums and averages of replicas, and with --strategy subnetworks each "
+            "sends weights that no other one has; leave it out"
+        )
     if config.strategy == "server":
         raise InputError(
             f"{what}: is for sums and averages of replicas, and with --strategy server each gives "
@@ -101,6 +109,8 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
 def _check_together(config: TrainConfig) -> None:
     if config.strategy == "gossip":
         _check_gossip(config)
+    if config.strategy == "subnetworks":
+        _check_subnetworks(config)
     if config.strategy == "server":
         _check_server(config)
     elif config.staleness is not None:
@@ -155,6 +165,21 @@ def _check_server(config: TrainConfig) -> None:
                 "with --strategy server all take the weights of the server; leave it out, or "
                 "choose --strategy periodic"
             )
+
+
+def _check_subnetworks(config: TrainConfig) -> None:
+    what = "with --strategy subnetworks each replica trains other channels of one model"
+    for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS):
+        if getattr(config, name) is not None and name not in _SUBNETWORKS:
+            raise InputError(
+                f"{flag(name)} {getattr(config, name)}: is about replicas of the same model, and "
+                f"{what}; leave it out, or choose --strategy periodic"
+            )
+    if config.ema:
+        raise InputError(
+            f"--ema {config.ema}: averages the weights of a model over its steps, and {what}, "
+            "others in every round; take 0"
+        )
 
 
 def _check_gossip(config: TrainConfig) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -21,12 +21,15 @@ from vigpipe.data.score import ImageTally
 from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
-from vigpipe.job.job import TrialStep
+from vigpipe.job.job import Merged, TrialStep
+from vigpipe.model.gnn.columns import Columns
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
+from vigpipe.parallel.schedule import Pipeline
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,9 @@ class ImageJob:
         """Shape of an image, (C, H, W)."""
         return (self.source.channels, *self.source.image_size)
 
-    def make_model(self) -> StagedModel:
+    def make_model(self, num_parts: int = 1) -> StagedModel:
         """Make the unsplit model; see `vigpipe.job.job.Job.make_model`."""
+        assert num_parts == 1, "check_job refuses sub-networks"
         config, source = self.config, self.source
         return create_model(
             config.model,
@@ -197,6 +201,18 @@ class ImageJob:
         if not any(rates):
             return None
         return Mix(*rates, source.num_classes, source.image_size, config.seed)
+
+    def merged(
+        self,
+        stages: Sequence[StagedModel],
+        slicing: Slicing,
+        stored: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
+        columns: Columns,
+        pipeline: Pipeline,
+    ) -> Merged:
+        """Do nothing: `config.check_job` refuses sub-networks of models of images."""
+        raise NotImplementedError
 
     def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:
         """Begin to add up the score of a split."""

@@ -1,7 +1,7 @@
 """A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -18,6 +18,7 @@ from vigpipe.graphs.features import are_sparse
 from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
+from vigpipe.graphs.merged import MergedGraphModel
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
@@ -27,10 +28,15 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.job.job import TrialStep
+from vigpipe.model.gnn.by_columns import ByColumns
+from vigpipe.model.gnn.columns import Columns
 from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.gnn.model import GraphModel
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
+from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
 from vigpipe.planning.profile import Amounts
 
 
@@ -85,8 +91,8 @@ class GraphJob:
         """Shape of a node's features in a dense tensor, (d,), or (0,) if they are sparse."""
         return (0 if are_sparse(self.graph.features) else self.graph.num_features,)
 
-    def make_model(self) -> StagedModel:
-        """Make the unsplit model."""
+    def make_model(self, num_parts: int = 1) -> StagedModel:
+        """Make the unsplit model, or a sub-model of it; see `vigpipe.job.job.Job.make_model`."""
         config, graph = self.config, self.graph
         assert config.layers is not None
         assert config.width is not None
@@ -95,7 +101,7 @@ class GraphJob:
             in_channels=graph.num_features,
             num_classes=graph.num_classes,
             num_layers=config.layers,
-            width=config.width,
+            width=config.width // num_parts,
             heads=config.heads or 1,
             dropout=config.dropout,
             aggregator=config.aggregator,
@@ -213,6 +219,22 @@ class GraphJob:
             has_last=has_last,
             repartition=repartition,
         )
+
+    def merged(
+        self,
+        stages: Sequence[StagedModel],
+        slicing: Slicing,
+        stored: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
+        columns: Columns,
+        pipeline: Pipeline,
+    ) -> MergedGraphModel:
+        """Return a rank's share of the wide model; see `vigpipe.job.job.Job.merged`."""
+        shares = [
+            ByColumns(cast(GraphModel, stage), slicing, stored, whole, columns, chunk=ROWS_AT_ONCE)
+            for stage in stages
+        ]
+        return MergedGraphModel(shares, stored, pipeline, columns.size)
 
     def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
         """Begin to add up the scores of some splits."""

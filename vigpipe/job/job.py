@@ -1,6 +1,6 @@
 """What a run asks of its job: what is trained on, and what of it one rank reads."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Tally
+from vigpipe.model.gnn.columns import Columns
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
-from vigpipe.parallel.schedule import Loss
+from vigpipe.parallel.schedule import Loss, Pipeline
 from vigpipe.planning.profile import Amounts
 
 
@@ -98,6 +100,35 @@ class Feed(Protocol):
         ...
 
 
+class Merged(Protocol):
+    """The wide model of sub-networks, in evaluations. All replicas call each method together.
+
+    No rank has the whole model: each has a share of it.
+    """
+
+    def logits(self, batch: ReplicaBatch) -> Tensor | None:
+        """Run the samples of a batch through the model in evaluation mode.
+
+        Args:
+            batch: the same samples on all replicas.
+
+        Returns:
+            Their logits, the same on all replicas, on ranks of the last stage; else None.
+        """
+        ...
+
+    def estimate_statistics(self, batches: Iterable[ReplicaBatch]) -> None:
+        """Let BatchNorm's running statistics be those of some batches.
+
+        They become the exact mean and variance over all of them, each of which is normalised with
+        its own, as in training, but without dropout.
+
+        Args:
+            batches: the same ones on all replicas.
+        """
+        ...
+
+
 class Job(Protocol):
     """What a run trains on, and with which model; the same on every rank.
 
@@ -136,8 +167,11 @@ class Job(Protocol):
         """Shape of a row of the inputs: (C, H, W) of an image, or (features,) of a node."""
         ...
 
-    def make_model(self) -> StagedModel:
+    def make_model(self, num_parts: int = 1) -> StagedModel:
         """Make the unsplit model, with weights from torch's generator, on torch's device.
+
+        Args:
+            num_parts: make one of so many sub-models, which share the model's channels.
 
         It may warn (`vigpipe.model.blocks.FewNodesWarning`); a run tells the user so once.
         """
@@ -224,6 +258,27 @@ class Job(Protocol):
             dtype: of the inputs, and of labels that are floating point.
             has_first: whether it has the first stage, and so needs inputs.
             has_last: whether it has the last stage, and so needs labels.
+        """
+        ...
+
+    def merged(
+        self,
+        stages: Sequence[StagedModel],
+        slicing: Slicing,
+        stored: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
+        columns: Columns,
+        pipeline: Pipeline,
+    ) -> Merged:
+        """Return a rank's share of the wide model of sub-networks.
+
+        Args:
+            stages: those of the rank, of the wide model, on the meta device.
+            slicing: which side of a tensor belongs to which channels.
+            stored: the parts of divided tensors that the rank has, by name.
+            whole: the tensors that are not divided.
+            columns: the ranks with the same stages, each of which has a block of the channels.
+            pipeline: the pipeline of the rank's sub-model.
         """
         ...
 

@@ -131,6 +131,25 @@ class Slicing:
         pairs = zip(whole, self.sides[name], strict=True)
         return tuple(length if side is None else length // num for length, side in pairs)
 
+    def owned_entries(self, name: str, num: int, owner: int) -> Tensor:
+        """Return the entries of a tensor, in the dimension `owned`, that one of those stores.
+
+        They belong to a block of the channels: of n channels and m that store them, number k has
+        those from k n / m to before (k + 1) n / m.
+
+        Args:
+            name: of a tensor that has a side.
+            num: m.
+            owner: k.
+        """
+        dim = self.owned(name)
+        assert dim is not None
+        side = self.sides[name][dim]
+        assert side is not None
+        size = self.sizes[side.group]
+        share = size // num
+        return side.entries(torch.arange(owner * share, (owner + 1) * share), size)
+
     def owned(self, name: str) -> int | None:
         """Return the dimension of a tensor that is divided among those who store it.
 

@@ -1,6 +1,6 @@
 """The ranks that hold the same stages, one of each replica, and what they send one another."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -47,6 +47,21 @@ class Counterparts:
         received = torch.empty_like(chunks)
         dist.all_to_all_single(received, chunks, group=self.group)
         return received
+
+    def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send each a vector, and return the one that it has sent to this rank.
+
+        Args:
+            parts: a vector for each, of one type.
+            sizes: the length of what each sends.
+        """
+        if self.group is None:
+            return list(parts)
+        received = parts[0].new_empty(sum(sizes))
+        lengths = [len(part) for part in parts]
+        sent = torch.cat(list(parts))
+        dist.all_to_all_single(received, sent, list(sizes), lengths, group=self.group)
+        return list(received.split(list(sizes)))
 
     def copy_from(self, place: int, tensor: Tensor) -> None:
         """Take the tensor of one of them."""

@@ -267,17 +267,28 @@ class Pipeline:
                 shape = num_rows, *stage_module.input_shape[1:]
                 x = torch.empty(shape, dtype=stage_module.input_dtype, device=self._device)
                 self._watch("wait input", index)
-                self._pass_rows(x, to_next=False)
+                self.pass_rows(x, to_next=False)
             self._watch("forward", index)
             assert x is not None
             x = stage_module.by_layer(x, structure, ROWS_AT_ONCE)
             self._watch(None)
             if not stage_module.model.has_readout and self._layout.pipeline_size > 1:
                 self._watch("send", index)
-                self._pass_rows(x, to_next=True)
+                self.pass_rows(x, to_next=True)
         return x if self.has_last else None
 
-    def _pass_rows(self, x: Tensor, *, to_next: bool) -> None:
+    @property
+    def has_peers(self) -> bool:
+        """Whether other ranks have stages too."""
+        return self._layout.pipeline_size > 1
+
+    def rows_from_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return rows that the rank of the stage before passes, see `pass_rows`."""
+        x = torch.empty(shape, dtype=dtype, device=self._device)
+        self.pass_rows(x, to_next=False)
+        return x
+
+    def pass_rows(self, x: Tensor, *, to_next: bool) -> None:
         """Send all rows to the rank of the next stage, or receive them from the one before."""
         assert self._group is not None
         size = self._layout.pipeline_size

@@ -489,6 +489,10 @@ class OwnSteps:
         compressor = self._compressor
         return {} if compressor is None else compressor.residuals() | compressor.memory()
 
+    def stored(self) -> Mapping[str, Tensor]:
+        """Return nothing: all that it has is in memory."""
+        return {}
+
     def account(self) -> Mapping[str, Any]:
         """Return what this replica has done, as far as this rank knows."""
         seconds = self._diary.seconds

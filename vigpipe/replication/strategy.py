@@ -273,6 +273,10 @@ class Strategy(Protocol):
         """Return the tensors that it keeps besides those of the model, by name."""
         ...
 
+    def stored(self) -> Mapping[str, Tensor]:
+        """Return what it keeps in a file, which does not change before the next `Finish`."""
+        ...
+
     def account(self) -> Mapping[str, Any]:
         """Return what this rank has done, for summary.json: counts, seconds and bytes by name."""
         ...

@@ -130,6 +130,10 @@ class Synchronous:
         """Return nothing."""
         return {}
 
+    def stored(self) -> Mapping[str, Tensor]:
+        """Return nothing: all that it has is in memory."""
+        return {}
+
     def account(self) -> Mapping[str, Any]:
         """Return nothing."""
         return {}

@@ -41,7 +41,7 @@ def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:
 
 
 def evaluate(
-    rank_state: RankState, splits: Sequence[str], most: int | None = None
+    rank_state: RankState, splits: Sequence[str], most: int | None = None, *, own: bool = False
 ) -> Mapping[str, Score] | None:
     """Run samples through the pipeline in evaluation mode.
 
@@ -49,6 +49,7 @@ def evaluate(
         rank_state: this rank's state; all ranks call this together.
         splits: names of splits of the data that are scored together: test, validation.
         most: number of samples to score, from the first; None for all.
+        own: score the model that this rank trains, although it is a part of a wider one.
 
     Returns:
         The score of each split on ranks of the last stage; else None.
@@ -56,7 +57,8 @@ def evaluate(
     Raises:
         FloatingPointError: a logit is NaN or infinite; raised on every rank of the last stage.
     """
-    run, pipeline = rank_state.run, rank_state.pipeline
+    run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
+    logits_of = pipeline.logits if merged is None or own else merged.logits
     tally = run.job.tally(splits, rank_state.device)
     num_pipelines, place, counterparts = rank_state.scorers
     batches = rank_state.feed.test_batches(splits, num_pipelines, place, most)
@@ -68,10 +70,10 @@ def evaluate(
         # What --timing reports of test batches is of test samples only.
         with rank_state.timed("test", number) if "test" in splits else nullcontext():
             if batch.by_layer:  # a stage may take longer than its peers would wait
-                work = partial(pipeline.logits, batch)
+                work = partial(logits_of, batch)
                 logits = run_with_heartbeats(work, *rank_state.strategy.peers)
             else:
-                logits = pipeline.logits(batch)
+                logits = logits_of(batch)
         if logits is not None:
             tally.add(batch, logits)
     sums = tally.sums

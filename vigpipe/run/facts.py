@@ -51,26 +51,57 @@ class Run:
 
     @property
     def batch_size(self) -> int:
-        """B, the rows of a full step over all replicas: images, or nodes and padding."""
-        return self.job.batch_size(self.layout)
+        """B, the rows of a full step over all replicas: images, or nodes and padding.
+
+        With sub-networks, those of a step of each of them.
+        """
+        return self.job.batch_size(self.batch_layout)
 
     @property
     def microbatch_size(self) -> int:
         """Rows of a micro-batch, padding included."""
-        return self.job.microbatch_size(self.layout)
+        return self.job.microbatch_size(self.batch_layout)
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of optimizer steps that visit the training data once."""
-        return self.job.steps_per_epoch(self.layout)
+        return self.job.steps_per_epoch(self.batch_layout)
+
+    @property
+    def num_subnetworks(self) -> int:
+        """Number of sub-models that share the channels of the model; 1 if none is divided."""
+        return self.layout.num_replicas if self.has_subnetworks else 1
+
+    @property
+    def has_subnetworks(self) -> bool:
+        """Whether replicas train sub-models."""
+        return self.config.strategy == "subnetworks"
+
+    @property
+    def batch_layout(self) -> Layout:
+        """The layout whose replicas share a batch: each sub-network takes whole ones."""
+        return batch_layout(self.config, self.layout)
+
+    def in_batches(self, item: int) -> tuple[Layout, int]:
+        """Return the layout whose replicas share a batch, and the number that an item has in it.
+
+        Of m sub-networks, item k is step k // m of sub-network k % m. Each takes all the data in
+        an order of its own: its epoch e is the epoch e * m + k % m of a run on one replica.
+        """
+        if not self.has_subnetworks:
+            return self.layout, item
+        step, replica = divmod(item, self.num_subnetworks)
+        epoch, of_epoch = divmod(step, self.steps_per_epoch)
+        epoch = epoch * self.num_subnetworks + replica
+        return self.batch_layout, epoch * self.steps_per_epoch + of_epoch
 
     @property
     def num_steps(self) -> int:
-        """Number of optimizer steps of the whole run."""
+        """Number of optimizer steps of the whole run; with sub-networks, of each of them."""
         if self.config.steps is not None:
             return self.config.steps
         assert self.config.epochs is not None
-        return self.config.epochs * self.steps_per_epoch
+        return -(-self.config.epochs // self.num_subnetworks) * self.steps_per_epoch
 
     @property
     def course(self) -> Course:
@@ -96,18 +127,27 @@ class Run:
         return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.dtype)
 
     def build(self) -> StagedModel:
-        """Build the unsplit model, with weights from the seed or from the file of --weights."""
+        """Build the unsplit model, with weights from the seed or from the file of --weights.
+
+        With sub-networks, it is one of them, and where its weights come from is another matter
+        (`run.wide`).
+        """
         torch.manual_seed(self.config.seed)
-        model = self._make_model()
-        if self.config.weights is not None:
+        model = self._make_model(self.num_subnetworks)
+        if self.config.weights is not None and not self.has_subnetworks:
             load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
         model.set_detect_anomaly(self.config.detect_anomaly)
         return model.to(self.dtype)
 
-    def _make_model(self) -> StagedModel:
+    def _make_model(self, num_parts: int = 1) -> StagedModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
-            return self.job.make_model()
+            return self.job.make_model(num_parts)
+
+    def make_wide_model(self) -> StagedModel:
+        """Make the unsplit model on the meta device, as a run on a single replica has it."""
+        with torch.device("meta"):
+            return self._make_model()
 
     def rates(self) -> dict[str, tuple[float, float]]:
         """Return the rate scale and the weight decay of every parameter of the unsplit model.
@@ -123,8 +163,7 @@ class Run:
         )
 
         assert self.config.weight_decay is not None
-        with torch.device("meta"):
-            model = self._make_model()
+        model = self.make_wide_model()
         groups = param_groups_layer_decay(
             model,
             self.config.weight_decay,
@@ -136,8 +175,7 @@ class Run:
 
     def tensor_names(self) -> frozenset[str]:
         """Return the names in the state dict of the unsplit model."""
-        with torch.device("meta"):
-            return frozenset(self._make_model().state_dict())
+        return frozenset(self.make_wide_model().state_dict())
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:
@@ -226,7 +264,9 @@ def prepare(
             f"--compile with --recompute {config.recompute}: a compiled block cannot tell a "
             "repetition from a first run, and BatchNorm would count twice; leave one out"
         )
-    job.check(layout, model, plan)
+    job.check(batch_layout(config, layout), model, plan)
+    if config.strategy == "subnetworks":
+        _check_divisible(config, model)
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = [*(str(warning.message) for warning in caught), *job.notes]
     if config.average is not None and layout.num_teams == 1:
@@ -236,6 +276,30 @@ def prepare(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         notes += notes_on_compression(config, shapes, dtype.itemsize, layout.num_teams)
     return Run(config, job, layout, plan, order, dtype, tuple(notes))
+
+
+def batch_layout(config: TrainConfig, layout: Layout) -> Layout:
+    """Return the layout whose replicas share a batch: each sub-network takes whole ones."""
+    if config.strategy != "subnetworks":
+        return layout
+    return replace(layout, num_replicas=1, num_teams=1)
+
+
+def _check_divisible(config: TrainConfig, model: StagedModel) -> None:
+    """Raise InputError if the channels of a model cannot be divided among the sub-networks."""
+    sizes = model.slicing().sizes
+    if not sizes:
+        raise InputError(
+            f"--strategy subnetworks: {config.model} with --layers {config.layers} has no channels "
+            "between layers that could be divided; take more layers, or another strategy"
+        )
+    for size in sizes.values():
+        if size % config.dp:
+            raise InputError(
+                f"--dp {config.dp}: --strategy subnetworks divides {size} channels among as many "
+                "replicas, so their number must be a divisor of that; choose another --dp, or "
+                "--width"
+            )
 
 
 def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -> int:

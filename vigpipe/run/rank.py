@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vigpipe.config.choices import Sync
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.errors import InputError
-from vigpipe.job.job import Feed
+from vigpipe.job.job import Feed, Merged
 from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
 from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
@@ -41,8 +41,12 @@ from vigpipe.replication.own_steps import Weights
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
+from vigpipe.replication.subnetworks.columns import RankColumns
+from vigpipe.replication.subnetworks.rows import Rows
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
+from vigpipe.run.own_order import OwnOrder
+from vigpipe.run.wide import describe_wide
 from vigpipe.spans import Kind
 from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
@@ -85,6 +89,9 @@ class RankState:
         replicas: adds up the gradients of the replicas that take a step together.
         counterparts: the ranks that hold the same stages, of all replicas.
         scorers: the replicas that share an evaluation.
+        rows: what this rank stores of the wide model of sub-networks; None if there are none.
+        merged: this rank's share of the wide model of sub-networks, which is evaluated instead of
+            its own; None if there are none.
         leads: whether this replica writes the run's files.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
@@ -112,6 +119,8 @@ class RankState:
     replicas: Replicas
     counterparts: Counterparts
     scorers: Scorers
+    rows: Rows | None
+    merged: Merged | None
     leads: bool
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
@@ -236,12 +245,12 @@ def make_rank_state(
         linked = config.strategy in OUTLIVING
         groups = make_groups(layout, config.timeout or LONG_WAIT_SECONDS, linked=linked)
 
-    stage_indices = layout.stages_of(rank)
+    stage_indices, of_batch = layout.stages_of(rank), run.batch_layout
     models = cut_stages(run.build, run.plan, stage_indices)
     options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
     stage_modules: list[StageModule] = []
     for model in models:
-        first, last = (run.job.rows_before(layout, block) for block in model.span)
+        first, last = (run.job.rows_before(of_batch, block) for block in model.span)
         rows = None if first == last == run.microbatch_size else (first, last)
         stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, rows)
         stage_modules.append(stage_module.to(device))
@@ -257,6 +266,12 @@ def make_rank_state(
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
     parameters = {name: p for model in models for name, p in model.named_parameters()}
+    assert config.opt is not None
+    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
+    optimizer = create_optimizer_v2(
+        _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
+    )
+    rows = None
     if strategy is None:
         team, of_team = layout.team_of(replica_index)
         place = Place(
@@ -280,7 +295,9 @@ def make_rank_state(
         names = {id(b): name for model in models for name, b in model.named_buffers()}
         running = {names[id(statistic)]: statistic for statistic in statistics.running}
         weights = Weights(parameters, running)
-        strategy = make_strategy(config, run.course, place, weights, recorded)
+        if run.has_subnetworks:
+            rows = Rows(describe_wide(run, models, optimizer), place.between)
+        strategy = make_strategy(config, run.course, place, weights, recorded, rows)
     summed = Counterparts(groups.summed)
     scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], summed)
     compressor = None
@@ -304,10 +321,13 @@ def make_rank_state(
     if config.cuda_graph:
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // layout.num_teams)
-    assert config.opt is not None
-    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
-    optimizer = create_optimizer_v2(
-        _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
+    feed = run.job.feed(
+        of_batch,
+        0 if run.has_subnetworks else replica_index,
+        device,
+        run.dtype,
+        has_first=pipeline.has_first,
+        has_last=pipeline.has_last,
     )
     return RankState(
         run=run,
@@ -321,24 +341,26 @@ def make_rank_state(
         replicas=replicas,
         counterparts=Counterparts(groups.replicas),
         scorers=scorers,
+        rows=rows,
+        merged=None if rows is None else _merged(run, stage_indices, rows, pipeline),
         leads=replica_index == layout.writer,
         statistics=statistics,
         optimizer=optimizer,
         lr_schedule=_lr_schedule(run, optimizer),
-        feed=run.job.feed(
-            layout,
-            replica_index,
-            device,
-            run.dtype,
-            has_first=pipeline.has_first,
-            has_last=pipeline.has_last,
-        ),
+        feed=OwnOrder(feed, run) if run.has_subnetworks else feed,
         ema=ema,
         loss_scale=loss_scale,
         recorder=recorder,
         stopwatch=stopwatch,
         runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
     )
+
+
+def _merged(run: Run, stage_indices: Sequence[int], rows: Rows, pipeline: Pipeline) -> Merged:
+    """Return a rank's share of the wide model of sub-networks."""
+    stages = cut_stages(run.make_wide_model, run.plan, tuple(stage_indices))
+    slicing, columns = rows.wide.slicing, RankColumns(rows.between)
+    return run.job.merged(stages, slicing, rows.stored, rows.whole, columns, pipeline)
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class

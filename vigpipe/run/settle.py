@@ -23,6 +23,8 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
         left: the ranks with the same stages of all that are left.
     """
     run = rank_state.run
+    if rank_state.merged is not None:  # all of them take every sample through it
+        return
     rank_state.scorers = Scorers(left.size, left.place, left)
     if run.layout.has_server:
         rank_state.copy_from(left.size - 1, left)
@@ -43,6 +45,8 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
         What was kept, in a sentence; None if there was one set of weights all along.
     """
     run, layout = rank_state.run, rank_state.run.layout
+    if rank_state.merged is not None:
+        return _merge(rank_state, left)
     if layout.num_teams == 1 or layout.has_server:
         return None
     keep = _keep_best if run.config.final == "best" else _keep_mean
@@ -51,6 +55,33 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
     if num_batches:
         kept += f"; BatchNorm's statistics are those of {num_batches} batches"
     return kept
+
+
+def _merge(rank_state: RankState, left: Counterparts) -> str:
+    """Score the sub-networks by themselves, and make one model of them."""
+    own = None
+    for splits in rank_state.run.job.passes:
+        if (scores := evaluate(rank_state, splits, own=True)) is not None:
+            own = main(scores["test"]) if "test" in scores else own
+    scores = [s for _, s in sorted(rank_state.strategy.share(own).items()) if s is not None]
+    rank_state.strategy.average_at_the_end(left)
+    kept = f"put {len(scores)} sub-networks together"
+    if num_batches := estimate_merged(rank_state):
+        kept += f"; BatchNorm's statistics are those of {num_batches} batches"
+    name = SHARES[rank_state.run.job.unit][0]
+    each = ", ".join(as_text(name, score) for score in scores)
+    return f"{kept}; by themselves, they have test {each}"
+
+
+def estimate_merged(rank_state: RankState) -> int:
+    """Estimate BatchNorm's statistics of the wide model; return the number of batches."""
+    run, merged = rank_state.run, rank_state.merged
+    if merged is None or run.config.norm != "batch":
+        return 0
+    num_batches = min(MOST_STEPS, run.steps_per_epoch)
+    items = run.course.items(0, num_batches, 0)  # the same ones on all replicas
+    merged.estimate_statistics(read_batch(rank_state, TakeItem(item)) for item in items)
+    return num_batches
 
 
 def _keep_mean(rank_state: RankState, left: Counterparts) -> str:

@@ -1,0 +1,246 @@
+"""What ranks store of a wide model, and the slices that travel: by brute force, whole."""
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.replication.subnetworks.threads import Threads, run_threads
+from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.gnn.model import GraphModel
+from vigpipe.replication.subnetworks import rows
+from vigpipe.replication.subnetworks.draws import Channels, block, draw_channels
+from vigpipe.replication.subnetworks.rows import Index, Rows, Wide, put_part
+
+WIDTH = 16
+MODELS = {
+    "gcn": {},
+    "sage": {"norm": "layer"},
+    "sage-pool": {"aggregator": "pool"},
+    "gat": {"heads": 2},
+    "gat-v2": {"aggregator": "v2", "heads": 2},
+    "gin": {"norm": "batch"},
+    "gcn2": {"norm": "batch"},
+}
+WORLDS = [(model, m) for model in MODELS for m in (1, 2, 4)]
+
+
+def make(model: str, num_parts: int = 1, num_layers: int = 3, **options: Any) -> GraphModel:
+    name: Any = model.partition("-")[0]
+    return create_graph_model(
+        name,
+        in_channels=5,
+        num_classes=3,
+        num_layers=num_layers,
+        width=WIDTH // num_parts,
+        **(MODELS[model] | options),
+    ).double()
+
+
+@cache
+def wide_model(model: str) -> Mapping[str, Tensor]:
+    """A wide model, whose numbers are all different."""
+    state = make(model).state_dict()
+    for i, tensor in enumerate(state.values()):
+        if tensor.is_floating_point():
+            tensor.copy_(1000 * i + torch.arange(tensor.numel()).view(tensor.shape))
+    return state
+
+
+def rows_of(model: str, ranks: Threads) -> Rows:
+    """What a rank stores, and its sub-model."""
+    whole = wide_model(model)
+    narrow = make(model, ranks.size)
+    optimizer = torch.optim.SGD(narrow.parameters())
+    shapes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+
+    def fill(target: Tensor, name: str, index: Index) -> None:
+        put_part(target, whole[name], index)
+
+    slicing = make(model).slicing()
+    return Rows(Wide(slicing, shapes, narrow.state_dict(), fill, optimizer), ranks)
+
+
+def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
+    """Put together what all ranks store."""
+    first = all_rows[0]
+    state = {name: torch.empty(shape) for name, shape in first.wide.shapes.items()}
+    for name in first.stored:
+        dim = first.wide.slicing.owned(name)
+        assert dim is not None
+        state[name] = torch.full(first.wide.shapes[name], torch.nan, dtype=torch.float64)
+        side = first.wide.slicing.sides[name][dim]
+        assert side is not None
+        size = first.wide.slicing.sizes[side.group]
+        for rank, of_rank in enumerate(all_rows):
+            entries = side.entries(torch.tensor(block(size, len(all_rows), rank)), size)
+            state[name].index_copy_(dim, entries, of_rank.stored[name])
+    return {**state, **first.whole}
+
+
+def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[Tensor, Tensor]:
+    """The slice of a tensor by its definition, and which of its numbers it has."""
+    has = torch.ones_like(tensor, dtype=torch.bool)
+    for dim, side in enumerate(rows.wide.slicing.sides[name]):
+        if side is not None:
+            size = rows.wide.slicing.sizes[side.group]
+            of_dim = torch.zeros(tensor.shape[dim], dtype=torch.bool)
+            wanted = set(channels[side.group].tolist())
+            for entry in range(tensor.shape[dim]):
+                of_dim[entry] = entry // side.run % size in wanted
+            has &= of_dim.view([-1 if d == dim else 1 for d in range(tensor.dim())])
+    shape = rows.wide.narrow[name].shape
+    return tensor[has].view(shape), has
+
+
+@pytest.mark.parametrize(("model", "m"), WORLDS)
+def test_slices_are_those_of_the_wide_model_and_come_back_as_they_are(model: str, m: int) -> None:
+    chosen = draw_channels(make(model).slicing().sizes, m, seed=3, round_index=1)
+
+    def work(ranks: Threads) -> Rows:
+        own = rows_of(model, ranks)
+        own.take(chosen)
+        return own
+
+    all_rows = run_threads(m, work)
+    before = wide_model(model)
+    for rows_of_rank, channels in zip(all_rows, chosen, strict=True):
+        for name, tensor in before.items():
+            expected, _ = sliced(name, tensor, rows_of_rank, channels)
+            assert torch.equal(rows_of_rank.wide.narrow[name], expected), name
+    assert m > 1 or all(
+        torch.equal(all_rows[0].wide.narrow[name], tensor) for name, tensor in before.items()
+    )
+    run_threads(m, lambda ranks: rejoined(all_rows, ranks).give(chosen))
+    after = whole_from(all_rows)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def rejoined(all_rows: list[Rows], ranks: Threads) -> Rows:
+    """What a rank stores, among threads of a new world."""
+    own = all_rows[ranks.place]
+    own.between = ranks
+    return own
+
+
+@pytest.mark.parametrize(("model", "m"), [(model, m) for model, m in WORLDS if m > 1])
+def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int) -> None:
+    chosen = draw_channels(make(model).slicing().sizes, m, seed=3, round_index=0)
+
+    def work(ranks: Threads) -> Rows:
+        own = rows_of(model, ranks)
+        own.take(chosen)
+        for tensor in own.wide.narrow.values():
+            tensor += ranks.place + 1
+        own.give(chosen)
+        return own
+
+    all_rows = run_threads(m, work)
+    after = whole_from(all_rows)
+    for name, before in wide_model(model).items():
+        change = torch.zeros_like(before)
+        owned = all_rows[0].wide.slicing.owned(name)
+        for rank, channels in enumerate(chosen):
+            _, has = sliced(name, before, all_rows[0], channels)
+            change[has] += rank + 1
+        if owned is None and before.is_floating_point():  # whole in all of them: the mean
+            assert torch.allclose(after[name], before + (m + 1) / 2)
+            assert all(torch.equal(r.whole[name], after[name]) for r in all_rows)
+        elif owned is not None:
+            assert torch.equal(after[name], before + change), name
+            num_sides = sum(side is not None for side in all_rows[0].wide.slicing.sides[name])
+            assert int((change != 0).sum()) == before.numel() // m ** (num_sides - 1)
+
+
+def test_bytes_of_a_round_are_those_of_the_slices_that_others_store() -> None:
+    m = 4
+    chosen = draw_channels(make("gcn").slicing().sizes, m, seed=5, round_index=2)
+
+    def work(ranks: Threads) -> tuple[int, int, Rows]:
+        own = rows_of("gcn", ranks)
+        own.take(chosen)
+        taken = own.bytes_sent
+        own.give(chosen)
+        return taken, own.bytes_sent - taken, own
+
+    found = run_threads(m, work)
+    taken, given = sum(t for t, _, _ in found), sum(g for _, g, _ in found)
+    all_rows = [of_rank[2] for of_rank in found]
+    of_whole = 2 * (m - 1) * 8 * m  # the bias of 3 logits, padded to a number for each rank
+    elsewhere = 0
+    slicing = all_rows[0].wide.slicing
+    for name in all_rows[0].stored:
+        dim = slicing.owned(name)
+        assert dim is not None
+        side = slicing.sides[name][dim]
+        assert side is not None
+        size = slicing.sizes[side.group]
+        for rank, channels in enumerate(chosen):
+            own_channels = sum(int(c) in block(size, m, rank) for c in channels[side.group])
+            numel = all_rows[rank].wide.narrow[name].numel()
+            elsewhere += 8 * numel * (size // m - own_channels) // (size // m)
+    assert taken == elsewhere
+    assert given == elsewhere + of_whole
+
+
+@pytest.mark.parametrize(("m", "share"), [(2, 0.84), (4, 0.26)])
+def test_slices_take_fewer_bytes_than_local_sgd(m: int, share: float) -> None:
+    widths, whole, of_slices = (512, 256, 256, 50), 0, 0
+    with torch.device("meta"):
+        wide, of_one = (
+            create_graph_model("gcn", in_channels=512, num_classes=50, num_layers=3, width=width)
+            for width in (256, 256 // m)
+        )
+    narrow = of_one.state_dict()
+    slicing = wide.slicing()
+    for name, tensor in wide.state_dict().items():
+        if name.endswith("weight"):
+            whole += tensor.numel()
+            of_slices += m * slicing.shape(name, tuple(tensor.shape), m)[0] * narrow[name].shape[1]
+    d_0, d, _, c = widths
+    assert of_slices == d_0 * d + d * d // m + d * c
+    # There and back, against a ring's sum of all weights on every replica.
+    assert round(8 * of_slices / (8 * (m - 1) * whole), 2) == share
+
+
+@pytest.mark.parametrize(("m", "round_index"), [*product((1, 2, 8), (0, 1))])
+def test_channels_are_divided_anew_in_every_round(m: int, round_index: int) -> None:
+    sizes = {"channels.1": 16, "channels.2": 16}
+    chosen = draw_channels(sizes, m, seed=1, round_index=round_index)
+    for name, size in sizes.items():
+        together = torch.cat([channels[name] for channels in chosen])
+        assert together.sort().values.tolist() == list(range(size))
+        assert all(channels[name].diff().min() > 0 for channels in chosen)
+    again, other = (draw_channels(sizes, m, seed=1, round_index=i) for i in (round_index, 7))
+    assert all(torch.equal(a[n], b[n]) for a, b in zip(chosen, again, strict=True) for n in sizes)
+    if m > 1:
+        assert not torch.equal(chosen[0]["channels.1"], other[0]["channels.1"])
+        assert not torch.equal(chosen[0]["channels.1"], chosen[0]["channels.2"])
+
+
+def test_tensors_travel_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_NUMBERS_AT_ONCE", 100)
+    test_slices_are_those_of_the_wide_model_and_come_back_as_they_are("sage", 2)
+
+
+def test_variances_of_whole_channels_count_the_means_too() -> None:
+    """Two sub-models with the channel's values 1, 3 and 5, 7: mean 4, variance 5."""
+
+    def work(ranks: Threads) -> dict[str, Tensor]:
+        numbers = {"n.running_mean": [2.0, 6.0], "n.running_var": [1.0, 1.0]}
+        narrow = {n: torch.tensor([v[ranks.place]]).double() for n, v in numbers.items()}
+        slicing = make("gcn").slicing().__class__({}, dict.fromkeys(narrow, (None,)))
+        optimizer = torch.optim.SGD([torch.zeros(1)])
+        wide = Wide(slicing, dict.fromkeys(narrow, (1,)), narrow, lambda *_: None, optimizer)
+        Rows(wide, ranks).give([{}, {}])
+        return narrow
+
+    for narrow in run_threads(2, work):
+        assert {n: t.item() for n, t in narrow.items()} == {
+            "n.running_mean": 4.0,
+            "n.running_var": 5.0,
+        }

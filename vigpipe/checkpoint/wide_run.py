@@ -1,0 +1,132 @@
+"""Write the weights of the wide model that the sub-networks of a run have trained."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.checkpoint.weights_file import save_rows
+from vigpipe.parallel.agreement import all_gather_values
+
+if TYPE_CHECKING:
+    from vigpipe.replication.subnetworks.rows import Rows
+    from vigpipe.run.rank import RankState
+
+_MOST = 1024  # of a tile, in any dimension
+Tile = tuple[slice, ...]
+
+
+def save_wide_weights(rank_state: "RankState", path: Path) -> None:
+    """Write the weights of all stages of the wide model; all ranks call this.
+
+    Every rank sends what it stores, tile by tile, to the one that writes. That of another stage
+    passes through the first replica's rank of this stage.
+
+    Args:
+        rank_state: this rank's state.
+        path: the file; only the rank that writes the run's files writes it.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    run, rows, group = rank_state.run, rank_state.rows, rank_state.pipeline_group
+    assert rows is not None
+    shapes = {name: t.shape for name, t in run.make_wide_model().state_dict().items()}
+    own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
+    by_stage = all_gather_values(own, *rank_state.strategy.peers)
+    dtypes = {name: dtype for of_stage in by_stage for name, dtype in of_stage.items()}
+    specs = {name: (dtypes[name], tuple(shape)) for name, shape in shapes.items()}
+    file = save_rows(path, specs, run.weights_metadata()) if rank_state.is_writer else nullcontext()
+    way = _Way(rank_state, rows.between.group, group)
+    with file as targets:
+        for stage, names in enumerate(by_stage):
+            if rank_state.pipeline_rank in (stage, run.layout.pipeline_size - 1):
+                for name in names:
+                    _collect(rows, name, specs[name], stage, way, targets)
+
+
+class _Way:
+    """How a tile comes from the rank that stores it to the one that writes."""
+
+    def __init__(
+        self,
+        rank_state: "RankState",
+        between: dist.ProcessGroup | None,
+        pipeline: dist.ProcessGroup | None,
+    ) -> None:
+        self._here = rank_state.replica_index, rank_state.pipeline_rank
+        self._between, self._pipeline = between, pipeline
+        self._writer = 0, rank_state.run.layout.pipeline_size - 1
+
+    def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
+        """Send, pass on or receive a tile; return it on the rank that writes, else None.
+
+        Args:
+            own: the tile, on the rank that stores it.
+            like: a tensor on the meta device of its shape and type.
+            owner: the replica that stores it.
+            stage: the rank of the pipeline that does.
+        """
+        tile, (_, last) = own, self._writer
+        if self._here == (owner, stage) and owner > 0:
+            assert own is not None
+            dist.send(own, group=self._between, group_dst=0)
+        if self._here == (0, stage):
+            if owner > 0:
+                tile = torch.empty_like(like, device="cpu")
+                dist.recv(tile, group=self._between, group_src=owner)
+            if stage != last:
+                assert tile is not None
+                dist.send(tile, group=self._pipeline, group_dst=last)
+        if self._here == self._writer and stage != last:
+            tile = torch.empty_like(like, device="cpu")
+            dist.recv(tile, group=self._pipeline, group_src=stage)
+        return tile if self._here == self._writer else None
+
+
+def _collect(
+    rows: "Rows",
+    name: str,
+    spec: tuple[torch.dtype, tuple[int, ...]],
+    stage: int,
+    way: _Way,
+    targets: Mapping[str, Tensor] | None,
+) -> None:
+    """Collect one tensor of a stage on the rank that writes."""
+    slicing, num = rows.wide.slicing, rows.between.size
+    (dtype, shape), owned = spec, slicing.owned(name)
+    stored = rows.stored.get(name, rows.whole.get(name))
+    for owner in range(1 if owned is None else num):
+        entries, part = None, shape
+        if owned is not None:
+            entries = slicing.owned_entries(name, num, owner)
+            part = tuple(len(entries) if dim == owned else n for dim, n in enumerate(shape))
+        for tile in _tiles(part, num):
+            own = None
+            if stored is not None:
+                own = stored.detach()[tile].cpu().contiguous()
+            like = torch.empty([t.stop - t.start for t in tile], dtype=dtype, device="meta")
+            found = way.carry(own, like, owner, stage)
+            if found is None or targets is None:
+                continue
+            if entries is None or owned is None:
+                targets[name][tile] = found
+            else:
+                others = tuple(slice(None) if d == owned else t for d, t in enumerate(tile))
+                targets[name][others].index_copy_(owned, entries[tile[owned]], found)
+
+
+def _tiles(shape: tuple[int, ...], num: int) -> Iterator[Tile]:
+    """Cut a tensor into tiles, none of which is as long as one of its long sides."""
+    steps = [max(1, min(_MOST, length // num)) for length in shape]
+    yield from product(
+        *(
+            [slice(first, min(first + step, length)) for first in range(0, length, step)]
+            for length, step in zip(shape, steps, strict=True)
+        )
+    )

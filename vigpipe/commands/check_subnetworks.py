@@ -1,0 +1,104 @@
+"""Compare sub-networks with one process, which holds the wide model and trains them in turn."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vigpipe.commands.check_replicas import STORED, InTurn, Model
+from vigpipe.commands.differences import Kinds
+from vigpipe.replication.record import Recorded
+from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.run.facts import Run
+from vigpipe.run.wide import describe_wide
+
+
+class SubnetworksInTurn(InTurn):
+    """The m sub-networks of a wide model, which this process has as a whole; see `InTurn`.
+
+    Args:
+        run: the run.
+        recorded: what each replica did.
+        device: device to compute on.
+    """
+
+    def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
+        super().__init__(run, recorded, device)
+        first = self.models[0].state
+        wide = describe_wide(first.run, first.models, first.optimizer)
+        self._slicing, self._seed, self._round = wide.slicing, run.config.seed, 0
+        self._wide = {
+            name: torch.zeros(shape, dtype=wide.narrow[name].dtype)
+            for name, shape in wide.shapes.items()
+        }
+        for name, tensor in self._wide.items():
+            wide.fill(tensor, name, {})
+        self._take()
+
+    def carry_out(self) -> list[Kinds]:
+        """Do all that was recorded, put the slices back, and return the traces."""
+        traces = super().carry_out()
+        self._give()
+        stored = map(self._stored, range(len(self.models)))
+        return [{**trace, STORED: rows} for trace, rows in zip(traces, stored, strict=True)]
+
+    def _stored(self, replica: int) -> dict[str, Tensor]:
+        """Return what a replica's ranks store of the wide model."""
+        rows: dict[str, Tensor] = {}
+        for name, tensor in self._wide.items():
+            if (dim := self._slicing.owned(name)) is not None:
+                entries = self._slicing.owned_entries(name, len(self.models), replica)
+                rows[name] = tensor.index_select(dim, entries)
+        return rows
+
+    @torch.no_grad()
+    def _average_weights(self, group: Sequence[Model]) -> None:
+        for model in group:
+            model.acts.popleft()
+            model.samples = 0
+            model.state.optimizer.state.clear()
+        self._give()
+        self._round += 1
+        self._take()
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        """Fill the sub-models with their slices."""
+        for model, channels in zip(self.models, self._chosen(), strict=True):
+            for name, tensor in model.state.state().items():
+                tensor.copy_(self._slice(name, channels))
+
+    @torch.no_grad()
+    def _give(self) -> None:
+        """Put the slices of the sub-models back, and average what all of them have."""
+        states = [model.state.state() for model in self.models]
+        for name, tensor in self._wide.items():
+            if self._slicing.owned(name) is None:
+                if tensor.is_floating_point():
+                    total = sum(state[name].double() for state in states)
+                    assert isinstance(total, Tensor)
+                    tensor.copy_(total / len(states))
+                continue
+            for state, channels in zip(states, self._chosen(), strict=True):
+                tensor[self._entries(name, channels)] = state[name].cpu()
+        for state in states:  # these are not drawn, so all have them from now on
+            for name, tensor in state.items():
+                if self._slicing.owned(name) is None and tensor.is_floating_point():
+                    tensor.copy_(self._wide[name])
+
+    def _chosen(self) -> list[Channels]:
+        return draw_channels(self._slicing.sizes, len(self.models), self._seed, self._round)
+
+    def _slice(self, name: str, channels: Channels) -> Tensor:
+        return self._wide[name][self._entries(name, channels)]
+
+    def _entries(self, name: str, channels: Channels) -> tuple[Tensor, ...]:
+        """Return one index for each dimension of a tensor, for all combinations."""
+        shape, sides = self._wide[name].shape, self._slicing.sides[name]
+        entries = [
+            torch.arange(length)
+            if side is None
+            else side.entries(channels[side.group], self._slicing.sizes[side.group])
+            for length, side in zip(shape, sides, strict=True)
+        ]
+        return tuple(torch.meshgrid(*entries, indexing="ij")) if entries else ()

@@ -1,0 +1,70 @@
+"""The wide model of sub-networks in evaluations, where every rank has a share of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.model.gnn.by_columns import ByColumns
+from vigpipe.model.norm import merge_moments
+from vigpipe.parallel.schedule import Pipeline
+
+
+class MergedGraphModel:
+    """A rank's share of a wide model; see `vigpipe.job.job.Merged`.
+
+    All replicas take the same nodes through the model together. Each has a block of the channels of
+    every layer, and what they exchange are blocks of features, not weights.
+
+    Args:
+        stages: its shares of the stages of this rank.
+        stored: the tensors that it has parts of, by name.
+        pipeline: the pipeline of its sub-model.
+        num_ranks: m, how many share a layer.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[ByColumns],
+        stored: Mapping[str, Tensor],
+        pipeline: Pipeline,
+        num_ranks: int,
+    ) -> None:
+        self._stages, self._stored, self._pipeline = stages, stored, pipeline
+        self._num_ranks, self._dtype = num_ranks, pipeline.stage_modules[0].dtype
+
+    def logits(self, batch: ReplicaBatch) -> Tensor | None:
+        """Run the nodes of a batch through the model in evaluation mode."""
+        return self._through(batch, 0, estimate=False)
+
+    @torch.no_grad()
+    def estimate_statistics(self, batches: Iterable[ReplicaBatch]) -> None:
+        """Let BatchNorm's running statistics be those of some batches."""
+        for batch in batches:
+            for number, size in enumerate(batch.sizes):
+                if size:
+                    self._through(batch, number, estimate=True)
+        for stage in self._stages:
+            for name, moments in stage.take_moments().items():
+                count, mean, deviation = merge_moments(moments)
+                self._stored[f"{name}.running_mean"].copy_(mean)
+                self._stored[f"{name}.running_var"].copy_(deviation / (count - 1).clamp(min=1))
+
+    def _through(self, batch: ReplicaBatch, number: int, *, estimate: bool) -> Tensor | None:
+        """Take the nodes of a micro-batch through the stages, from rank to rank."""
+        structure, x = batch.structures[number], None
+        if batch.inputs is not None:
+            of_each = len(batch.inputs) // len(batch.sizes)
+            x = batch.inputs[number * of_each :][: batch.sizes[number]]
+        for stage in self._stages:
+            if x is None:
+                first = stage.model.span[0]
+                rows = structure[0].of_layer(first).num_sources
+                columns = stage.model.boundary_shape(first)[0] // self._num_ranks
+                x = self._pipeline.rows_from_before((rows, columns), self._dtype)
+            x = stage.forward(x, *structure, estimate=estimate)
+            if not stage.model.has_readout and self._pipeline.has_peers:
+                self._pipeline.pass_rows(x, to_next=True)
+                x = None
+        return x

@@ -1,0 +1,48 @@
+"""What ranks exchange that share the channels of a wide model (`model.gnn.columns`)."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.parallel.counterparts import Counterparts
+
+
+class RankColumns:
+    """The ranks with the same stages, each with a block of the channels; see `Columns`.
+
+    Args:
+        between: the ranks.
+    """
+
+    def __init__(self, between: Counterparts) -> None:
+        self._between = between
+        self.size, self.place = between.size, between.place
+
+    def from_(self, source: int, block: Tensor) -> Tensor:
+        """Return the block of one rank; every rank gives its own, all of one shape."""
+        block = block.contiguous()
+        received = block if source == self.place else torch.empty_like(block)
+        self._between.copy_from(source, received)
+        return received
+
+    def total(self, part: Tensor) -> Tensor:
+        """Return the sum of what the ranks give, in their order: the same bits on all of them."""
+        first, *others = self._between.gather(part.flatten())
+        for other in others:
+            first = first + other
+        return first.view_as(part)
+
+    def total_at(self, target: int, part: Tensor) -> Tensor | None:
+        """Return the sum of what the ranks give on one of them, and None on the others."""
+        group = self._between.group
+        if self.place != target:
+            dist.send(part.contiguous(), group=group, group_dst=target)
+            return None
+        total = torch.zeros_like(part)
+        for rank in range(self.size):
+            received = part
+            if rank != self.place:
+                received = torch.empty_like(part, memory_format=torch.contiguous_format)
+                dist.recv(received, group=group, group_src=rank)
+            total += received
+        return total

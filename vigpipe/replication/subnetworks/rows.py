@@ -1,0 +1,286 @@
+"""What each rank stores of the wide model, and the slices that travel.
+
+Of every tensor, rank k of the m ranks with the same stages stores the entries that belong to block
+k of the channels, in one dimension; all other dimensions are whole. So it holds an m-th of the
+tensor, in a file that is mapped into memory. A slice is what a sub-model has of a tensor: the
+entries of its channels in every dimension that belongs to channels.
+
+    take   every rank sends each sub-model what it stores of its slices    (the start of a round)
+    give   every sub-model sends each rank what that stores of its slices  (the end of a round)
+
+No two sub-models have the same channel, so what is given never collides, and what was in no slice
+keeps its value. A tensor without such a dimension is whole in every sub-model, and their mean is
+taken.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vigpipe.model import mapped
+from vigpipe.model.slicing import Side, Slicing
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.subnetworks.draws import Channels, block
+
+_NUMBERS_AT_ONCE = 1 << 24  # of slices that travel at a time
+_COLUMNS_AT_ONCE = 512  # of a mapped tensor that is copied
+_VARIANCE, _MEAN = "running_var", "running_mean"
+
+Index = Mapping[int, Tensor]  # entries of some dimensions
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The wide model of a rank's stages, which no rank ever holds.
+
+    Attributes:
+        slicing: which side of a tensor belongs to which channels.
+        shapes: of its tensors, by name.
+        narrow: the tensors of this rank's sub-model.
+        fill: writes initial values: called with a tensor, its name, and the entries of one
+            dimension that are to be written, by that dimension; of a whole tensor there are none.
+        optimizer: of the sub-model.
+    """
+
+    slicing: Slicing
+    shapes: Mapping[str, tuple[int, ...]]
+    narrow: Mapping[str, Tensor]
+    fill: Callable[[Tensor, str, Index], None]
+    optimizer: torch.optim.Optimizer
+
+
+class Rows:
+    """What one rank stores, by name; the ranks with the same stages call each method together.
+
+    Args:
+        wide: the wide model.
+        between: the m ranks with the same stages.
+
+    Attributes:
+        wide: the wide model.
+        between: the ranks with the same stages.
+        stored: the parts of divided tensors that it stores; their memory is a file.
+        whole: the tensors of its sub-model that are not divided.
+        bytes_sent: bytes of slices that this rank has sent to others.
+    """
+
+    def __init__(self, wide: Wide, between: Counterparts) -> None:
+        self.wide, self._slicing, self.between = wide, wide.slicing, between
+        divided = [name for name in wide.narrow if wide.slicing.owned(name) is not None]
+        specs = {name: (wide.narrow[name].dtype, self._stored_shape(name)) for name in divided}
+        self.stored = _scratch(specs)
+        self.whole = {n: t for n, t in wide.narrow.items() if n not in self.stored}
+        self.bytes_sent = 0
+        for name, tensor in self.stored.items():
+            dim, _, _ = self._owned(name)
+            entries = wide.slicing.owned_entries(name, between.size, between.place)
+            wide.fill(tensor, name, {dim: entries})
+        for name, tensor in self.whole.items():
+            wide.fill(tensor, name, {})
+
+    def take(self, chosen: Sequence[Channels]) -> None:
+        """Fill the sub-models with their slices.
+
+        Args:
+            chosen: the channels of each.
+        """
+        own = chosen[self.between.place]
+        for names in self._batches():
+            cut = [[_picked(self.stored[n], self._to_cut(n, c)) for n in names] for c in chosen]
+            places = [[self._in_slice(n, own, rank) for n in names] for rank in self._ranks]
+            for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
+                for name, index, piece in zip(names, of_rank, of_names, strict=True):
+                    ((dim, entries),) = index.items()
+                    self.wide.narrow[name].index_copy_(dim, entries, piece)
+
+    def give(self, chosen: Sequence[Channels]) -> None:
+        """Put the slices of the sub-models back, and average what they have whole.
+
+        Args:
+            chosen: the channels of each.
+        """
+        own, narrow = chosen[self.between.place], self.wide.narrow
+        for names in self._batches():
+            cut = [
+                [_picked(narrow[n], self._in_slice(n, own, rank)) for n in names]
+                for rank in self._ranks
+            ]
+            places = [[self._to_cut(n, channels) for n in names] for channels in chosen]
+            for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
+                for name, index, piece in zip(names, of_rank, of_names, strict=True):
+                    _put(self.stored[name], index, piece)
+        self._average_whole()
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.between.size)
+
+    def _owned(self, name: str) -> tuple[int, Side, int]:
+        """Return the dimension in which a tensor is stored by parts, its side and its channels."""
+        dim = self._slicing.owned(name)
+        assert dim is not None
+        side = self._slicing.sides[name][dim]
+        assert side is not None
+        return dim, side, self._slicing.sizes[side.group]
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
+        dim, _, _ = self._owned(name)
+        shape = list(self.wide.shapes[name])
+        shape[dim] //= self.between.size
+        return tuple(shape)
+
+    def _shared(self, size: int, channels: Tensor, rank: int) -> tuple[int, int]:
+        """Return the first of a sub-model's channels that a rank stores, and the one after them."""
+        of_rank = block(size, self.between.size, rank)
+        ends = torch.searchsorted(channels, torch.tensor([of_rank.start, of_rank.stop]))
+        first, end = ends.tolist()
+        return first, end
+
+    def _to_cut(self, name: str, channels: Channels) -> Index:
+        """Return where in what this rank stores a sub-model's slice is."""
+        owned, side, size = self._owned(name)
+        place, num = self.between.place, self.between.size
+        of_group = channels[side.group]
+        first, end = self._shared(size, of_group, place)
+        here = of_group[first:end] - block(size, num, place).start
+        index = {owned: side.entries(here, size // num)}
+        for dim, other in enumerate(self._slicing.sides[name]):
+            if other is not None and dim != owned:
+                index[dim] = other.entries(channels[other.group], self._slicing.sizes[other.group])
+        return index
+
+    def _in_slice(self, name: str, channels: Channels, rank: int) -> Index:
+        """Return which entries of a sub-model's tensor a rank stores."""
+        dim, side, size = self._owned(name)
+        first, end = self._shared(size, channels[side.group], rank)
+        return {dim: side.entries(torch.arange(first, end), size // self.between.size)}
+
+    def _swapped(
+        self,
+        cut: Sequence[Sequence[Tensor]],
+        names: Sequence[str],
+        places: Sequence[Sequence[Index]],
+    ) -> Iterator[list[Tensor]]:
+        """Send each rank its pieces; yield those that each has sent to this one.
+
+        Args:
+            cut: the pieces of the tensors for each rank.
+            names: of the tensors.
+            places: where the pieces will be put that each rank sends: in what this one has.
+        """
+        shapes = [
+            [self._shape(name, index) for name, index in zip(names, of_rank, strict=True)]
+            for of_rank in places
+        ]
+        device = self.wide.narrow[names[0]].device
+        flat = [torch.cat([piece.flatten().to(device) for piece in pieces]) for pieces in cut]
+        sizes = [sum(map(_numel, of_rank)) for of_rank in shapes]
+        received = self.between.swap(flat, sizes)
+        own = flat[self.between.place].nbytes
+        self.bytes_sent += sum(part.nbytes for part in flat) - own
+        for part, of_rank in zip(received, shapes, strict=True):
+            pieces = part.split([_numel(shape) for shape in of_rank])
+            yield [piece.view(shape) for piece, shape in zip(pieces, of_rank, strict=True)]
+
+    def _shape(self, name: str, index: Index) -> tuple[int, ...]:
+        """Return the shape of a piece of a tensor's slice."""
+        shape = list(self.wide.narrow[name].shape)
+        for dim, entries in index.items():
+            shape[dim] = len(entries)
+        return tuple(shape)
+
+    def _batches(self) -> Iterator[list[str]]:
+        """Yield the names of tensors of one type whose slices travel at a time."""
+        narrow, batch, numbers = self.wide.narrow, [], 0
+        for name in self.stored:
+            is_other = bool(batch) and narrow[name].dtype != narrow[batch[0]].dtype
+            if batch and (is_other or numbers + narrow[name].numel() > _NUMBERS_AT_ONCE):
+                yield batch
+                batch, numbers = [], 0
+            batch.append(name)
+            numbers += narrow[name].numel()
+        if batch:
+            yield batch
+
+    def _average_whole(self) -> None:
+        """Take the mean of what all sub-models have whole.
+
+        The variance of values that are spread over the sub-models is the mean of their variances,
+        and the variance of their means.
+        """
+        tensors = {n: t for n, t in self.whole.items() if t.is_floating_point()}
+        if not tensors or self.between.size == 1:
+            return
+        squares = {}
+        for name in tensors:
+            if name.endswith(_VARIANCE):
+                mean = tensors[name.removesuffix(_VARIANCE) + _MEAN]
+                squares[name] = tensors[name] + mean.square()
+        exchange = Exchange(self.between)
+        one = torch.ones((), dtype=torch.float64, device=next(iter(tensors.values())).device)
+        means, _ = exchange.mean(list((tensors | squares).values()), one)
+        self.bytes_sent += exchange.bytes_sent
+        for tensor, mean in zip(tensors.values(), means, strict=False):
+            tensor.copy_(mean)
+        for name in squares:
+            tensors[name].sub_(tensors[name.removesuffix(_VARIANCE) + _MEAN].square())
+
+
+def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
+    """Map a new file that nobody else sees: it is gone once nothing refers to its tensors."""
+    with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
+        return mapped.create(Path(folder) / "rows.safetensors", specs)
+
+
+def _picked(tensor: Tensor, index: Index) -> Tensor:
+    """Return some entries of a tensor, without anything as long as a side of it."""
+    if len(index) == 1:
+        ((dim, entries),) = index.items()
+        return tensor.index_select(dim, entries.to(tensor.device))
+    return tensor[_grid(tensor, index)]
+
+
+def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
+    """Copy some entries of a mapped tensor, without anything as long as another side of it.
+
+    Args:
+        target: of the shape of these entries.
+        whole: the tensor that has all.
+        index: the entries, of one dimension; none for all.
+    """
+    if not index:
+        target.copy_(whole)
+        return
+    ((dim, entries),) = index.items()
+    lengths = {other: n for other, n in enumerate(whole.shape) if other != dim}
+    if not lengths:
+        target.copy_(whole[entries])
+        return
+    longest = max(lengths, key=lambda other: lengths[other])
+    for first in range(0, lengths[longest], _COLUMNS_AT_ONCE):
+        count = min(_COLUMNS_AT_ONCE, lengths[longest] - first)
+        columns = whole.narrow(longest, first, count).index_select(dim, entries)
+        target.narrow(longest, first, count).copy_(columns)
+
+
+def _put(tensor: Tensor, index: Index, piece: Tensor) -> None:
+    """Write some entries of a tensor."""
+    tensor[_grid(tensor, index)] = piece.to(tensor.device)
+
+
+def _grid(tensor: Tensor, index: Index) -> tuple[Tensor, ...]:
+    """Return one index for each dimension, which together stand for all combinations."""
+    dims = tensor.dim()
+    return tuple(
+        index.get(dim, torch.arange(length)).view(*[1] * dim, -1, *[1] * (dims - 1 - dim))
+        for dim, length in enumerate(tensor.shape)
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

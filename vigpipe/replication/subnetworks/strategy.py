@@ -1,0 +1,136 @@
+"""The strategy of independent sub-networks: rounds of own steps on channels that are drawn anew.
+
+A round: the m replicas are given disjoint channels of the wide model, each trains its sub-model for
+TAU steps on all the data, in an order of its own and with a new optimizer, and all put their slices
+back. An epoch of a sub-model is one pass over the data; E epochs are shared among the sub-models,
+so each takes ceil(E / m).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.course import Course
+from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.member import Member
+from vigpipe.replication.own_steps import OwnSteps, Weights
+from vigpipe.replication.periodic import PeriodicMember
+from vigpipe.replication.place import Place
+from vigpipe.replication.record import Recorded
+from vigpipe.replication.strategy import Evaluate, Finish, Turn
+from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.subnetworks.rows import Rows
+from vigpipe.replication.table import SharedTable, Table
+
+
+class RoundsMember(PeriodicMember):
+    """A replica that comes to the end of each round with all others; see `PeriodicMember`."""
+
+    def epoch_to_evaluate(self, item: int) -> int:
+        """Return 0: nobody evaluates alone."""
+        return 0
+
+    def _is_due(self, table: Table, num_open: int = 0) -> bool:
+        """Whether a round is over, and another one follows."""
+        has_more = table.taken[self._index] < self.rules.course.num_steps
+        return has_more and super()._is_due(table, num_open)
+
+
+class Subnetworks(OwnSteps):
+    """The strategy of ranks that train sub-models; see `OwnSteps`.
+
+    Args:
+        options: how long a round is, and the seed of the draws.
+        course: the steps of a sub-model.
+        place: this rank among the others.
+        weights: those of this rank's stages of its sub-model.
+        recorded: what each replica is to do again; None if it is free.
+        rows: what this rank stores of the wide model.
+    """
+
+    def __init__(
+        self,
+        options: TrainConfig,
+        course: Course,
+        place: Place,
+        weights: Weights,
+        recorded: Sequence[Recorded] | None,
+        rows: Rows,
+    ) -> None:
+        super().__init__(options, course, place, weights, recorded)
+        self._rows, self._seed = rows, options.seed
+        self._every = self._rules.average_every
+        self._round = 0
+        self._is_being_saved = False  # what is stored, by a checkpoint
+        rows.take(self._chosen())
+
+    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
+        return RoundsMember(table, self._place.team, self._rules, recorded)
+
+    def _chosen(self) -> list[Channels]:
+        """Return the channels of each replica in this round."""
+        sizes = self._rows.wide.slicing.sizes
+        return draw_channels(sizes, self._place.num_teams, self._seed, self._round)
+
+    def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
+        """Go on where an earlier run has rested, in the midst of a round."""
+        super().restore(progress, kept)
+        self._round = self._first.joined[self._place.team]
+
+    def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
+        """Yield what this replica does; the same on all ranks of its pipeline."""
+        yield from super().turns(first_step, is_evaluated)
+        yield Finish()  # before the last slices are put back
+
+    def _do(self, decision: Decision) -> Iterator[Turn]:
+        if decision.kind is Kind.AVERAGE and self._is_being_saved:
+            yield Finish()
+            self._is_being_saved = False
+        yield from super()._do(decision)
+        if decision.kind in (Kind.REST, Kind.STOP):
+            self._is_being_saved = True
+        if decision.kind is Kind.AVERAGE and (epoch := self._epoch_to_evaluate()):
+            with self._diary.doing("evaluated"):
+                yield Evaluate(epoch)
+
+    def _epoch_to_evaluate(self) -> int:
+        """Return the epoch that is to be evaluated after this round; 0 for none.
+
+        The wide model is whole between two rounds only, and then all replicas evaluate it together.
+        """
+        before, now = ((self._round - n) * self._every for n in (1, 0))
+        due = self._course.next_evaluation(before)
+        return self._course.epoch(due - 1) if due <= now < self._course.num_steps else 0
+
+    @torch.no_grad()
+    def average_weights(self) -> None:
+        """End a round: put the slices back, draw channels anew, and take their slices."""
+        with self._averaging():
+            self._rows.give(self._chosen())
+            self._round += 1
+            self._rows.take(self._chosen())
+            self._rows.wide.optimizer.state.clear()
+            self._count_samples(0)
+
+    @torch.no_grad()
+    def average_at_the_end(self, left: Counterparts) -> None:
+        """Put the last slices back; all of them call this together."""
+        with self._averaging():
+            self._rows.give(self._chosen())
+
+    def ask_to_save(self) -> None:
+        """Close the pool, once for all replicas, which have evaluated together."""
+        if self._place.team == 0:
+            super().ask_to_save()
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """Return what this rank stores of the wide model; it changes at the end of a round."""
+        return self._rows.stored
+
+    def account(self) -> Mapping[str, Any]:
+        """Return what this replica has done, as far as this rank knows."""
+        return {**super().account(), "bytes_sent": self._rows.bytes_sent}

@@ -1,0 +1,47 @@
+"""What is known of the wide model of sub-networks, which no rank ever makes."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vigpipe.model.initial import Draw, drawn
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.replication.subnetworks.rows import Index, Wide, put_part
+from vigpipe.run.facts import Run
+
+
+def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Optimizer) -> Wide:
+    """Describe the wide model of a rank's stages.
+
+    Its initial weights come from the file of --weights. Otherwise they are drawn part by part, by
+    the seed, the name of the tensor and the place in it, so that they are the same whichever rank
+    draws them.
+
+    Args:
+        run: the run.
+        models: the stages of the rank's sub-model.
+        optimizer: of these.
+    """
+    narrow = {name: tensor for model in models for name, tensor in model.state_dict().items()}
+    wide = run.make_wide_model()
+    whole = {name: tuple(tensor.shape) for name, tensor in wide.state_dict().items()}
+    weights: Mapping[str, Tensor] = {}
+    draws: Mapping[str, Draw | None] = {}
+    if run.config.weights is None:
+        draws = drawn(run.make_wide_model)
+    else:
+        weights = to_reference_names(read_weights(run.config.weights))  # mapped, not read
+        weights = match_state(weights, wide, str(run.config.weights))
+
+    @torch.no_grad()
+    def fill(target: Tensor, name: str, index: Index) -> None:
+        if name in weights:
+            put_part(target, weights[name], index)
+        elif (draw := draws[name]) is not None:  # else it is what the sub-model begins with
+            (dim, entries), *_ = [*index.items(), (None, None)]
+            draw.fill(target, name, run.config.seed, whole[name], dim, entries)
+
+    shapes = {name: whole[name] for name in narrow}
+    return Wide(wide.slicing(), shapes, narrow, fill, optimizer)
