@@ -83,10 +83,11 @@ class Share:
         return Share(self.slicing, self.owned, self.whole, self.columns, self.chunk, prefix)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
-        """Return a tensor, or the rank's part of it, on a device."""
-        name = self.prefix + name
-        is_whole = self.slicing.owned(name) is None
-        return (self.whole if is_whole else self.owned)[name].detach().to(device)
+        """Return a tensor, or the rank's part of it, on a device.
+
+        The copy of one with two sides would be as long as a whole group: see `_blocks`.
+        """
+        return self._stored(name).to(device)
 
     def linear(self, x: Features, name: str) -> Tensor:
         """Run a linear layer, with its bias: see `products`."""
@@ -123,9 +124,9 @@ class Share:
         Returns:
             The rank's columns of x W, (n, d' / m).
         """
-        weight, own = self.tensor(name, x.device), None
+        own = None
         for rank in range(self.columns.size):
-            parts = [x @ weight[:, entries] for entries in self._stretches(name, 1, rank)]
+            parts = [x @ weight for weight in self._blocks(name, rank, x.device)]
             product = self.columns.total_at(rank, torch.cat(parts, 1))
             own = product if rank == self.columns.place else own
         assert own is not None
@@ -182,23 +183,35 @@ class Share:
         """Return which inputs the rank has weights of; None for all."""
         if self.slicing.owned(self.prefix + name) != 1:
             return None
-        return self._stretches(name, 1, self.columns.place)
+        return self._stretches(name, self.columns.place)
 
     def _from_blocks(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Multiply by the rank's rows of weights, with one rank's columns after the other."""
-        weights = {name: self.tensor(name, x.device) for name in names}
-        products = {name: x.new_zeros(len(x), len(weight)) for name, weight in weights.items()}
+        products = {name: x.new_zeros(len(x), len(self._stored(name))) for name in names}
         for rank in range(self.columns.size):
             block = self.columns.from_(rank, x)
             for name, product in products.items():
-                stretches = self._stretches(name, 1, rank)
-                for some, entries in zip(block.chunk(len(stretches), 1), stretches, strict=True):
-                    product.addmm_(some, weights[name][:, entries].T)  # a view: nothing is copied
+                weights = self._blocks(name, rank, x.device)
+                for some, weight in zip(block.chunk(len(weights), 1), weights, strict=True):
+                    product.addmm_(some, weight.T)
         return products
 
-    def _stretches(self, name: str, dim: int, rank: int) -> list[slice]:
-        """Return which entries of a dimension are those of a rank's block, as in `Side.entries`."""
-        side = self._sides(name)[dim]
+    def _stored(self, name: str) -> Tensor:
+        name = self.prefix + name
+        is_whole = self.slicing.owned(name) is None
+        return (self.whole if is_whole else self.owned)[name].detach()
+
+    def _blocks(self, name: str, rank: int, device: torch.device) -> list[Tensor]:
+        """Return the columns of weights that are those of a rank's block: views, or copies of few.
+
+        Nothing is copied where the weights are on the device; elsewhere, a rank's columns only.
+        """
+        weight = self._stored(name)
+        return [weight[:, entries].to(device) for entries in self._stretches(name, rank)]
+
+    def _stretches(self, name: str, rank: int) -> list[slice]:
+        """Return which columns of weights are those of a rank's block, as in `Side.entries`."""
+        side = self._sides(name)[1]
         assert side is not None
         num_channels = self.slicing.sizes[side.group]
         length = num_channels // self.columns.size * side.run
