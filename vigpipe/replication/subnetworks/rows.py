@@ -275,11 +275,8 @@ def _put(tensor: Tensor, index: Index, piece: Tensor) -> None:
 
 def _grid(tensor: Tensor, index: Index) -> tuple[Tensor, ...]:
     """Return one index for each dimension, which together stand for all combinations."""
-    dims = tensor.dim()
-    return tuple(
-        index.get(dim, torch.arange(length)).view(*[1] * dim, -1, *[1] * (dims - 1 - dim))
-        for dim, length in enumerate(tensor.shape)
-    )
+    entries = [index[d] if d in index else torch.arange(n) for d, n in enumerate(tensor.shape)]
+    return tuple(torch.meshgrid(*entries, indexing="ij"))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -1,0 +1,212 @@
+"""Runs of sub-networks: real ranks, and what they must be equal to."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from tests.hidden_sides import NoHiddenSides
+from tests.world import run_ranks
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.commands.check_replicas import compare_replicas
+from vigpipe.commands.check_subnetworks import SubnetworksInTurn
+from vigpipe.commands.differences import Compared
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import DONE, InputError
+from vigpipe.graphs.graph import TEST
+from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.load_graph_model import load_graph_model
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.step import complete_step, train_step
+from vigpipe.training import train
+
+CPU = torch.device("cpu")
+NUM_STEPS, EVERY = 11, 4
+BASE = TrainConfig(
+    model="sage",
+    data="sbm:160,4,12,6",
+    layers=3,
+    width=16,
+    strategy="subnetworks",
+    dp=2,
+    average_every=EVERY,
+    steps=NUM_STEPS,
+    lr=1e-2,
+    dtype="float64",
+    checkpoint_every=6,
+    keep=9,
+)
+PARTS = replace(
+    BASE, norm="batch", dropout=0.3, sampler="parts", partition="random", parts=6, microbatches=2
+)
+FOUR = replace(BASE, dp=4, width=56, checkpoint_every=100)  # no other length is 56
+COMPARED = {
+    "gcn": replace(BASE, model="gcn", opt="sgd"),
+    "gat": replace(BASE, model="gat", heads=2, dropout=0.3),
+    "gat v2": replace(BASE, model="gat", heads=2, aggregator="v2", norm="layer"),
+    "gin": replace(BASE, model="gin", norm="batch", dtype="float32"),
+    "gcn2": replace(BASE, model="gcn2", dropout=0.3, weight_decay=0.1, decay="first"),
+    "pool": replace(BASE, aggregator="pool", clip=0.5),
+    "parts": PARTS,
+    "neighbours": replace(BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2"),
+}
+STAGED = {
+    "parts": replace(PARTS, stages=2),
+    "gcn2": replace(COMPARED["gcn2"], stages=2),
+    "neighbours": replace(COMPARED["neighbours"], stages=2, layers=3),
+}
+
+
+def compare_all(rank: int, world_size: int, configs: Mapping[str, TrainConfig]) -> Any:
+    torch.set_num_threads(1)
+    found: dict[str, Compared | None] = {}
+    for name, config in configs.items():
+        run = prepare(config, torch.float32 if config.dtype == "float32" else torch.float64)
+        found[name] = compare_replicas(run, rank, CPU, NUM_STEPS, SubnetworksInTurn)
+    return found
+
+
+def train_all(rank: int, world_size: int, folder: Path, configs: Mapping[str, TrainConfig]) -> None:
+    """Train with one configuration after the other; `resume` names one that came before."""
+    torch.set_num_threads(1)
+    for name, given in configs.items():
+        config = given
+        if given.resume is not None:
+            config = replace(config, resume=str(list_checkpoints(folder / given.resume)[-1]))
+        if given.replay is not None:
+            config = replace(config, replay=folder / given.replay)
+        (folder / name).mkdir(exist_ok=True)
+        assert train(prepare(config, torch.float64), rank, CPU, folder / name) == DONE
+
+
+def train_guarded(rank: int, world_size: int, folder: Path) -> None:
+    """Train, save, evaluate and write the weights, without anything as long as the width."""
+    torch.set_num_threads(1)
+    for number, changes in enumerate(
+        ({"norm": "batch"}, {"model": "gat", "heads": 2, "norm": "layer"})
+    ):
+        run = prepare(replace(FOUR, evaluate_every=5, **changes), torch.float64)
+        (folder / str(number)).mkdir(exist_ok=True)
+        with NoHiddenSides(FOUR.width or 0):
+            assert train(run, rank, CPU, folder / str(number)) == DONE
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    again = replace(PARTS, replay=Path("parts"))
+    on_two = {"parts": PARTS, "resumed": replace(PARTS, resume="parts"), "full": BASE}
+    run_ranks(train_all, 2, folder, on_two)
+    run_ranks(train_all, 4, folder, {"staged": replace(again, stages=2)})
+    return folder
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("world_size", "configs"), [(2, COMPARED), (4, STAGED)])
+def test_sub_networks_do_what_one_process_does(
+    world_size: int, configs: Mapping[str, TrainConfig]
+) -> None:
+    found = run_ranks(compare_all, world_size, configs)
+    for name in configs:
+        (compared,) = filter(None, (of_rank[name] for of_rank in found))
+        kinds = {row.kind: row for row in compared.rows}
+        assert {"loss", "weights", "wide weights"} <= kinds.keys()
+        assert compared.exact
+        assert all(row.identical for row in kinds.values()), name
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", ["resumed", "staged"])
+def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
+    name: str, folder: Path
+) -> None:
+    steps = [int(path.name[-8:]) for path in list_checkpoints(folder / "parts")]
+    assert any(step % EVERY for step in steps[1:])  # in the midst of a round
+    written = [folder / run / "model.safetensors" for run in ("parts", name)]
+    assert written[0].read_bytes() == written[1].read_bytes()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", ["parts", "full"])
+def test_the_evaluated_model_is_the_written_one(name: str, folder: Path) -> None:
+    loaded = load_graph_model(folder / name / "model.safetensors")
+    inputs = loaded.transform(BASE.data)
+    with torch.inference_mode():
+        logits = loaded.model(*inputs)
+    job = prepare(BASE, torch.float64).job
+    assert isinstance(job, GraphJob)
+    graph = job.graph
+    nodes = graph.nodes_of(TEST)
+    labels = torch.from_numpy(graph.labels[nodes])
+    summary = json.loads((folder / name / "summary.json").read_text())
+    loss = F.cross_entropy(logits[nodes], labels).item()
+    assert loss == pytest.approx(summary["test"]["loss"], rel=1e-5)
+    accuracy = (logits[nodes].argmax(1) == labels).double().mean().item()
+    assert accuracy == pytest.approx(summary["test"]["accuracy"])
+
+
+@pytest.mark.multiprocess
+def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
+    run_ranks(train_guarded, 4, tmp_path)
+    shapes = {tuple(t.shape) for t in load_file(tmp_path / "0" / "model.safetensors").values()}
+    assert (56, 56) in shapes
+
+
+def test_one_sub_network_is_plain_training_with_new_optimizers(tmp_path: Path) -> None:
+    plain = replace(PARTS, strategy="synchronous", dp=1, average_every=None)
+    start = prepare(plain, torch.float64).build().state_dict()
+    save_file(start, tmp_path / "start.safetensors")
+    weights = {"weights": tmp_path / "start.safetensors"}
+    of_plain = make_rank_state(prepare(replace(plain, **weights), torch.float64), 0, CPU)
+    losses = []
+    for number, batch in enumerate(batches(of_plain)):
+        if number % EVERY == 0:
+            of_plain.optimizer.state.clear()
+        step = train_step(of_plain, batch)
+        complete_step(of_plain)
+        losses.append(step.loss)
+    of_plain.feed.close()
+
+    run = prepare(replace(PARTS, dp=1, **weights), torch.float64)
+    (tmp_path / "one").mkdir()
+    assert train(run, 0, CPU, tmp_path / "one") == DONE
+    rows = [*map(json.loads, (tmp_path / "one" / "metrics.jsonl").read_text().splitlines())]
+    assert [row["loss"] for row in rows if "loss" in row and "step" in row] == losses
+    written = load_file(tmp_path / "one" / "model.safetensors")
+    for name, tensor in of_plain.state().items():
+        if "running" not in name:  # those are estimated anew
+            assert torch.equal(written[name], tensor), name
+
+
+def test_sub_networks_share_the_epochs_and_have_orders_of_their_own() -> None:
+    run = prepare(replace(PARTS, steps=None, epochs=5, dp=2), torch.float64)
+    assert run.steps_per_epoch == 3
+    assert run.num_steps == 9  # three epochs each
+    items = [run.in_batches(item)[1] for item in range(run.course.num_items)]
+    assert sorted(items) == list(range(18))
+    assert [items[2 * step] for step in range(9)] == [0, 1, 2, 6, 7, 8, 12, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dp": 3}, "--dp 3: .* divides 16 channels"),
+        ({"layers": 1}, "--layers 1 has no channels"),
+        ({"ema": 0.9}, "--ema 0.9: averages"),
+        ({"final": "best"}, "--final best: is about replicas of the same model"),
+        ({"items": "pool"}, "--items pool: is about replicas of the same model"),
+        ({"compress": "bfloat16"}, "--compress bfloat16: .*no other one has"),
+        ({"model": "vig_digits", "layers": None, "width": None, "data": "digits"}, "of images"),
+    ],
+)
+def test_wrong_use_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(replace(BASE, **changes), torch.float64)
