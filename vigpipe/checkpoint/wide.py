@@ -26,7 +26,12 @@ _NUMBERS_AT_ONCE = 1 << 20
 
 
 def export_wide(
-    checkpoint: Path, manifest: Manifest, path: Path, slicing: Slicing, num: int, chosen: Chosen
+    checkpoint: Path,
+    manifest: Manifest,
+    path: Path,
+    slicing: Slicing,
+    num: int,
+    chosen: Chosen | None,
 ) -> None:
     """Write the wide model's weights from a checkpoint.
 
@@ -36,7 +41,8 @@ def export_wide(
         path: the file to write or replace.
         slicing: the table of the wide model.
         num: m, the number of sub-models.
-        chosen: the channels of each group that a sub-model has in the round of the checkpoint.
+        chosen: the channels of each group that a sub-model has in the round of the checkpoint; None
+            if no step of it has been taken, so that the rows are the whole model.
 
     Raises:
         InputError: a tensor is missing or has another shape, or the file cannot be written.
@@ -109,7 +115,7 @@ def assemble(
     slicing: Slicing,
     parts: Sequence[Mapping[str, Tensor]],
     rows: Sequence[Mapping[str, Tensor]],
-    chosen: Chosen,
+    chosen: Chosen | None,
 ) -> None:
     """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
 
@@ -120,7 +126,7 @@ def assemble(
         slicing: the table of the wide model.
         parts: the tensors of each sub-model.
         rows: what each owner has of the wide model; of a tensor without sides, nothing.
-        chosen: the channels of each group that a sub-model has.
+        chosen: the channels of each group that a sub-model has; None for the rows alone.
     """
     for name, target in targets.items():
         if slicing.owned(name) is None:
@@ -128,7 +134,8 @@ def assemble(
             continue
         for owner, tensors in enumerate(rows):
             put_rows(target, tensors[name], slicing, name, owner, len(rows))
-        for j, tensors in enumerate(parts):
+        for j, tensors in enumerate(parts if chosen is not None else ()):
+            assert chosen is not None
             entries = [
                 None
                 if side is None

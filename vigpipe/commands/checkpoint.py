@@ -1,12 +1,16 @@
 """The commands `vigpipe checkpoint list|verify|export`: inspect the checkpoints of runs."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
+import torch
 from tabulate import tabulate
+from torch import Tensor
 
 from vigpipe.checkpoint.best import best_checkpoint, best_in
 from vigpipe.checkpoint.manifest import (
+    Manifest,
     checkpoints_at,
     read_manifest,
     read_tensors,
@@ -14,9 +18,12 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.checkpoint.weights_file import save_weights
+from vigpipe.checkpoint.wide import export_wide
 from vigpipe.errors import DONE, WRONG_INPUT, InputError
 from vigpipe.files.outputs import check_new_file
 from vigpipe.messages import one_line
+from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.table import resumed_table
 
 
 def table_of(run: Path) -> str:
@@ -101,15 +108,51 @@ def export(
     checkpoint, chosen_by = best_checkpoint(place) if best else (checkpoints_at(place)[0], None)
     ema = ema or (chosen_by is not None and chosen_by.of == "ema")
     manifest = verify(checkpoint)
+    if not all(isinstance(value, str) for value in manifest.weights.values()):
+        raise InputError(f"{checkpoint}: what it says of its weights is not text")
     where = tensor_names(checkpoint, manifest)
     kind = "ema/" if ema else "model/"
     names = sorted(name for name in where if name.startswith(kind))
     if not names:
         raise InputError(f"{checkpoint}: has no {kind}… tensors; the run had no --ema")
+    if manifest.config.get("strategy") == "subnetworks":
+        _export_wide(checkpoint, manifest, target)
+        why = f", the best by {chosen_by}" if chosen_by else ""
+        return f"{target}: weights of {checkpoint}{why}"
     state = {k.removeprefix(kind): v for k, v in read_tensors(checkpoint, where, names)}
-    if not all(isinstance(value, str) for value in manifest.weights.values()):
-        raise InputError(f"{checkpoint}: what it says of its weights is not text")
     save_weights(target, state, manifest.weights)
     what = "moving average" if ema else "weights"
     why = f", the best by {chosen_by}" if chosen_by else ""
     return f"{target}: {what} of {checkpoint}{why}"
+
+
+def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
+    """Write the weights of the wide model that sub-networks have trained a part of each."""
+    from vigpipe.inference.graph_description import describe_graph_model
+
+    with torch.device("meta"):
+        slicing = describe_graph_model(manifest.weights, checkpoint).build().slicing()
+    config, progress = manifest.config, manifest.replicas.get("progress", {})
+    taken, numbers = progress.get("taken"), [config.get(n, 0) for n in ("seed", "average_every")]
+    num = len(taken) if isinstance(taken, list) else 0
+    try:
+        table = resumed_table(progress, num)
+        if not num or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+            raise ValueError("its seed, --average-every or --dp is not a number")
+    except ValueError as error:
+        raise InputError(
+            f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
+            "checkpoint"
+        ) from error
+    seed, every = numbers
+    round_index = table.joined[0]
+
+    @cache
+    def draws() -> list[Channels]:
+        return draw_channels(slicing.sizes, num, seed, round_index)
+
+    def chosen(group: str, replica: int) -> Tensor:
+        return draws()[replica][group]
+
+    is_new = table.taken[0] == round_index * every
+    export_wide(checkpoint, manifest, target, slicing, num, None if is_new else chosen)

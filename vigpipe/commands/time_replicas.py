@@ -64,7 +64,7 @@ def time_replicas(
             lr, loss = apply_gradients(rank_state, turn), turn.loss
             num_items += 1
             if record is not None:
-                rates = run.job.rates(layout, turn.item, turn.num_samples, turn.seconds)
+                rates = run.job.rates(*run.in_batches(turn.item), turn.num_samples, turn.seconds)
                 record.add_step(gradients_row(turn, run.course, lr, rates))
         if not isinstance(turn, TakeItem):
             continue
@@ -76,7 +76,7 @@ def time_replicas(
         if record is not None and loss is not None and any(batch.sizes):
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
             waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
-            rates = run.job.rates(layout, turn.item, batch.num_samples, step.seconds)
+            rates = run.job.rates(*run.in_batches(turn.item), batch.num_samples, step.seconds)
             record.add_step(step_row(*facts, rates, waited, **whose))
     if num_items <= num_left_out:  # with a pool, of a slow replica
         before = dict(strategy.account())

@@ -1,5 +1,6 @@
 """Read from a weights file which graph model it holds, and what graphs it is for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -110,7 +111,19 @@ def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescripti
         InputError: the file cannot be read, holds no graph model, or has metadata that cannot be
             used.
     """
-    metadata = read_metadata(weights)
+    return describe_graph_model(read_metadata(weights), weights, data)
+
+
+def describe_graph_model(
+    metadata: Mapping[str, str], weights: Path, data: str = "GRAPH"
+) -> GraphDescription:
+    """Find out which graph model some metadata are of; see `read_graph_description`.
+
+    Args:
+        metadata: those of a weights file.
+        weights: the file, or the checkpoint that has them.
+        data: the graph that the user has named, for the errors.
+    """
     model = metadata.get("model")
     if model not in GRAPH_MODELS:
         what = "does not name a model" if model is None else f"holds a {escaped(model, 40)}"

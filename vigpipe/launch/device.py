@@ -102,6 +102,12 @@ def keep_freed_memory() -> None:
         mallopt(top_pad, 1 << 26)  # grow the heap by this many bytes
 
 
+def return_freed_memory() -> None:
+    """Give what `keep_freed_memory` has kept back to the kernel, once (glibc only)."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device unless it is there; to a GPU without waiting for the copy."""
     if device.type != "cuda" or tensor.device == device:

@@ -45,7 +45,8 @@ def summarize(
             averages_all=averages_all,
             samples=trained_on(run.job.unit),
         )
-        scaling = {} if prediction is None else {"scaling": prediction.as_table()}
+        is_divided = run.has_subnetworks  # more of them would train other models
+        scaling = {} if prediction is None or is_divided else {"scaling": prediction.as_table()}
         replicas["replicas"] = table | scaling
     if compression is not None:
         replicas["compression"] = dict(compression)

@@ -16,10 +16,11 @@ from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.commands.check_replicas import compare_replicas
 from vigpipe.commands.check_subnetworks import SubnetworksInTurn
+from vigpipe.commands.checkpoint import export
 from vigpipe.commands.differences import Compared
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import DONE, InputError
-from vigpipe.graphs.graph import TEST
+from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.load_graph_model import load_graph_model
 from vigpipe.run.batches import batches
@@ -103,7 +104,12 @@ def train_guarded(rank: int, world_size: int, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     again = replace(PARTS, replay=Path("parts"))
-    on_two = {"parts": PARTS, "resumed": replace(PARTS, resume="parts"), "full": BASE}
+    on_two = {
+        "parts": PARTS,
+        "resumed": replace(PARTS, resume="parts"),
+        "full": BASE,
+        "best": replace(PARTS, evaluate_every=1, keep_best="loss", checkpoint_every=100),
+    }
     run_ranks(train_all, 2, folder, on_two)
     run_ranks(train_all, 4, folder, {"staged": replace(again, stages=2)})
     return folder
@@ -137,20 +143,44 @@ def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", ["parts", "full"])
 def test_the_evaluated_model_is_the_written_one(name: str, folder: Path) -> None:
-    loaded = load_graph_model(folder / name / "model.safetensors")
-    inputs = loaded.transform(BASE.data)
+    found = score_of(folder / name / "model.safetensors", TEST)
+    summary = json.loads((folder / name / "summary.json").read_text())
+    expected = summary["test"]["loss"], summary["test"]["accuracy"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def score_of(weights: Path, split: int) -> tuple[float, float]:
+    """Loss and accuracy of an ordinary model with these weights."""
+    loaded = load_graph_model(weights)
     with torch.inference_mode():
-        logits = loaded.model(*inputs)
+        logits = loaded.model(*loaded.transform(BASE.data))
     job = prepare(BASE, torch.float64).job
     assert isinstance(job, GraphJob)
-    graph = job.graph
-    nodes = graph.nodes_of(TEST)
-    labels = torch.from_numpy(graph.labels[nodes])
-    summary = json.loads((folder / name / "summary.json").read_text())
-    loss = F.cross_entropy(logits[nodes], labels).item()
-    assert loss == pytest.approx(summary["test"]["loss"], rel=1e-5)
-    accuracy = (logits[nodes].argmax(1) == labels).double().mean().item()
-    assert accuracy == pytest.approx(summary["test"]["accuracy"])
+    nodes = job.graph.nodes_of(split)
+    labels = torch.from_numpy(job.graph.labels[nodes])
+    is_right = logits[nodes].argmax(1) == labels
+    return F.cross_entropy(logits[nodes], labels).item(), is_right.double().mean().item()
+
+
+@pytest.mark.multiprocess
+def test_a_checkpoint_is_exported_as_the_wide_model(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    export(folder / "parts", target)
+    written = load_file(folder / "parts" / "model.safetensors")
+    for name, tensor in load_file(target).items():
+        if "running" not in name:  # of sub-models, and not estimated
+            assert torch.equal(tensor, written[name]), name
+    export(folder / "full", target, overwrite=True)
+    assert target.read_bytes() == (folder / "full" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.multiprocess
+def test_the_best_checkpoint_is_the_model_that_was_evaluated(folder: Path, tmp_path: Path) -> None:
+    best = json.loads((folder / "best" / "summary.json").read_text())["best"]
+    export(folder / "best", tmp_path / "best.safetensors", best=True)
+    loss, _ = score_of(tmp_path / "best.safetensors", VALIDATION)
+    assert (best["images"], best["step"] in (4, 8, 11)) == ("validation", True)
+    assert loss == pytest.approx(best["value"], rel=1e-5)
 
 
 @pytest.mark.multiprocess

@@ -1,7 +1,7 @@
 """Which replica trains which channels in a round."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -39,8 +39,3 @@ def block(size: int, num_replicas: int, replica: int) -> range:
     """Return the channels of a group whose entries a replica stores."""
     share = size // num_replicas
     return range(replica * share, (replica + 1) * share)
-
-
-def are_divisible(sizes: Mapping[str, int], num_replicas: int) -> Sequence[str]:
-    """Return the groups that cannot be divided among so many replicas."""
-    return [name for name, size in sizes.items() if size % num_replicas]

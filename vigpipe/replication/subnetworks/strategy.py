@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
+from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Kind
@@ -110,22 +111,22 @@ class Subnetworks(OwnSteps):
     def average_weights(self) -> None:
         """End a round: put the slices back, draw channels anew, and take their slices."""
         with self._averaging():
-            self._rows.give(self._chosen())
+            self._put_back()
             self._round += 1
             self._rows.take(self._chosen())
-            self._rows.wide.optimizer.state.clear()
             self._count_samples(0)
 
     @torch.no_grad()
     def average_at_the_end(self, left: Counterparts) -> None:
         """Put the last slices back; all of them call this together."""
         with self._averaging():
-            self._rows.give(self._chosen())
+            self._put_back()
 
-    def ask_to_save(self) -> None:
-        """Close the pool, once for all replicas, which have evaluated together."""
-        if self._place.team == 0:
-            super().ask_to_save()
+    def _put_back(self) -> None:
+        """Put the slices back, and forget what the optimizer keeps of them."""
+        self._rows.wide.optimizer.state.clear()
+        self._rows.give(self._chosen())
+        return_freed_memory()
 
     def stored(self) -> Mapping[str, Tensor]:
         """Return what this rank stores of the wide model; it changes at the end of a round."""

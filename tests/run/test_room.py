@@ -1,0 +1,48 @@
+"""A run whose weights cannot fit into the memory of the host is refused at once."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.run import room
+from vigpipe.run.facts import prepare
+from vigpipe.run.room import check_room
+
+WIDE = TrainConfig(model="sage", data="sbm:160,4,12,6", layers=3, width=32768)
+SUBNETWORKS = replace(WIDE, strategy="subnetworks", dp=8)
+
+
+@pytest.fixture(autouse=True)
+def _a_host_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "memory_bytes", lambda: 24 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks_here", "message"),
+    [
+        (WIDE, 1, "one rank on this host would keep 34.4 GB .* adam, and it has 24.0 GB"),
+        (replace(WIDE, opt="sgd"), 1, "would keep 25.8 GB"),
+        (replace(WIDE, stages=2), 2, "2 ranks on this host would keep 34.4 GB"),
+        (replace(SUBNETWORKS, dp=1), 1, "among sub-networks with --strategy subnetworks --dp 8"),
+    ],
+)
+def test_what_cannot_fit_is_refused(config: TrainConfig, ranks_here: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_room(prepare(config, torch.float32), ranks_here)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks_here"),
+    [({"strategy": "subnetworks", "dp": 8}, 8), ({"stages": 2}, 1), ({"width": 1024}, 1)],
+)
+def test_what_fits_is_not(changes: dict[str, Any], ranks_here: int) -> None:
+    check_room(prepare(replace(WIDE, **changes), torch.float32), ranks_here)
+
+
+def test_a_host_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert 1 << 28 < room.memory_bytes() < 1 << 50
