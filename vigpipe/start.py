@@ -143,7 +143,7 @@ def _run(
         num_hosts = recorded_replicas(config.replay)
     run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host, num_hosts=num_hosts)
     world_size = run.layout.world_size
-    if trains and not count_gpus(config.device):
+    if trains and launch.launcher != "local" and not count_gpus(config.device):
         check_room(run, world_size if launch.launcher == "alone" else launch.local_world_size)
     teams = {}
     if run.config.gossip_between == "hosts":

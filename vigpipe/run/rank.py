@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,6 +92,8 @@ class RankState:
         rows: what this rank stores of the wide model of sub-networks; None if there are none.
         merged: this rank's share of the wide model of sub-networks, which is evaluated instead of
             its own; None if there are none.
+        own_scores: of each sub-network by itself, once they are known: numbers by name, for each
+            split of the data.
         leads: whether this replica writes the run's files.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
         optimizer: updates this rank's parameters.
@@ -131,6 +133,7 @@ class RankState:
     recorder: Recorder | None
     stopwatch: Stopwatch
     runs_ahead: bool
+    own_scores: list[dict[str, dict[str, float]]] = field(default_factory=list)
     step: int = 0
     open_step: "Step | None" = None
     busy_seconds: float = 0.0

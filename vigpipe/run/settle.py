@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.job.score import SHARES, as_text, main
+from vigpipe.job.score import SHARES, as_text, main, name_of
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.strategy import TakeItem
@@ -59,18 +59,24 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
 
 def _merge(rank_state: RankState, left: Counterparts) -> str:
     """Score the sub-networks by themselves, and make one model of them."""
-    own = None
+    own: dict[str, dict[str, float]] = {}
     for splits in rank_state.run.job.passes:
-        if (scores := evaluate(rank_state, splits, own=True)) is not None:
-            own = main(scores["test"]) if "test" in scores else own
-    scores = [s for _, s in sorted(rank_state.strategy.share(own).items()) if s is not None]
-    rank_state.strategy.average_at_the_end(left)
-    kept = f"put {len(scores)} sub-networks together"
-    if num_batches := estimate_merged(rank_state):
-        kept += f"; BatchNorm's statistics are those of {num_batches} batches"
+        scores = evaluate(rank_state, splits, own=True) or {}
+        own |= {split: score.numbers() for split, score in scores.items()}
+    by_rank = rank_state.strategy.share(own)
+    rank_state.own_scores = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank]]
+    with left.at_once():
+        rank_state.strategy.average_at_the_end(left)
+    num_batches = estimate_merged(rank_state)
     name = SHARES[rank_state.run.job.unit][0]
-    each = ", ".join(as_text(name, score) for score in scores)
-    return f"{kept}; by themselves, they have test {each}"
+    each = ", ".join(f"{scores['test'][name]:.2%}" for scores in rank_state.own_scores)
+    kept = (
+        f"put {len(rank_state.own_scores)} sub-networks together, which by themselves have a test "
+        f"{name_of(name)} of {each}"
+    )
+    if num_batches:
+        kept += f"; BatchNorm's statistics are those of {num_batches} batches"
+    return kept
 
 
 def estimate_merged(rank_state: RankState) -> int:

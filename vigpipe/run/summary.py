@@ -48,6 +48,8 @@ def summarize(
         is_divided = run.has_subnetworks  # more of them would train other models
         scaling = {} if prediction is None or is_divided else {"scaling": prediction.as_table()}
         replicas["replicas"] = table | scaling
+    if rank_state.own_scores:
+        replicas["subnetworks"] = rank_state.own_scores
     if compression is not None:
         replicas["compression"] = dict(compression)
     return {

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.full_disk import files_of_at_most
 from tests.replication.subnetworks.threads import Threads, run_threads
+from vigpipe.errors import InputError
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
 from vigpipe.replication.subnetworks import rows
@@ -225,6 +227,14 @@ def test_channels_are_divided_anew_in_every_round(m: int, round_index: int) -> N
 def test_tensors_travel_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_NUMBERS_AT_ONCE", 100)
     test_slices_are_those_of_the_wide_model_and_come_back_as_they_are("sage", 2)
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with (
+        files_of_at_most(1 << 10),
+        pytest.raises(InputError, match=r"cannot hold the 0.0 MB .*TMPDIR"),
+    ):
+        run_threads(1, lambda ranks: rows_of("gcn", ranks))
 
 
 def test_variances_of_whole_channels_count_the_means_too() -> None:

@@ -147,6 +147,8 @@ def test_the_evaluated_model_is_the_written_one(name: str, folder: Path) -> None
     summary = json.loads((folder / name / "summary.json").read_text())
     expected = summary["test"]["loss"], summary["test"]["accuracy"]
     assert found == pytest.approx(expected, rel=1e-5)
+    assert [sorted(scores) for scores in summary["subnetworks"]] == [["test", "validation"]] * 2
+    assert all(0 < scores["test"]["accuracy"] <= 1 for scores in summary["subnetworks"])
 
 
 def score_of(weights: Path, split: int) -> tuple[float, float]:

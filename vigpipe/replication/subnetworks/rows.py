@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vigpipe.errors import InputError
 from vigpipe.model import mapped
 from vigpipe.model.slicing import Side, Slicing
 from vigpipe.parallel.counterparts import Counterparts
@@ -232,9 +233,21 @@ class Rows:
 
 
 def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
-    """Map a new file that nobody else sees: it is gone once nothing refers to its tensors."""
-    with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
-        return mapped.create(Path(folder) / "rows.safetensors", specs)
+    """Map a new file that nobody else sees: it is gone once nothing refers to its tensors.
+
+    Raises:
+        InputError: the disk is full.
+    """
+    place = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
+            return mapped.create(Path(folder) / "rows.safetensors", specs)
+    except OSError as error:
+        needed = sum(dtype.itemsize * _numel(shape) for dtype, shape in specs.values())
+        raise InputError(
+            f"{place}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide model "
+            f"({error.strerror or error}); set TMPDIR to a folder on a larger disk"
+        ) from error
 
 
 def _picked(tensor: Tensor, index: Index) -> Tensor:
