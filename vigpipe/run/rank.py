@@ -425,7 +425,10 @@ def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any
 def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401
     # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
     config = run.config
-    warmup = min((config.warmup_epochs or 0) * run.steps_per_epoch, run.num_steps // 2)
+    warmup = (config.warmup_epochs or 0) * run.steps_per_epoch
+    if run.num_subnetworks > 1:  # as many batches of all of them together
+        warmup /= run.num_subnetworks
+    warmup = min(warmup, run.num_steps // 2)
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched="cosine" if config.lr_schedule == "cosine" else "step",

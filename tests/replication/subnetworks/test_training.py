@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.hidden_sides import NoHiddenSides
 from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
-from vigpipe.commands.check_replicas import compare_replicas
+from vigpipe.commands.check_replicas import Alone, compare_replicas
 from vigpipe.commands.check_subnetworks import SubnetworksInTurn
 from vigpipe.commands.checkpoint import export
 from vigpipe.commands.differences import Compared
@@ -23,6 +23,7 @@ from vigpipe.errors import DONE, InputError
 from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.load_graph_model import load_graph_model
+from vigpipe.parallel.agreement import Peers
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
@@ -225,6 +226,21 @@ def test_sub_networks_share_the_epochs_and_have_orders_of_their_own() -> None:
     items = [run.in_batches(item)[1] for item in range(run.course.num_items)]
     assert sorted(items) == list(range(18))
     assert [items[2 * step] for step in range(9)] == [0, 1, 2, 6, 7, 8, 12, 13, 14]
+
+
+def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
+    rates = {}
+    for dp in (1, 2):
+        config = replace(PARTS, steps=None, epochs=8, warmup_epochs=2, dp=dp)
+        alone = Alone(prepare(config, torch.float64).course, 0, Peers())
+        state = make_rank_state(prepare(config, torch.float64), 0, CPU, strategy=alone)
+        rates[dp] = []
+        for step in range(6 // dp + 1):
+            state.follow_schedule(step)
+            rates[dp].append(state.lr)
+        state.feed.close()
+    assert rates[1][-1] == rates[2][-1] == config.lr
+    assert rates[2] == pytest.approx(rates[1][::2])
 
 
 @pytest.mark.parametrize(
