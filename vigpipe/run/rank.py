@@ -254,8 +254,8 @@ def make_rank_state(
     stage_modules: list[StageModule] = []
     for model in models:
         first, last = (run.job.rows_before(of_batch, block) for block in model.span)
-        rows = None if first == last == run.microbatch_size else (first, last)
-        stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, rows)
+        ends = None if first == last == run.microbatch_size else (first, last)
+        stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, ends)
         stage_modules.append(stage_module.to(device))
 
     holder = nn.ModuleList(models)
@@ -323,7 +323,7 @@ def make_rank_state(
     )
     if config.cuda_graph:
         # The loss of a full step is the mean of its team's samples.
-        pipeline.record_steps(record_graph, run.batch_size // layout.num_teams)
+        pipeline.record_steps(record_graph, run.batch_size // of_batch.num_teams)
     feed = run.job.feed(
         of_batch,
         0 if run.has_subnetworks else replica_index,
