@@ -426,8 +426,7 @@ def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: AN
     # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
     config = run.config
     warmup = (config.warmup_epochs or 0) * run.steps_per_epoch
-    if run.num_subnetworks > 1:  # as many batches of all of them together
-        warmup /= run.num_subnetworks
+    warmup = -(-warmup // run.num_subnetworks)  # as many batches of all of them together
     warmup = min(warmup, run.num_steps // 2)
     schedule, _ = create_scheduler_v2(
         optimizer,
