@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,12 +299,12 @@ def _restore_stored(
         prefix: what the names of the replica's tensors begin with.
         file_of: the file of each tensor.
     """
+    opened = cache(partial(mapped.open, writes_file=False))
     for name, target in rank_state.strategy.stored().items():
         full_name = f"{prefix}rows/{name}"
         if full_name not in file_of:
             raise InputError(f"{checkpoint}: has no {full_name}; give a checkpoint of this model")
-        path = checkpoint / file_of[full_name]
-        source = mapped.open(path, writes_file=False)[full_name]
+        source = opened(checkpoint / file_of[full_name])[full_name]
         check_fits(full_name, source, target, str(checkpoint))
         mapped.copy_blocks(target, source)
 

@@ -36,7 +36,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     """
     run, rows, group = rank_state.run, rank_state.rows, rank_state.pipeline_group
     assert rows is not None
-    shapes = {name: t.shape for name, t in run.make_wide_model().state_dict().items()}
+    shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
     own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
     by_stage = all_gather_values(own, *rank_state.strategy.peers)
     dtypes = {name: dtype for of_stage in by_stage for name, dtype in of_stage.items()}
@@ -45,7 +45,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     way = _Way(rank_state, rows.between.group, group)
     with file as targets:
         for stage, names in enumerate(by_stage):
-            if rank_state.pipeline_rank in (stage, run.layout.pipeline_size - 1):
+            if rank_state.pipeline_rank == stage or rank_state.is_writer:
                 for name in names:
                     _collect(rows, name, specs[name], stage, way, targets)
 
@@ -63,6 +63,10 @@ class _Way:
         self._between, self._pipeline = between, pipeline
         self._writer = 0, rank_state.run.layout.pipeline_size - 1
 
+    def begins_here(self, owner: int, stage: int) -> bool:
+        """Whether this is the rank of a stage that a replica has."""
+        return self._here == (owner, stage)
+
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
         """Send, pass on or receive a tile; return it on the rank that writes, else None.
 
@@ -73,10 +77,10 @@ class _Way:
             stage: the rank of the pipeline that does.
         """
         tile, (_, last) = own, self._writer
-        if self._here == (owner, stage) and owner > 0:
+        if self.begins_here(owner, stage) and owner > 0:
             assert own is not None
             dist.send(own, group=self._between, group_dst=0)
-        if self._here == (0, stage):
+        if self.begins_here(0, stage):
             if owner > 0:
                 tile = torch.empty_like(like, device="cpu")
                 dist.recv(tile, group=self._between, group_src=owner)
@@ -100,7 +104,7 @@ def _collect(
     """Collect one tensor of a stage on the rank that writes."""
     slicing, num = rows.wide.slicing, rows.between.size
     (dtype, shape), owned = spec, slicing.owned(name)
-    stored = rows.stored.get(name, rows.whole.get(name))
+    stored = rows.whole if owned is None else rows.stored
     for owner in range(1 if owned is None else num):
         entries, part = None, shape
         if owned is not None:
@@ -108,8 +112,8 @@ def _collect(
             part = tuple(len(entries) if dim == owned else n for dim, n in enumerate(shape))
         for tile in _tiles(part, num):
             own = None
-            if stored is not None:
-                own = stored.detach()[tile].cpu().contiguous()
+            if way.begins_here(owner, stage):
+                own = stored[name].detach()[tile].cpu().contiguous()
             like = torch.empty([t.stop - t.start for t in tile], dtype=dtype, device="meta")
             found = way.carry(own, like, owner, stage)
             if found is None or targets is None:

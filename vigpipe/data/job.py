@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -22,8 +22,7 @@ from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
 from vigpipe.job.job import Merged, TrialStep
-from vigpipe.model.gnn.columns import Columns
-from vigpipe.model.slicing import Slicing
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
@@ -202,15 +201,7 @@ class ImageJob:
             return None
         return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
-    def merged(
-        self,
-        stages: Sequence[StagedModel],
-        slicing: Slicing,
-        stored: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        columns: Columns,
-        pipeline: Pipeline,
-    ) -> Merged:
+    def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Do nothing: `config.check_job` refuses sub-networks of models of images."""
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -29,14 +29,13 @@ from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.by_columns import ByColumns
-from vigpipe.model.gnn.columns import Columns
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
-from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
-from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
+from vigpipe.parallel.schedule import Pipeline
 from vigpipe.planning.profile import Amounts
 
 
@@ -221,20 +220,11 @@ class GraphJob:
         )
 
     def merged(
-        self,
-        stages: Sequence[StagedModel],
-        slicing: Slicing,
-        stored: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        columns: Columns,
-        pipeline: Pipeline,
+        self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline
     ) -> MergedGraphModel:
         """Return a rank's share of the wide model; see `vigpipe.job.job.Job.merged`."""
-        shares = [
-            ByColumns(cast(GraphModel, stage), slicing, stored, whole, columns, chunk=ROWS_AT_ONCE)
-            for stage in stages
-        ]
-        return MergedGraphModel(shares, stored, pipeline, columns.size)
+        shares = [ByColumns(cast(GraphModel, stage), share) for stage in stages]
+        return MergedGraphModel(shares, share, pipeline)
 
     def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
         """Begin to add up the scores of some splits."""

@@ -1,12 +1,13 @@
 """The wide model of sub-networks in evaluations, where every rank has a share of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.gnn.by_columns import ByColumns
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import merge_moments
 from vigpipe.parallel.schedule import Pipeline
 
@@ -19,20 +20,13 @@ class MergedGraphModel:
 
     Args:
         stages: its shares of the stages of this rank.
-        stored: the tensors that it has parts of, by name.
+        share: what it has of their tensors.
         pipeline: the pipeline of its sub-model.
-        num_ranks: m, how many share a layer.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[ByColumns],
-        stored: Mapping[str, Tensor],
-        pipeline: Pipeline,
-        num_ranks: int,
-    ) -> None:
-        self._stages, self._stored, self._pipeline = stages, stored, pipeline
-        self._num_ranks, self._dtype = num_ranks, pipeline.stage_modules[0].dtype
+    def __init__(self, stages: Sequence[ByColumns], share: WideShare, pipeline: Pipeline) -> None:
+        self._stages, self._share, self._pipeline = stages, share, pipeline
+        self._dtype = pipeline.stage_modules[0].dtype
 
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run the nodes of a batch through the model in evaluation mode."""
@@ -48,8 +42,8 @@ class MergedGraphModel:
         for stage in self._stages:
             for name, moments in stage.take_moments().items():
                 count, mean, deviation = merge_moments(moments)
-                self._stored[f"{name}.running_mean"].copy_(mean)
-                self._stored[f"{name}.running_var"].copy_(deviation / (count - 1).clamp(min=1))
+                self._share.owned[f"{name}.running_mean"].copy_(mean)
+                self._share.owned[f"{name}.running_var"].copy_(deviation / (count - 1).clamp(min=1))
 
     def _through(self, batch: ReplicaBatch, number: int, *, estimate: bool) -> Tensor | None:
         """Take the nodes of a micro-batch through the stages, from rank to rank."""
@@ -61,7 +55,7 @@ class MergedGraphModel:
             if x is None:
                 first = stage.model.span[0]
                 rows = structure[0].of_layer(first).num_sources
-                columns = stage.model.boundary_shape(first)[0] // self._num_ranks
+                columns = stage.model.boundary_shape(first)[0] // self._share.columns.size
                 x = self._pipeline.rows_from_before((rows, columns), self._dtype)
             x = stage.forward(x, *structure, estimate=estimate)
             if not stage.model.has_readout and self._pipeline.has_peers:

@@ -9,8 +9,7 @@ from torch import Tensor
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Tally
-from vigpipe.model.gnn.columns import Columns
-from vigpipe.model.slicing import Slicing
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
@@ -261,23 +260,12 @@ class Job(Protocol):
         """
         ...
 
-    def merged(
-        self,
-        stages: Sequence[StagedModel],
-        slicing: Slicing,
-        stored: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        columns: Columns,
-        pipeline: Pipeline,
-    ) -> Merged:
+    def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Return a rank's share of the wide model of sub-networks.
 
         Args:
             stages: those of the rank, of the wide model, on the meta device.
-            slicing: which side of a tensor belongs to which channels.
-            stored: the parts of divided tensors that the rank has, by name.
-            whole: the tensors that are not divided.
-            columns: the ranks with the same stages, each of which has a block of the channels.
+            share: what the rank has of them.
             pipeline: the pipeline of the rank's sub-model.
         """
         ...

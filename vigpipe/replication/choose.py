@@ -11,7 +11,6 @@ from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.server import Server, Worker
 from vigpipe.replication.strategy import Strategy
-from vigpipe.replication.subnetworks.rows import Rows
 from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.replication.synchronous import Synchronous
 
@@ -22,7 +21,6 @@ def make_strategy(
     place: Place,
     weights: Weights,
     recorded: Sequence[Recorded] | None = None,
-    rows: Rows | None = None,
 ) -> Strategy:
     """Make the strategy of a rank.
 
@@ -32,12 +30,14 @@ def make_strategy(
         place: this rank among the others.
         weights: those of this rank's stages.
         recorded: what each replica is to do again; None if it is free.
-        rows: what the rank stores of a wide model, with sub-networks.
     """
     if options.strategy == "synchronous":
         return Synchronous(course, place.of_team, place.peers, place.between)
-    if rows is not None:
-        return Subnetworks(options, course, place, weights, recorded, rows)
     server = Server if place.is_server else Worker
-    own_steps = {"periodic": Periodic, "gossip": Gossip, "server": server}[options.strategy]
+    own_steps = {
+        "periodic": Periodic,
+        "gossip": Gossip,
+        "server": server,
+        "subnetworks": Subnetworks,
+    }[options.strategy]
     return own_steps(options, course, place, weights, recorded)

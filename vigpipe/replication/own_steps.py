@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ from vigpipe.replication.strategy import (
 )
 from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
 
+if TYPE_CHECKING:
+    from vigpipe.replication.subnetworks.rows import Rows
+
 T = TypeVar("T")
 
 
@@ -68,10 +71,12 @@ class Weights:
     Attributes:
         parameters: by name.
         statistics: BatchNorm's running means and variances, by name.
+        rows: what the rank stores of the wide model that they are a part of; None if of none.
     """
 
     parameters: Mapping[str, Tensor]
     statistics: Mapping[str, Tensor]
+    rows: "Rows | None" = None
 
     @property
     def averaged(self) -> dict[str, Tensor]:

@@ -149,6 +149,11 @@ class Run:
         with torch.device("meta"):
             return self._make_model()
 
+    @cached_property
+    def wide_model(self) -> StagedModel:
+        """The same model, to look at."""
+        return self.make_wide_model()
+
     def rates(self) -> dict[str, tuple[float, float]]:
         """Return the rate scale and the weight decay of every parameter of the unsplit model.
 
@@ -163,7 +168,7 @@ class Run:
         )
 
         assert self.config.weight_decay is not None
-        model = self.make_wide_model()
+        model = self.wide_model
         groups = param_groups_layer_decay(
             model,
             self.config.weight_decay,
@@ -175,7 +180,7 @@ class Run:
 
     def tensor_names(self) -> frozenset[str]:
         """Return the names in the state dict of the unsplit model."""
-        return frozenset(self.make_wide_model().state_dict())
+        return frozenset(self.wide_model.state_dict())
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:

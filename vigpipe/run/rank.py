@@ -25,6 +25,7 @@ from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
 from vigpipe.launch.watchdog import ended
 from vigpipe.model.compiled import compile_blocks
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.regions import listening
 from vigpipe.model.staged import StagedModel
@@ -32,7 +33,7 @@ from vigpipe.parallel.agreement import Peers, broadcast_value
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.gradients import Replicas
 from vigpipe.parallel.layout import Groups, Layout, make_groups
-from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.exchange import Exchange
@@ -297,10 +298,10 @@ def make_rank_state(
         )
         names = {id(b): name for model in models for name, b in model.named_buffers()}
         running = {names[id(statistic)]: statistic for statistic in statistics.running}
-        weights = Weights(parameters, running)
         if run.has_subnetworks:
             rows = Rows(describe_wide(run, models, optimizer), place.between)
-        strategy = make_strategy(config, run.course, place, weights, recorded, rows)
+        weights = Weights(parameters, running, rows)
+        strategy = make_strategy(config, run.course, place, weights, recorded)
     summed = Counterparts(groups.summed)
     scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], summed)
     compressor = None
@@ -362,8 +363,9 @@ def make_rank_state(
 def _merged(run: Run, stage_indices: Sequence[int], rows: Rows, pipeline: Pipeline) -> Merged:
     """Return a rank's share of the wide model of sub-networks."""
     stages = cut_stages(run.make_wide_model, run.plan, tuple(stage_indices))
-    slicing, columns = rows.wide.slicing, RankColumns(rows.between)
-    return run.job.merged(stages, slicing, rows.stored, rows.whole, columns, pipeline)
+    columns = RankColumns(rows.between)
+    share = WideShare(rows.wide.slicing, rows.stored, rows.whole, columns, ROWS_AT_ONCE)
+    return run.job.merged(stages, share, pipeline)
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class

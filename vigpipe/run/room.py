@@ -29,7 +29,7 @@ def check_room(run: Run, ranks_here: int) -> None:
     """
     config, layout = run.config, run.layout
     assert config.opt is not None
-    model, num_parts = run.make_wide_model(), run.num_subnetworks
+    model, num_parts = run.wide_model, run.num_subnetworks
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if run.has_subnetworks:
         slicing: Slicing = model.slicing()

@@ -25,7 +25,7 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
         optimizer: of these.
     """
     narrow = {name: tensor for model in models for name, tensor in model.state_dict().items()}
-    wide = run.make_wide_model()
+    wide = run.wide_model
     whole = {name: tuple(tensor.shape) for name, tensor in wide.state_dict().items()}
     weights: Mapping[str, Tensor] = {}
     draws: Mapping[str, Draw | None] = {}

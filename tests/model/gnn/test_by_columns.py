@@ -14,6 +14,7 @@ from tests.model.gnn.graphs import from_dense, random_adjacency, random_layers
 from tests.model.gnn.ranks import block, in_threads, owned_by, whole_of
 from tests.model.gnn.test_slicing import CLASSES, IN, WIDTH, build, every
 from vigpipe.model.gnn.by_columns import ByColumns
+from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import PooledStatistics, merge_moments
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
@@ -92,7 +93,7 @@ def run_by_columns(
                 table = stage.slicing(partition_input)
                 mine = {key: owned[columns.place][key] for key in table.sides if key in owned[0]}
                 all_has = {key: whole[key] for key in table.sides if key in whole}
-                part = ByColumns(stage, table, mine, all_has, columns, chunk=7)
+                part = ByColumns(stage, WideShare(table, mine, all_has, columns, chunk=7))
                 y = part.forward(y, adjacency, estimate=estimate)
                 if not stage.has_readout:
                     (length,) = stage.boundary_shape(stage.span[1])

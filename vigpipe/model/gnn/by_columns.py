@@ -1,6 +1,6 @@
 """Evaluate a graph model that no rank could hold: each of m ranks has a block of all channels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe import ops
-from vigpipe.model.gnn.columns import Columns, Share, dense
+from vigpipe.model.gnn.columns import WideShare, dense
 from vigpipe.model.gnn.gat import SLOPE, AttentionLayer, GatLayer, Gatv2Layer, columns_of_heads
 from vigpipe.model.gnn.gcn import GcnLayer
 from vigpipe.model.gnn.gcn2 import ALPHA, Gcn2Layer
@@ -17,7 +17,6 @@ from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.gnn.model import Gcn2Model, GraphModel
 from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import BatchNorm
-from vigpipe.model.slicing import Slicing
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse import (
     attention_sum,
@@ -38,25 +37,11 @@ class ByColumns:
 
     Args:
         model: the wide model or the stage; its tensors are not used, and may be on meta.
-        slicing: its table.
-        owned: the rank's part of every tensor that has sides, by name; see `Share`.
-        whole: the tensors without sides, by name.
-        columns: what the ranks exchange.
-        chunk: number of rows of features in files that are read at a time, at most.
+        share: what the rank has of them.
     """
 
-    def __init__(
-        self,
-        model: GraphModel,
-        slicing: Slicing,
-        owned: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        columns: Columns,
-        *,
-        chunk: int,
-    ) -> None:
-        self.model = model
-        self._share = Share(slicing, owned, whole, columns, chunk)
+    def __init__(self, model: GraphModel, share: WideShare) -> None:
+        self.model, self._share = model, share
         self._moments: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
@@ -142,13 +127,13 @@ class ByColumns:
         return y
 
 
-def _gcn(share: Share, layer: GcnLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gcn(share: WideShare, layer: GcnLayer, x: Features, adjacency: Adjacency) -> Tensor:
     (sent,) = share.products(x, "lin.weight")
     bias = share.tensor("bias", sent.device)
     return constant_sum(adjacency.with_loops(), sent, "gcn", bias, fused=layer.fused)
 
 
-def _sage(share: Share, layer: SageLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _sage(share: WideShare, layer: SageLayer, x: Features, adjacency: Adjacency) -> Tensor:
     """Multiply before the mean is taken, which has no more channels then than the rank's."""
     bias = share.tensor("lin_l.bias", x.device)
     if layer.aggregator == "mean":
@@ -164,7 +149,7 @@ def _sage(share: Share, layer: SageLayer, x: Features, adjacency: Adjacency) -> 
     return received + bias + adjacency.own(kept)
 
 
-def _gin(share: Share, layer: GinLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gin(share: WideShare, layer: GinLayer, x: Features, adjacency: Adjacency) -> Tensor:
     (sent,) = share.products(x, "nn.lins.0.weight")
     itself = (1 + share.tensor("eps", x.device)) * adjacency.own(sent)
     total = constant_sum(adjacency, sent, "ones", itself, fused=layer.fused)
@@ -172,7 +157,7 @@ def _gin(share: Share, layer: GinLayer, x: Features, adjacency: Adjacency) -> Te
     return share.linear(hidden, "nn.lins.1")
 
 
-def _gat(share: Share, layer: GatLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gat(share: WideShare, layer: GatLayer, x: Features, adjacency: Adjacency) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
     adjacency = adjacency.with_loops()
     (sent,) = share.products(x, "lin.weight")
@@ -184,7 +169,7 @@ def _gat(share: Share, layer: GatLayer, x: Features, adjacency: Adjacency) -> Te
     return _attended(share, layer, adjacency, shares, sent)
 
 
-def _gatv2(share: Share, layer: Gatv2Layer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gatv2(share: WideShare, layer: Gatv2Layer, x: Features, adjacency: Adjacency) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
     adjacency = adjacency.with_loops()
     left, right = share.products(x, "lin_l.weight", "lin_r.weight")
@@ -197,14 +182,14 @@ def _gatv2(share: Share, layer: Gatv2Layer, x: Features, adjacency: Adjacency) -
 
 
 def _attended(
-    share: Share, layer: AttentionLayer, adjacency: Adjacency, shares: Tensor, values: Tensor
+    share: WideShare, layer: AttentionLayer, adjacency: Adjacency, shares: Tensor, values: Tensor
 ) -> Tensor:
     by_heads = values.unflatten(1, (layer.heads, -1))
     y = attention_sum(adjacency, shares, by_heads, fused=layer.fused).flatten(1)
     return y + share.tensor("bias", y.device)
 
 
-def _gcn2(share: Share, layer: Gcn2Layer, x: Tensor, adjacency: Adjacency) -> Tensor:
+def _gcn2(share: WideShare, layer: Gcn2Layer, x: Tensor, adjacency: Adjacency) -> Tensor:
     h, first = _halves(x)
     total = constant_sum(adjacency.with_loops(), h, "gcn", fused=layer.fused)
     z = (1 - ALPHA) * total + ALPHA * adjacency.own(first)

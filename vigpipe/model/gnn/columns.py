@@ -51,7 +51,7 @@ class Columns(Protocol):
         ...
 
 
-class Share:
+class WideShare:
     """What one rank has of the tensors of a model or of a part of it.
 
     Args:
@@ -77,10 +77,10 @@ class Share:
         self.slicing, self.owned, self.whole = slicing, owned, whole
         self.columns, self.chunk, self.prefix = columns, chunk, prefix
 
-    def of(self, prefix: str) -> "Share":
+    def of(self, prefix: str) -> "WideShare":
         """Return what the rank has of a part of this part."""
         prefix = self.prefix + prefix
-        return Share(self.slicing, self.owned, self.whole, self.columns, self.chunk, prefix)
+        return WideShare(self.slicing, self.owned, self.whole, self.columns, self.chunk, prefix)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
         """Return a tensor, or the rank's part of it, on a device.

@@ -12,19 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.member import Member
-from vigpipe.replication.own_steps import OwnSteps, Weights
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.periodic import PeriodicMember
-from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Evaluate, Finish, Turn
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
-from vigpipe.replication.subnetworks.rows import Rows
 from vigpipe.replication.table import SharedTable, Table
 
 
@@ -42,32 +38,16 @@ class RoundsMember(PeriodicMember):
 
 
 class Subnetworks(OwnSteps):
-    """The strategy of ranks that train sub-models; see `OwnSteps`.
+    """The strategy of ranks that train sub-models; see `OwnSteps`."""
 
-    Args:
-        options: how long a round is, and the seed of the draws.
-        course: the steps of a sub-model.
-        place: this rank among the others.
-        weights: those of this rank's stages of its sub-model.
-        recorded: what each replica is to do again; None if it is free.
-        rows: what this rank stores of the wide model.
-    """
+    _round = 0
+    _is_being_saved = False  # what is stored, by a checkpoint
 
-    def __init__(
-        self,
-        options: TrainConfig,
-        course: Course,
-        place: Place,
-        weights: Weights,
-        recorded: Sequence[Recorded] | None,
-        rows: Rows,
-    ) -> None:
-        super().__init__(options, course, place, weights, recorded)
-        self._rows, self._seed = rows, options.seed
+    def _prepare(self) -> None:
+        assert self._weights.rows is not None
+        self._rows, self._seed = self._weights.rows, self._options.seed
         self._every = self._rules.average_every
-        self._round = 0
-        self._is_being_saved = False  # what is stored, by a checkpoint
-        rows.take(self._chosen())
+        self._rows.take(self._chosen())
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         return RoundsMember(table, self._place.team, self._rules, recorded)
