@@ -116,6 +116,7 @@ def world(num, dtype=torch.float32):
 @pytest.mark.parametrize("num", [1, 2, 4, 8])
 def test_slices_lie_over_the_rows_and_what_is_whole_is_averaged(num, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(wide, "_NUMBERS_AT_ONCE", 30)
+    monkeypatch.setattr(mapped, "_NUMBERS_AT_ONCE", 30)
     _, rows, parts, chosen, expected = world(num, dtype)
     targets = mapped.create(tmp_path / "w", wide_shapes(SLICING, parts, rows, "here"))
     assemble(targets, SLICING, parts, rows, chosen)

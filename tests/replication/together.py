@@ -1,13 +1,12 @@
 """Replicas that are threads of one process, and exchange tensors as ranks do."""
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from tests.threads import Meeting, in_threads
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange
@@ -16,27 +15,16 @@ T = TypeVar("T")
 SHAPES = {"conv": (12, 5, 3, 1), "bias": (12,), "matrix": (9, 20), "row": (1, 30), "one": (1,)}
 
 
-class Board:
-    """Where replicas leave what the others read."""
-
-    def __init__(self, num_replicas: int) -> None:
-        self.values: list[Tensor] = [torch.empty(0)] * num_replicas
-        self.barrier = threading.Barrier(num_replicas, timeout=60)
-
-
 class Together(Exchange):
     """An exchange with the other threads; only messages that are sent are counted, not sums."""
 
-    def __init__(self, board: Board, replica: int) -> None:
+    def __init__(self, meeting: Meeting) -> None:
         super().__init__(Counterparts(None))
-        self._all.size, self._board, self._replica = len(board.values), board, replica
+        self._all.size, self._meeting = meeting.size, meeting
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
-        self._board.values[self._replica] = values
-        self._board.barrier.wait()
-        of_all = torch.stack(self._board.values)
-        self._board.barrier.wait()
-        return of_all if partner == ALL else of_all[sorted((self._replica, partner))]
+        of_all = torch.stack(self._meeting.shown(values.clone()))
+        return of_all if partner == ALL else of_all[sorted((self._meeting.place, partner))]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [self.gather(tensor).double().sum(0).to(tensor.dtype) for tensor in tensors]
@@ -52,17 +40,7 @@ class Together(Exchange):
 
 def run_together(num_replicas: int, work: Callable[[Together, int], T]) -> list[T]:
     """Call work(exchange, replica) in a thread for each replica; return what they returned."""
-    board = Board(num_replicas)
-
-    def run(replica: int) -> T:
-        try:
-            return work(Together(board, replica), replica)
-        except BaseException:
-            board.barrier.abort()
-            raise
-
-    with ThreadPoolExecutor(num_replicas) as pool:
-        return list(pool.map(run, range(num_replicas)))
+    return in_threads(num_replicas, lambda meeting: work(Together(meeting), meeting.place))
 
 
 def tensors_of(replica: int, step: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -5,7 +5,6 @@ sub-model j since. In a checkpoint these are rows/NAME and model/NAME, under rep
 of its state. Nothing is whole in memory: all tensors are mapped.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def assemble(
                 else side.entries(chosen(side.group, j), slicing.sizes[side.group])
                 for side in slicing.sides[name]
             ]
-            _put(target, tensors[name], entries)
+            mapped.put_entries(target, tensors[name], entries)
 
 
 def put_rows(
@@ -163,18 +162,6 @@ def put_rows(
     for first, count in runs(slicing.owned_entries(name, num, owner)):
         target.narrow(dim, first, count).copy_(rows.narrow(dim, at, count))
         at += count
-
-
-def _put(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
-    """Write a part of a tensor into the entries of each dimension, None for all of them."""
-    lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
-    last = max(i for i, e in enumerate(entries) if e is not None)
-    at_once = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(part.shape[1:])))
-    for first in range(0, len(part), at_once):
-        block = part[first : first + at_once]
-        index = [lists[0][first : first + at_once], *lists[1 : last + 1]]
-        mesh = tuple(e.view(-1, *[1] * (last - i)) for i, e in enumerate(index))
-        target[mesh] = block.to(target.dtype)
 
 
 def _average(target: Tensor, parts: Sequence[Tensor]) -> None:

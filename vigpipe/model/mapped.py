@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from vigpipe.errors import InputError
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 _BLOCK_BYTES = 4 << 20  # that are copied at once
+_NUMBERS_AT_ONCE = 1 << 20  # that are written to scattered places
 _ALIGNMENT = 64  # of the data, in bytes
 _NAMES = {
     torch.float64: "F64",
@@ -160,6 +161,24 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
     flat = tensor.detach().view(-1)
     for first in range(0, len(flat), count):
         yield flat[first : first + count]
+
+
+def put_entries(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
+    """Write a part of a tensor, a few rows at a time.
+
+    Args:
+        target: the tensor.
+        part: what is written.
+        entries: where, in each dimension; None for all of it, but not in every one.
+    """
+    lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
+    last = max(i for i, e in enumerate(entries) if e is not None)
+    at_once = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(part.shape[1:])))
+    for first in range(0, len(part), at_once):
+        block = part[first : first + at_once]
+        index = [lists[0][first : first + at_once], *lists[1 : last + 1]]
+        mesh = tuple(e.view(-1, *[1] * (last - i)) for i, e in enumerate(index))
+        target[mesh] = block.to(target.dtype)
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -134,21 +134,23 @@ class Slicing:
     def owned_entries(self, name: str, num: int, owner: int) -> Tensor:
         """Return the entries of a tensor, in the dimension `owned`, that one of those stores.
 
-        They belong to a block of the channels: of n channels and m that store them, number k has
-        those from k n / m to before (k + 1) n / m.
+        They belong to a block of the channels, see `block`.
 
         Args:
             name: of a tensor that has a side.
             num: m.
             owner: k.
         """
+        _, side, size = self.owned_side(name)
+        return side.entries(torch.tensor(block(size, num, owner)), size)
+
+    def owned_side(self, name: str) -> tuple[int, Side, int]:
+        """Return the dimension `owned` of a tensor that has a side, that side, and its channels."""
         dim = self.owned(name)
         assert dim is not None
         side = self.sides[name][dim]
         assert side is not None
-        size = self.sizes[side.group]
-        share = size // num
-        return side.entries(torch.arange(owner * share, (owner + 1) * share), size)
+        return dim, side, self.sizes[side.group]
 
     def owned(self, name: str) -> int | None:
         """Return the dimension of a tensor that is divided among those who store it.
@@ -156,6 +158,20 @@ class Slicing:
         That is the first one with a side; None if the tensor has none, so that all store it.
         """
         return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
+
+
+def block(size: int, num: int, owner: int) -> range:
+    """Return the channels whose entries one of those stores that share a group.
+
+    Of n channels and m that store them, number k has those from k n / m to before (k + 1) n / m.
+
+    Args:
+        size: n.
+        num: m.
+        owner: k.
+    """
+    share = size // num
+    return range(owner * share, (owner + 1) * share)
 
 
 def runs(entries: Tensor) -> list[tuple[int, int]]:

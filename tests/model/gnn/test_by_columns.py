@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tests.hidden_sides import NoHiddenSides
 from tests.model.gnn.graphs import from_dense, random_adjacency, random_layers
-from tests.model.gnn.ranks import block, in_threads, owned_by, whole_of
+from tests.model.gnn.ranks import Threads, owned_by, whole_of
 from tests.model.gnn.test_slicing import CLASSES, IN, WIDTH, build, every
+from tests.threads import in_threads
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import PooledStatistics, merge_moments
@@ -102,7 +103,7 @@ def run_by_columns(
                 assert not part.take_moments()
         return y, moments
 
-    return in_threads(num, work)
+    return in_threads(num, lambda meeting: work(Threads(meeting)))
 
 
 def is_guarded(name, num):
@@ -198,7 +199,7 @@ def test_estimated_statistics_are_those_of_training(name, aggregator, heads):
                 assert batch[rank][1].keys() == set(names)
             for key, of_batches in zip(names, moments, strict=True):
                 own = torch.cat([batch[rank][1][key] for batch in shares])
-                entries = block(slicing, f"{key}.weight", num, rank)
+                entries = slicing.owned_entries(f"{key}.weight", num, rank)
                 torch.testing.assert_close(
                     merge_moments(own),
                     merge_moments(of_batches[:, :, entries]),

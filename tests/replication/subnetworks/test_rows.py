@@ -14,8 +14,9 @@ from tests.replication.subnetworks.threads import Threads, run_threads
 from vigpipe.errors import InputError
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
+from vigpipe.model.slicing import block
 from vigpipe.replication.subnetworks import rows
-from vigpipe.replication.subnetworks.draws import Channels, block, draw_channels
+from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.rows import Index, Rows, Wide, put_part
 
 WIDTH = 16
@@ -72,12 +73,8 @@ def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
     first = all_rows[0]
     state = {name: torch.empty(shape) for name, shape in first.wide.shapes.items()}
     for name in first.stored:
-        dim = first.wide.slicing.owned(name)
-        assert dim is not None
+        dim, side, size = first.wide.slicing.owned_side(name)
         state[name] = torch.full(first.wide.shapes[name], torch.nan, dtype=torch.float64)
-        side = first.wide.slicing.sides[name][dim]
-        assert side is not None
-        size = first.wide.slicing.sizes[side.group]
         for rank, of_rank in enumerate(all_rows):
             entries = side.entries(torch.tensor(block(size, len(all_rows), rank)), size)
             state[name].index_copy_(dim, entries, of_rank.stored[name])
@@ -176,11 +173,7 @@ def test_bytes_of_a_round_are_those_of_the_slices_that_others_store() -> None:
     elsewhere = 0
     slicing = all_rows[0].wide.slicing
     for name in all_rows[0].stored:
-        dim = slicing.owned(name)
-        assert dim is not None
-        side = slicing.sides[name][dim]
-        assert side is not None
-        size = slicing.sizes[side.group]
+        _, side, size = slicing.owned_side(name)
         for rank, channels in enumerate(chosen):
             own_channels = sum(int(c) in block(size, m, rank) for c in channels[side.group])
             numel = all_rows[rank].wide.narrow[name].numel()

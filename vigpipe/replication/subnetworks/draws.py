@@ -33,9 +33,3 @@ def draw_channels(
         for channels, part in zip(by_replica, parts, strict=True):
             channels[name] = torch.from_numpy(part)
     return [*by_replica]
-
-
-def block(size: int, num_replicas: int, replica: int) -> range:
-    """Return the channels of a group whose entries a replica stores."""
-    share = size // num_replicas
-    return range(replica * share, (replica + 1) * share)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.model import mapped
-from vigpipe.model.slicing import Side, Slicing
+from vigpipe.model.slicing import Slicing, block
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
-from vigpipe.replication.subnetworks.draws import Channels, block
+from vigpipe.replication.subnetworks.draws import Channels
 
 _NUMBERS_AT_ONCE = 1 << 24  # of slices that travel at a time
 _COLUMNS_AT_ONCE = 512  # of a mapped tensor that is copied
@@ -78,7 +78,7 @@ class Rows:
         self.whole = {n: t for n, t in wide.narrow.items() if n not in self.stored}
         self.bytes_sent = 0
         for name, tensor in self.stored.items():
-            dim, _, _ = self._owned(name)
+            dim, _, _ = self._slicing.owned_side(name)
             entries = wide.slicing.owned_entries(name, between.size, between.place)
             wide.fill(tensor, name, {dim: entries})
         for name, tensor in self.whole.items():
@@ -114,23 +114,16 @@ class Rows:
             places = [[self._to_cut(n, channels) for n in names] for channels in chosen]
             for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
                 for name, index, piece in zip(names, of_rank, of_names, strict=True):
-                    _put(self.stored[name], index, piece)
+                    entries = [index.get(dim) for dim in range(piece.dim())]
+                    mapped.put_entries(self.stored[name], piece.cpu(), entries)
         self._average_whole()
 
     @property
     def _ranks(self) -> range:
         return range(self.between.size)
 
-    def _owned(self, name: str) -> tuple[int, Side, int]:
-        """Return the dimension in which a tensor is stored by parts, its side and its channels."""
-        dim = self._slicing.owned(name)
-        assert dim is not None
-        side = self._slicing.sides[name][dim]
-        assert side is not None
-        return dim, side, self._slicing.sizes[side.group]
-
     def _stored_shape(self, name: str) -> tuple[int, ...]:
-        dim, _, _ = self._owned(name)
+        dim, _, _ = self._slicing.owned_side(name)
         shape = list(self.wide.shapes[name])
         shape[dim] //= self.between.size
         return tuple(shape)
@@ -144,7 +137,7 @@ class Rows:
 
     def _to_cut(self, name: str, channels: Channels) -> Index:
         """Return where in what this rank stores a sub-model's slice is."""
-        owned, side, size = self._owned(name)
+        owned, side, size = self._slicing.owned_side(name)
         place, num = self.between.place, self.between.size
         of_group = channels[side.group]
         first, end = self._shared(size, of_group, place)
@@ -157,7 +150,7 @@ class Rows:
 
     def _in_slice(self, name: str, channels: Channels, rank: int) -> Index:
         """Return which entries of a sub-model's tensor a rank stores."""
-        dim, side, size = self._owned(name)
+        dim, side, size = self._slicing.owned_side(name)
         first, end = self._shared(size, channels[side.group], rank)
         return {dim: side.entries(torch.arange(first, end), size // self.between.size)}
 
@@ -279,11 +272,6 @@ def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
         count = min(_COLUMNS_AT_ONCE, lengths[longest] - first)
         columns = whole.narrow(longest, first, count).index_select(dim, entries)
         target.narrow(longest, first, count).copy_(columns)
-
-
-def _put(tensor: Tensor, index: Index, piece: Tensor) -> None:
-    """Write some entries of a tensor."""
-    tensor[_grid(tensor, index)] = piece.to(tensor.device)
 
 
 def _grid(tensor: Tensor, index: Index) -> tuple[Tensor, ...]:
