@@ -324,7 +324,9 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     model_names = rank_state.run.tensor_names()
     for name in file_of:
         kind, _, rest = _OTHER_REPLICA.sub("", name).partition("/")
-        model_name = rest.partition("/")[2] if kind == "optimizer" else rest
+        of_optimizer = rest.removeprefix("optimizer/") if kind == "rows" else rest
+        is_moment = kind == "optimizer" or of_optimizer != rest
+        model_name = of_optimizer.partition("/")[2] if is_moment else rest
         if not (kind in _KINDS and model_name in model_names) and kind != "loss_scale":
             raise InputError(
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "

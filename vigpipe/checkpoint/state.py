@@ -14,7 +14,8 @@ augmentation and the order of the data depend only on the options and the step.
     given_mean/NAME         and the mean of that over the replicas, once all have given
     residual/NAME           with --compress, what a replica has left out of what it sent
     powersgd_q/NAME         with --compress powersgd, what the next sum begins with
-    rows/NAME               with --strategy subnetworks, what a replica owns of the wide model
+    rows/NAME               with --strategy subnetworks, what a replica owns of the wide model,
+    rows/optimizer/...      and with --carry-moments, of what the optimizer keeps of it
 
 Where replicas take steps of their own, each has all of these: replica 0 under these names, so that
 its weights are found as those of any run, and replica r under replicaR/NAME. Where all take every
@@ -209,6 +210,14 @@ def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], w
         if key.startswith("optimizer/"):
             _, kind, name = key.split("/", 2)
             by_parameter.setdefault(name, {})[kind] = tensor
+    if rank_state.rows is not None and rank_state.rows.wide.moments:
+        for name, parameter in rank_state.parameters().items():
+            kinds = rank_state.optimizer.state[parameter].keys()
+            if missing := sorted(kinds - by_parameter[name].keys()):
+                raise InputError(
+                    f"{where}: has no optimizer/{missing[0]}/{name}; give a checkpoint of this "
+                    "model"
+                )
     empty = rank_state.optimizer.state_dict()  # its parameters are numbered in order of the groups
     state: dict[int, dict[str, Tensor]] = {}
     for group, numbers in zip(

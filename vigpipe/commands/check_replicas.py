@@ -7,7 +7,7 @@ is compared, and the weights, running statistics and moving averages of every re
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.strategy import AverageWeights, Outcome, TakeGradients, TakeItem
+from vigpipe.replication.subnetworks.moments import is_moment
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
@@ -76,7 +77,8 @@ def compare_replicas(
     return Compared(compare(_merged(traces), _merged(reference)), against, exact)
 
 
-STORED = "wide weights"  # what each rank stores of the wide model of sub-networks
+# What each rank stores of the wide model of sub-networks, and of what an optimizer keeps of it.
+STORED, STORED_MOMENTS = "wide weights", "wide moments"
 
 
 def _merged(traces: Sequence[Kinds]) -> Kinds:
@@ -89,6 +91,14 @@ def _merged(traces: Sequence[Kinds]) -> Kinds:
         }
         for kind in traces[0]
         if any(trace[kind] for trace in traces)
+    }
+
+
+def stored_kinds(rows: Mapping[str, Tensor]) -> Kinds:
+    """Tell what is stored of a wide model from what is of its optimizer."""
+    return {
+        STORED: {name: tensor for name, tensor in rows.items() if not is_moment(name)},
+        STORED_MOMENTS: {name: tensor for name, tensor in rows.items() if is_moment(name)},
     }
 
 
@@ -148,7 +158,7 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
         rank_state.strategy.average_at_the_end(rank_state.counterparts)
         last = layout.pipeline_size - 1
         rows = gather_named(dict(stored), rank_state.pipeline_group, last)
-        own = None if own is None or rows is None else {**own, STORED: rows}
+        own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None

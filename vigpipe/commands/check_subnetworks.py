@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vigpipe.commands.check_replicas import STORED, InTurn, Model
+from vigpipe.commands.check_replicas import InTurn, Model, stored_kinds
 from vigpipe.commands.differences import Kinds
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.subnetworks.moments import moment_name
 from vigpipe.run.facts import Run
 from vigpipe.run.wide import describe_wide
 
@@ -27,10 +28,13 @@ class SubnetworksInTurn(InTurn):
         first = self.models[0].state
         wide = describe_wide(first.run, first.models, first.optimizer)
         self._slicing, self._seed, self._round = wide.slicing, run.config.seed, 0
+        self._carries = run.config.carry_moments
         self._wide = {
             name: torch.zeros(shape, dtype=wide.narrow[name].dtype)
             for name, shape in wide.shapes.items()
+            if name in wide.narrow
         }
+        self._moments: dict[tuple[str, str], Tensor] = {}  # by kind and parameter, once there are
         for name, tensor in self._wide.items():
             wide.fill(tensor, name, {})
         self._take()
@@ -40,12 +44,13 @@ class SubnetworksInTurn(InTurn):
         traces = super().carry_out()
         self._give()
         stored = map(self._stored, range(len(self.models)))
-        return [{**trace, STORED: rows} for trace, rows in zip(traces, stored, strict=True)]
+        return [{**trace, **stored_kinds(rows)} for trace, rows in zip(traces, stored, strict=True)]
 
     def _stored(self, replica: int) -> dict[str, Tensor]:
         """Return what a replica's ranks store of the wide model."""
+        moments = {moment_name(*of): tensor for of, tensor in self._moments.items()}
         rows: dict[str, Tensor] = {}
-        for name, tensor in self._wide.items():
+        for name, tensor in (self._wide | moments).items():
             if (dim := self._slicing.owned(name)) is not None:
                 entries = self._slicing.owned_entries(name, len(self.models), replica)
                 rows[name] = tensor.index_select(dim, entries)
@@ -56,7 +61,8 @@ class SubnetworksInTurn(InTurn):
         for model in group:
             model.acts.popleft()
             model.samples = 0
-            model.state.optimizer.state.clear()
+            if not self._carries:
+                model.state.optimizer.state.clear()
         self._give()
         self._round += 1
         self._take()
@@ -67,6 +73,9 @@ class SubnetworksInTurn(InTurn):
         for model, channels in zip(self.models, self._chosen(), strict=True):
             for name, tensor in model.state.state().items():
                 tensor.copy_(self._slice(name, channels))
+            for (kind, name), tensor in self._moments.items():
+                own = model.state.optimizer.state[model.state.parameters()[name]]
+                own[kind].copy_(tensor[self._entries(name, channels)])
 
     @torch.no_grad()
     def _give(self) -> None:
@@ -85,6 +94,25 @@ class SubnetworksInTurn(InTurn):
             for name, tensor in state.items():
                 if self._slicing.owned(name) is None and tensor.is_floating_point():
                     tensor.copy_(self._wide[name])
+        if self._carries:
+            self._give_moments()
+
+    def _give_moments(self) -> None:
+        """Put the moments of the weights back, as the weights are."""
+        for name in self.models[0].state.parameters():
+            states = [m.state.optimizer.state[m.state.parameters()[name]] for m in self.models]
+            for kind, first in states[0].items():
+                if first.shape != self.models[0].state.parameters()[name].shape:
+                    continue  # the number of steps
+                wide = self._moments.setdefault((kind, name), torch.zeros_like(self._wide[name]))
+                moments: list[Tensor] = [state[kind] for state in states]
+                if self._slicing.owned(name) is None:
+                    total = sum(moment.double() for moment in moments)
+                    assert isinstance(total, Tensor)
+                    wide.copy_(total / len(moments))
+                    continue
+                for moment, channels in zip(moments, self._chosen(), strict=True):
+                    wide[self._entries(name, channels)] = moment.cpu()
 
     def _chosen(self) -> list[Channels]:
         return draw_channels(self._slicing.sizes, len(self.models), self._seed, self._round)

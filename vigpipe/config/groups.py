@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "answer",
             "gossip_between",
             "staleness",
+            "carry_moments",
             "compress",
             "items",
             "final",

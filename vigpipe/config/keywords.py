@@ -77,6 +77,7 @@ class TrainKeywords(TypedDict, total=False):
     answer: choices.Answer | None
     gossip_between: choices.Between | None
     staleness: int | Literal["none"] | None
+    carry_moments: bool
     compress: str
     items: choices.Items | None
     final: choices.Final | None

@@ -171,6 +171,8 @@ class TrainConfig:
             where all replicas of a host take every step together, with the sum of their gradients.
         staleness: with server, by how many items a replica may be ahead of the slowest before it
             waits; by default none, where it never does.
+        carry_moments: with subnetworks, store and exchange what the optimizer keeps of each weight
+            as the weights are, instead of a new optimizer in each round.
         compress: how gradients and outer differences are compressed before they travel between
             replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
             or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
@@ -320,6 +322,7 @@ class TrainConfig:
     answer: Answer | None = None
     gossip_between: Between | None = None
     staleness: int | Literal["none"] | None = None
+    carry_moments: bool = False
     compress: str = "none"
     items: Items | None = None
     final: Final | None = None

@@ -25,6 +25,11 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         InputError: two options do not go together.
     """
     config = _with_compress_defaults(config)
+    if config.carry_moments and config.strategy != "subnetworks":
+        raise InputError(
+            "--carry-moments: is for --strategy subnetworks, where a round has other weights, and "
+            f"--strategy is {config.strategy}; leave it out, or choose subnetworks"
+        )
     if config.strategy == "synchronous":
         if config.replay is not None and not balances_parts(config):
             raise InputError(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -46,6 +45,7 @@ from vigpipe.replication.subnetworks.columns import RankColumns
 from vigpipe.replication.subnetworks.rows import Rows
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
+from vigpipe.run.optimizer import SKIPPING, make_optimizer
 from vigpipe.run.own_order import OwnOrder
 from vigpipe.run.wide import describe_wide
 from vigpipe.spans import Kind
@@ -54,10 +54,6 @@ from vigpipe.timing.recorder import Phase, Recorder
 
 if TYPE_CHECKING:
     from vigpipe.run.step import Step
-
-# Whether torch has one pass over weights, gradients and moments, and whether that can leave out a
-# step that is not finite. SGD's cannot: its momentum stays uninitialised if the first step is one.
-FUSED, SKIPPING = ("adam", "adamw", "sgd"), ("adam", "adamw")
 
 
 class Scorers(NamedTuple):
@@ -270,11 +266,7 @@ def make_rank_state(
     statistics = PooledStatistics(models, layout.num_microbatches)
     replica_index = layout.replica_index(rank)
     parameters = {name: p for model in models for name, p in model.named_parameters()}
-    assert config.opt is not None
-    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
-    optimizer = create_optimizer_v2(
-        _parameter_groups(run, models), opt=config.opt, lr=config.lr, weight_decay=0.0, **fused
-    )
+    optimizer = make_optimizer(config, _parameter_groups(run, models))
     rows = None
     if strategy is None:
         team, of_team = layout.team_of(replica_index)

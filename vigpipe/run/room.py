@@ -10,7 +10,7 @@ from vigpipe.model.slicing import Slicing
 from vigpipe.run.facts import Run
 
 # Numbers that an optimizer keeps of each weight.
-_KEPT = {"adam": 2, "adamw": 2, "nadamw": 2, "sgd": 1, "rmsprop": 1, "lion": 1}
+KEPT = {"adam": 2, "adamw": 2, "nadamw": 2, "sgd": 1, "rmsprop": 2, "lion": 1}
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -35,7 +35,7 @@ def check_room(run: Run, ranks_here: int) -> None:
         slicing: Slicing = model.slicing()
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
     num_weights = sum(torch.Size(shape).numel() for shape in shapes.values())
-    of_each = num_weights * run.dtype.itemsize * (2 + _KEPT[config.opt])
+    of_each = num_weights * run.dtype.itemsize * (2 + KEPT[config.opt])
     needed, room = of_each * ranks_here // layout.pipeline_size, memory_bytes()
     if needed > room:
         advice = "take a smaller model, or share it among hosts with --stages"

@@ -1,6 +1,7 @@
 """What is known of the wide model of sub-networks, which no rank ever makes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,8 +9,10 @@ from torch import Tensor
 from vigpipe.model.initial import Draw, drawn
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.replication.subnetworks.moments import Moments, moment_name
 from vigpipe.replication.subnetworks.rows import Index, Wide, put_part
 from vigpipe.run.facts import Run
+from vigpipe.run.optimizer import begin_state, first_state
 
 
 def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Optimizer) -> Wide:
@@ -17,7 +20,8 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
 
     Its initial weights come from the file of --weights. Otherwise they are drawn part by part, by
     the seed, the name of the tensor and the place in it, so that they are the same whichever rank
-    draws them.
+    draws them. With --carry-moments, what the optimizer keeps of a weight begins as 0, and is
+    divided as the weight is.
 
     Args:
         run: the run.
@@ -43,5 +47,17 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
             (dim, entries), *_ = [*index.items(), (None, None)]
             draw.fill(target, name, run.config.seed, whole[name], dim, entries)
 
-    shapes = {name: whole[name] for name in narrow}
-    return Wide(wide.slicing(), shapes, narrow, fill, optimizer)
+    shapes, slicing = {name: whole[name] for name in narrow}, wide.slicing()
+    moments: Mapping[str, Tensor] = {}
+    if run.config.carry_moments:
+        parameters = {name: p for model in models for name, p in model.named_parameters()}
+        device = next(iter(parameters.values())).device
+        first = first_state(run.config, run.dtype, device)
+        begin_state(optimizer, first)
+        kinds = [kind for kind, tensor in first.items() if tensor.dim()]
+        moments = Moments(optimizer, parameters, kinds)
+        of = {moment_name(kind, name): name for kind in kinds for name in parameters}
+        shapes |= {moment: whole[name] for moment, name in of.items()}
+        sides = {moment: slicing.sides[name] for moment, name in of.items()}
+        slicing = replace(slicing, sides={**slicing.sides, **sides})
+    return Wide(slicing, shapes, narrow, fill, optimizer, moments)

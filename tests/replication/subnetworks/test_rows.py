@@ -1,6 +1,7 @@
 """What ranks store of a wide model, and the slices that travel: by brute force, whole."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -17,6 +18,7 @@ from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.slicing import block
 from vigpipe.replication.subnetworks import rows
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.subnetworks.moments import Moments, is_moment, moment_name
 from vigpipe.replication.subnetworks.rows import Index, Rows, Wide, put_part
 
 WIDTH = 16
@@ -54,18 +56,26 @@ def wide_model(model: str) -> Mapping[str, Tensor]:
     return state
 
 
-def rows_of(model: str, ranks: Threads) -> Rows:
-    """What a rank stores, and its sub-model."""
+def rows_of(model: str, ranks: Threads, *, carries: bool = False) -> Rows:
+    """What a rank stores, and its sub-model; its moments too, if they travel."""
     whole = wide_model(model)
     narrow = make(model, ranks.size)
-    optimizer = torch.optim.SGD(narrow.parameters())
+    optimizer = torch.optim.SGD(narrow.parameters(), momentum=0.9)
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
 
     def fill(target: Tensor, name: str, index: Index) -> None:
         put_part(target, whole[name], index)
 
-    slicing = make(model).slicing()
-    return Rows(Wide(slicing, shapes, narrow.state_dict(), fill, optimizer), ranks)
+    slicing, parameters = make(model).slicing(), dict(narrow.named_parameters())
+    moments = Moments(optimizer, parameters, ["momentum_buffer"] if carries else [])
+    if carries:
+        for parameter in parameters.values():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        of = {moment_name("momentum_buffer", name): name for name in parameters}
+        shapes |= {moment: shapes[name] for moment, name in of.items()}
+        sides = {moment: slicing.sides[name] for moment, name in of.items()}
+        slicing = replace(slicing, sides={**slicing.sides, **sides})
+    return Rows(Wide(slicing, shapes, narrow.state_dict(), fill, optimizer, moments), ranks)
 
 
 def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
@@ -81,6 +91,11 @@ def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
     return {**state, **first.whole}
 
 
+def of_sub_model(rows: Rows, name: str) -> Tensor:
+    """A tensor of a sub-model, or of its optimizer."""
+    return {**rows.wide.narrow, **rows.wide.moments}[name]
+
+
 def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[Tensor, Tensor]:
     """The slice of a tensor by its definition, and which of its numbers it has."""
     has = torch.ones_like(tensor, dtype=torch.bool)
@@ -92,7 +107,7 @@ def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[T
             for entry in range(tensor.shape[dim]):
                 of_dim[entry] = entry // side.run % size in wanted
             has &= of_dim.view([-1 if d == dim else 1 for d in range(tensor.dim())])
-    shape = rows.wide.narrow[name].shape
+    shape = of_sub_model(rows, name).shape
     return tensor[has].view(shape), has
 
 
@@ -155,12 +170,47 @@ def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int)
             assert int((change != 0).sum()) == before.numel() // m ** (num_sides - 1)
 
 
-def test_bytes_of_a_round_are_those_of_the_slices_that_others_store() -> None:
+@pytest.mark.parametrize(("model", "m"), [("gin", 1), ("gat", 2), ("sage-pool", 4)])
+def test_moments_travel_as_the_weights_do(model: str, m: int) -> None:
+    sizes = make(model).slicing().sizes
+    chosen, then = (draw_channels(sizes, m, seed=3, round_index=i) for i in (0, 1))
+
+    def work(ranks: Threads) -> tuple[Rows, dict[str, Tensor]]:
+        own = rows_of(model, ranks, carries=True)
+        own.take(chosen)
+        for number, moment in enumerate(own.wide.moments.values()):
+            assert not moment.any()
+            values = 1000 * (number + 100 * ranks.place) + torch.arange(moment.numel())
+            moment.copy_(values.view(moment.shape))
+        given = {name: moment.clone() for name, moment in own.wide.moments.items()}
+        own.give(chosen)
+        own.take(then)
+        return own, given
+
+    found = run_threads(m, work)
+    all_rows = [own for own, _ in found]
+    stored = whole_from(all_rows)
+    for name in all_rows[0].wide.moments:
+        expected = torch.zeros(all_rows[0].wide.shapes[name], dtype=torch.float64)
+        if all_rows[0].wide.slicing.owned(name) is None:
+            expected = torch.stack([given[name] for _, given in found]).mean(0)
+            assert all(torch.equal(own.wide.moments[name], expected) for own in all_rows)
+            continue
+        for (own, given), channels in zip(found, chosen, strict=True):
+            _, has = sliced(name, expected, own, channels)
+            expected[has] = given[name].flatten()
+        assert torch.equal(stored[name], expected), name
+        for own, channels in zip(all_rows, then, strict=True):
+            assert torch.equal(own.wide.moments[name], sliced(name, expected, own, channels)[0])
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(carries: bool) -> None:
     m = 4
     chosen = draw_channels(make("gcn").slicing().sizes, m, seed=5, round_index=2)
 
     def work(ranks: Threads) -> tuple[int, int, Rows]:
-        own = rows_of("gcn", ranks)
+        own = rows_of("gcn", ranks, carries=carries)
         own.take(chosen)
         taken = own.bytes_sent
         own.give(chosen)
@@ -169,17 +219,20 @@ def test_bytes_of_a_round_are_those_of_the_slices_that_others_store() -> None:
     found = run_threads(m, work)
     taken, given = sum(t for t, _, _ in found), sum(g for _, g, _ in found)
     all_rows = [of_rank[2] for of_rank in found]
-    of_whole = 2 * (m - 1) * 8 * m  # the bias of 3 logits, padded to a number for each rank
+    # The bias of 3 logits, and its moments, padded to as many numbers for each rank.
+    of_whole = 2 * (m - 1) * 8 * m * (1 + carries)
     elsewhere = 0
     slicing = all_rows[0].wide.slicing
     for name in all_rows[0].stored:
         _, side, size = slicing.owned_side(name)
         for rank, channels in enumerate(chosen):
             own_channels = sum(int(c) in block(size, m, rank) for c in channels[side.group])
-            numel = all_rows[rank].wide.narrow[name].numel()
+            numel = of_sub_model(all_rows[rank], name).numel()
             elsewhere += 8 * numel * (size // m - own_channels) // (size // m)
     assert taken == elsewhere
     assert given == elsewhere + of_whole
+    num_moments = sum(map(is_moment, all_rows[0].stored))
+    assert num_moments == (len(all_rows[0].stored) // 2 if carries else 0)
 
 
 @pytest.mark.parametrize(("m", "share"), [(2, 0.84), (4, 0.26)])
@@ -222,12 +275,13 @@ def test_tensors_travel_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     test_slices_are_those_of_the_wide_model_and_come_back_as_they_are("sage", 2)
 
 
-def test_a_full_disk_is_one_sentence() -> None:
-    with (
-        files_of_at_most(1 << 10),
-        pytest.raises(InputError, match=r"cannot hold the 0.0 MB .*TMPDIR"),
-    ):
-        run_threads(1, lambda ranks: rows_of("gcn", ranks))
+# The weights are 464 numbers of 8 bytes, and so are their moments.
+@pytest.mark.parametrize(("carries", "most"), [(False, 1_000), (True, 6_000)])
+def test_a_full_disk_is_one_sentence(carries: bool, most: int) -> None:
+    message = "cannot hold the 0.0 MB .*TMPDIR.*larger disk"
+    message += ", or leave --carry-moments out$" if carries else "$"
+    with files_of_at_most(most), pytest.raises(InputError, match=message):
+        run_threads(1, lambda ranks: rows_of("gcn", ranks, carries=carries))
 
 
 def test_variances_of_whole_channels_count_the_means_too() -> None:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.hidden_sides import NoHiddenSides
 from tests.world import run_ranks
-from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
+from vigpipe.checkpoint.resume import load_checkpoint
 from vigpipe.commands.check_replicas import Alone, compare_replicas
 from vigpipe.commands.check_subnetworks import SubnetworksInTurn
 from vigpipe.commands.checkpoint import export
@@ -49,6 +50,7 @@ BASE = TrainConfig(
 PARTS = replace(
     BASE, norm="batch", dropout=0.3, sampler="parts", partition="random", parts=6, microbatches=2
 )
+CARRIED = replace(PARTS, carry_moments=True)
 FOUR = replace(BASE, dp=4, width=56, checkpoint_every=100)  # no other length is 56
 COMPARED = {
     "gcn": replace(BASE, model="gcn", opt="sgd"),
@@ -59,9 +61,12 @@ COMPARED = {
     "pool": replace(BASE, aggregator="pool", clip=0.5),
     "parts": PARTS,
     "neighbours": replace(BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2"),
+    "carried": replace(CARRIED, opt="rmsprop", model="gin"),
+    "carried by sgd": replace(BASE, model="gat", heads=2, opt="sgd", carry_moments=True),
 }
 STAGED = {
     "parts": replace(PARTS, stages=2),
+    "carried": replace(CARRIED, stages=2),
     "gcn2": replace(COMPARED["gcn2"], stages=2),
     "neighbours": replace(COMPARED["neighbours"], stages=2, layers=3),
 }
@@ -93,7 +98,10 @@ def train_guarded(rank: int, world_size: int, folder: Path) -> None:
     """Train, save, evaluate and write the weights, without anything as long as the width."""
     torch.set_num_threads(1)
     for number, changes in enumerate(
-        ({"norm": "batch"}, {"model": "gat", "heads": 2, "norm": "layer"})
+        (
+            {"norm": "batch"},
+            {"model": "gat", "heads": 2, "norm": "layer", "carry_moments": True},
+        )
     ):
         run = prepare(replace(FOUR, evaluate_every=5, **changes), torch.float64)
         (folder / str(number)).mkdir(exist_ok=True)
@@ -104,15 +112,18 @@ def train_guarded(rank: int, world_size: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    again = replace(PARTS, replay=Path("parts"))
+    again = replace(PARTS, replay=Path("parts"), stages=2)
+    carried = replace(CARRIED, replay=Path("carried"), stages=2)
     on_two = {
         "parts": PARTS,
         "resumed": replace(PARTS, resume="parts"),
+        "carried": CARRIED,
+        "carried resumed": replace(CARRIED, resume="carried"),
         "full": BASE,
         "best": replace(PARTS, evaluate_every=1, keep_best="loss", checkpoint_every=100),
     }
     run_ranks(train_all, 2, folder, on_two)
-    run_ranks(train_all, 4, folder, {"staged": replace(again, stages=2)})
+    run_ranks(train_all, 4, folder, {"staged": again, "carried staged": carried})
     return folder
 
 
@@ -126,19 +137,34 @@ def test_sub_networks_do_what_one_process_does(
         (compared,) = filter(None, (of_rank[name] for of_rank in found))
         kinds = {row.kind: row for row in compared.rows}
         assert {"loss", "weights", "wide weights"} <= kinds.keys()
+        assert ("wide moments" in kinds) == configs[name].carry_moments
         assert compared.exact
         assert all(row.identical for row in kinds.values()), name
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", ["resumed", "staged"])
+@pytest.mark.parametrize("run", ["parts", "carried"])
+@pytest.mark.parametrize("again", ["resumed", "staged"])
 def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
-    name: str, folder: Path
+    run: str, again: str, folder: Path
 ) -> None:
-    steps = [int(path.name[-8:]) for path in list_checkpoints(folder / "parts")]
+    steps = [int(path.name[-8:]) for path in list_checkpoints(folder / run)]
     assert any(step % EVERY for step in steps[1:])  # in the midst of a round
-    written = [folder / run / "model.safetensors" for run in ("parts", name)]
+    name = again if run == "parts" else f"{run} {again}"
+    written = [folder / of / "model.safetensors" for of in (run, name)]
     assert written[0].read_bytes() == written[1].read_bytes()
+
+
+@pytest.mark.multiprocess
+def test_moments_that_are_carried_make_a_difference(folder: Path) -> None:
+    sent = {}
+    for run in ("parts", "carried"):
+        summary = json.loads((folder / run / "summary.json").read_text())
+        sent[run] = [of_replica["bytes_sent"] for of_replica in summary["replicas"]["each"]]
+    parts, carried = (load_file(folder / run / "model.safetensors") for run in sent)
+    assert not torch.equal(parts["convs.1.lin_l.weight"], carried["convs.1.lin_l.weight"])
+    # Statistics of BatchNorm travel without moments.
+    assert all(2 * a < b < 3 * a for a, b in zip(*sent.values(), strict=True))
 
 
 @pytest.mark.multiprocess
@@ -168,11 +194,12 @@ def score_of(weights: Path, split: int) -> tuple[float, float]:
 @pytest.mark.multiprocess
 def test_a_checkpoint_is_exported_as_the_wide_model(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
-    export(folder / "parts", target)
-    written = load_file(folder / "parts" / "model.safetensors")
-    for name, tensor in load_file(target).items():
-        if "running" not in name:  # of sub-models, and not estimated
-            assert torch.equal(tensor, written[name]), name
+    for run in ("parts", "carried"):
+        export(folder / run, target, overwrite=True)
+        written = load_file(folder / run / "model.safetensors")
+        for name, tensor in load_file(target).items():
+            if "running" not in name:  # of sub-models, and not estimated
+                assert torch.equal(tensor, written[name]), name
     export(folder / "full", target, overwrite=True)
     assert target.read_bytes() == (folder / "full" / "model.safetensors").read_bytes()
 
@@ -193,7 +220,10 @@ def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
     assert (56, 56) in shapes
 
 
-def test_one_sub_network_is_plain_training_with_new_optimizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("carries", [False, True])
+def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
+    carries: bool, tmp_path: Path
+) -> None:
     plain = replace(PARTS, strategy="synchronous", dp=1, average_every=None)
     start = prepare(plain, torch.float64).build().state_dict()
     save_file(start, tmp_path / "start.safetensors")
@@ -201,14 +231,15 @@ def test_one_sub_network_is_plain_training_with_new_optimizers(tmp_path: Path) -
     of_plain = make_rank_state(prepare(replace(plain, **weights), torch.float64), 0, CPU)
     losses = []
     for number, batch in enumerate(batches(of_plain)):
-        if number % EVERY == 0:
+        if number % EVERY == 0 and not carries:
             of_plain.optimizer.state.clear()
         step = train_step(of_plain, batch)
         complete_step(of_plain)
         losses.append(step.loss)
     of_plain.feed.close()
 
-    run = prepare(replace(PARTS, dp=1, **weights), torch.float64)
+    one = replace(PARTS, dp=1, carry_moments=carries, **weights)
+    run = prepare(one, torch.float64)
     (tmp_path / "one").mkdir()
     assert train(run, 0, CPU, tmp_path / "one") == DONE
     rows = [*map(json.loads, (tmp_path / "one" / "metrics.jsonl").read_text().splitlines())]
@@ -217,6 +248,17 @@ def test_one_sub_network_is_plain_training_with_new_optimizers(tmp_path: Path) -
     for name, tensor in of_plain.state().items():
         if "running" not in name:  # those are estimated anew
             assert torch.equal(written[name], tensor), name
+
+
+def test_a_checkpoint_without_moments_is_refused(tmp_path: Path) -> None:
+    one = replace(BASE, dp=1, checkpoint_every=2, steps=2)
+    assert train(prepare(one, torch.float64), 0, CPU, tmp_path) == DONE
+    carried = make_rank_state(prepare(replace(one, carry_moments=True), torch.float64), 0, CPU)
+    (checkpoint,) = list_checkpoints(tmp_path)
+    with pytest.raises(InputError, match=r"has no rows/optimizer/exp_avg/convs"):
+        load_checkpoint(carried, checkpoint, read_manifest(checkpoint))
+    carried.strategy.close()
+    carried.feed.close()
 
 
 def test_sub_networks_share_the_epochs_and_have_orders_of_their_own() -> None:
@@ -251,6 +293,7 @@ def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
         ({"ema": 0.9}, "--ema 0.9: averages"),
         ({"final": "best"}, "--final best: is about replicas of the same model"),
         ({"items": "pool"}, "--items pool: is about replicas of the same model"),
+        ({"carry_moments": True, "strategy": "periodic"}, "--carry-moments: is for --strategy sub"),
         ({"compress": "bfloat16"}, "--compress bfloat16: .*no other one has"),
         ({"model": "vig_digits", "layers": None, "width": None, "data": "digits"}, "of images"),
     ],

@@ -11,11 +11,14 @@ entries of its channels in every dimension that belongs to channels.
 No two sub-models have the same channel, so what is given never collides, and what was in no slice
 keeps its value. A tensor without such a dimension is whole in every sub-model, and their mean is
 taken.
+
+With --carry-moments, what the optimizer keeps of each weight is stored, travels and is averaged as
+the weight is, as further tensors.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,6 +30,7 @@ from vigpipe.model.slicing import Slicing, block
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.subnetworks.draws import Channels
+from vigpipe.replication.subnetworks.moments import is_moment
 
 _NUMBERS_AT_ONCE = 1 << 24  # of slices that travel at a time
 _COLUMNS_AT_ONCE = 512  # of a mapped tensor that is copied
@@ -41,11 +45,12 @@ class Wide:
 
     Attributes:
         slicing: which side of a tensor belongs to which channels.
-        shapes: of its tensors, by name.
+        shapes: of its tensors, by name, moments among them.
         narrow: the tensors of this rank's sub-model.
         fill: writes initial values: called with a tensor, its name, and the entries of one
             dimension that are to be written, by that dimension; of a whole tensor there are none.
         optimizer: of the sub-model.
+        moments: what it keeps of the weights, if that travels with them.
     """
 
     slicing: Slicing
@@ -53,6 +58,7 @@ class Wide:
     narrow: Mapping[str, Tensor]
     fill: Callable[[Tensor, str, Index], None]
     optimizer: torch.optim.Optimizer
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Rows:
@@ -72,15 +78,17 @@ class Rows:
 
     def __init__(self, wide: Wide, between: Counterparts) -> None:
         self.wide, self._slicing, self.between = wide, wide.slicing, between
-        divided = [name for name in wide.narrow if wide.slicing.owned(name) is not None]
-        specs = {name: (wide.narrow[name].dtype, self._stored_shape(name)) for name in divided}
+        names = [*wide.narrow, *wide.moments]
+        divided = [name for name in names if wide.slicing.owned(name) is not None]
+        specs = {name: (self._narrow(name).dtype, self._stored_shape(name)) for name in divided}
         self.stored = _scratch(specs)
         self.whole = {n: t for n, t in wide.narrow.items() if n not in self.stored}
         self.bytes_sent = 0
         for name, tensor in self.stored.items():
-            dim, _, _ = self._slicing.owned_side(name)
-            entries = wide.slicing.owned_entries(name, between.size, between.place)
-            wide.fill(tensor, name, {dim: entries})
+            if name in wide.narrow:  # moments begin as zeros, as the file does
+                dim, _, _ = self._slicing.owned_side(name)
+                entries = wide.slicing.owned_entries(name, between.size, between.place)
+                wide.fill(tensor, name, {dim: entries})
         for name, tensor in self.whole.items():
             wide.fill(tensor, name, {})
 
@@ -97,7 +105,7 @@ class Rows:
             for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
                 for name, index, piece in zip(names, of_rank, of_names, strict=True):
                     ((dim, entries),) = index.items()
-                    self.wide.narrow[name].index_copy_(dim, entries, piece)
+                    self._narrow(name).index_copy_(dim, entries.to(piece.device), piece)
 
     def give(self, chosen: Sequence[Channels]) -> None:
         """Put the slices of the sub-models back, and average what they have whole.
@@ -105,10 +113,10 @@ class Rows:
         Args:
             chosen: the channels of each.
         """
-        own, narrow = chosen[self.between.place], self.wide.narrow
+        own = chosen[self.between.place]
         for names in self._batches():
             cut = [
-                [_picked(narrow[n], self._in_slice(n, own, rank)) for n in names]
+                [_picked(self._narrow(n), self._in_slice(n, own, rank)) for n in names]
                 for rank in self._ranks
             ]
             places = [[self._to_cut(n, channels) for n in names] for channels in chosen]
@@ -121,6 +129,11 @@ class Rows:
     @property
     def _ranks(self) -> range:
         return range(self.between.size)
+
+    def _narrow(self, name: str) -> Tensor:
+        """Return a tensor of the sub-model, or of its optimizer."""
+        wide = self.wide
+        return wide.narrow[name] if name in wide.narrow else wide.moments[name]
 
     def _stored_shape(self, name: str) -> tuple[int, ...]:
         dim, _, _ = self._slicing.owned_side(name)
@@ -171,7 +184,7 @@ class Rows:
             [self._shape(name, index) for name, index in zip(names, of_rank, strict=True)]
             for of_rank in places
         ]
-        device = self.wide.narrow[names[0]].device
+        device = self._narrow(names[0]).device
         flat = [torch.cat([piece.flatten().to(device) for piece in pieces]) for pieces in cut]
         sizes = [sum(map(_numel, of_rank)) for of_rank in shapes]
         received = self.between.swap(flat, sizes)
@@ -183,21 +196,22 @@ class Rows:
 
     def _shape(self, name: str, index: Index) -> tuple[int, ...]:
         """Return the shape of a piece of a tensor's slice."""
-        shape = list(self.wide.narrow[name].shape)
+        shape = list(self._narrow(name).shape)
         for dim, entries in index.items():
             shape[dim] = len(entries)
         return tuple(shape)
 
     def _batches(self) -> Iterator[list[str]]:
         """Yield the names of tensors of one type whose slices travel at a time."""
-        narrow, batch, numbers = self.wide.narrow, [], 0
+        batch, numbers = [], 0
         for name in self.stored:
-            is_other = bool(batch) and narrow[name].dtype != narrow[batch[0]].dtype
-            if batch and (is_other or numbers + narrow[name].numel() > _NUMBERS_AT_ONCE):
+            tensor = self._narrow(name)
+            is_other = bool(batch) and tensor.dtype != self._narrow(batch[0]).dtype
+            if batch and (is_other or numbers + tensor.numel() > _NUMBERS_AT_ONCE):
                 yield batch
                 batch, numbers = [], 0
             batch.append(name)
-            numbers += narrow[name].numel()
+            numbers += tensor.numel()
         if batch:
             yield batch
 
@@ -207,7 +221,8 @@ class Rows:
         The variance of values that are spread over the sub-models is the mean of their variances,
         and the variance of their means.
         """
-        tensors = {n: t for n, t in self.whole.items() if t.is_floating_point()}
+        moments = {n: t for n, t in self.wide.moments.items() if n not in self.stored}
+        tensors = {n: t for n, t in (self.whole | moments).items() if t.is_floating_point()}
         if not tensors or self.between.size == 1:
             return
         squares = {}
@@ -237,9 +252,12 @@ def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[s
             return mapped.create(Path(folder) / "rows.safetensors", specs)
     except OSError as error:
         needed = sum(dtype.itemsize * _numel(shape) for dtype, shape in specs.values())
+        advice = "set TMPDIR to a folder on a larger disk"
+        if any(map(is_moment, specs)):
+            advice += ", or leave --carry-moments out"
         raise InputError(
             f"{place}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide model "
-            f"({error.strerror or error}); set TMPDIR to a folder on a larger disk"
+            f"({error.strerror or error}); {advice}"
         ) from error
 
 

@@ -2,8 +2,9 @@
 
 A round: the m replicas are given disjoint channels of the wide model, each trains its sub-model for
 TAU steps on all the data, in an order of its own and with a new optimizer, and all put their slices
-back. An epoch of a sub-model is one pass over the data; E epochs are shared among the sub-models,
-so each takes ceil(E / m).
+back. With --carry-moments the optimizer goes on with what was kept of these weights. An epoch of a
+sub-model is one pass over the data; E epochs are shared among the sub-models, so each takes
+ceil(E / m).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,8 +104,9 @@ class Subnetworks(OwnSteps):
             self._put_back()
 
     def _put_back(self) -> None:
-        """Put the slices back, and forget what the optimizer keeps of them."""
-        self._rows.wide.optimizer.state.clear()
+        """Put the slices back, and forget what the optimizer keeps of them unless that travels."""
+        if not self._rows.wide.moments:
+            self._rows.wide.optimizer.state.clear()
         self._rows.give(self._chosen())
         return_freed_memory()
 

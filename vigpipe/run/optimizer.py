@@ -1,0 +1,59 @@
+"""The optimizer of a rank, and what it keeps of each weight."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, nn
+
+from vigpipe.config.options import TrainConfig
+
+# Whether torch has one pass over weights, gradients and moments, and whether that can leave out a
+# step that is not finite. SGD's cannot: its momentum stays uninitialised if the first step is one.
+FUSED, SKIPPING = ("adam", "adamw", "sgd"), ("adam", "adamw")
+
+
+def make_optimizer(config: TrainConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Make the optimizer that the options name.
+
+    Args:
+        config: the options.
+        groups: the parameters, and what differs from group to group.
+    """
+    assert config.opt is not None
+    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
+    return create_optimizer_v2([*groups], opt=config.opt, lr=config.lr, weight_decay=0.0, **fused)
+
+
+def first_state(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Return what the optimizer keeps of a single number before its first step: zeros, by kind.
+
+    A kind of which there is one number for each weight, such as a moment, has one dimension; one of
+    which there is a single number for a whole parameter, such as the step, has none.
+
+    Args:
+        config: the options.
+        dtype: of the weights.
+        device: where they are.
+    """
+    number = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
+    number.grad = torch.zeros_like(number)
+    optimizer = make_optimizer(config, [{"params": [number]}])
+    optimizer.step()
+    return {kind: torch.zeros_like(tensor) for kind, tensor in optimizer.state[number].items()}
+
+
+def begin_state(optimizer: torch.optim.Optimizer, first: dict[str, Tensor]) -> None:
+    """Give an optimizer the state that it would make in its first step.
+
+    Args:
+        optimizer: a new one.
+        first: what it keeps of a single number, see `first_state`.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                kind: torch.zeros_like(parameter) if tensor.dim() else tensor.clone()
+                for kind, tensor in first.items()
+            }
