@@ -1,5 +1,7 @@
 """Products of sparse rows against those of the dense matrix."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,6 +52,18 @@ def test_gradients_are_those_of_finite_differences():
     x = sparse_rows(matrix(9, 7))
     inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((5, 7), (5,))]
     assert gradcheck(lambda weight, bias: linear(x, weight, bias), inputs)
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [2, 3, 17, 29], range(30)])
+def test_some_columns_are_those_of_the_dense_matrix(numbers):
+    x, numbers = matrix(), torch.tensor([*numbers], dtype=torch.int64)
+    some = sparse_rows(x).columns(numbers)
+    assert torch.equal(some.dense(), x[:, numbers])
+    weight, grad = torch.randn(4, len(numbers), dtype=x.dtype, requires_grad=True), x[:, :4]
+    products = linear(some, weight), x[:, numbers] @ weight.T
+    made, wanted = (torch.autograd.grad(y, weight, grad) for y in products)
+    torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
+    assert all(some.places.indices[a:b].diff().gt(0).all() for a, b in pairwise(some.places.indptr))
 
 
 def test_parts_and_the_whole():

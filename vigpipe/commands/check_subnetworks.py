@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vigpipe.commands.check_replicas import InTurn, Model, stored_kinds
 from vigpipe.commands.differences import Kinds
+from vigpipe.model.slicing import INPUT
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.moments import moment_name
@@ -71,6 +72,8 @@ class SubnetworksInTurn(InTurn):
     def _take(self) -> None:
         """Fill the sub-models with their slices."""
         for model, channels in zip(self.models, self._chosen(), strict=True):
+            for stage in model.state.models:
+                stage.input_channels = channels.get(INPUT)
             for name, tensor in model.state.state().items():
                 tensor.copy_(self._slice(name, channels))
             for (kind, name), tensor in self._moments.items():

@@ -131,8 +131,9 @@ def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
     from vigpipe.inference.graph_description import describe_graph_model
 
     with torch.device("meta"):
-        slicing = describe_graph_model(manifest.weights, checkpoint).build().slicing()
+        model = describe_graph_model(manifest.weights, checkpoint).build()
     config, progress = manifest.config, manifest.replicas.get("progress", {})
+    slicing = model.slicing(config.get("partition_input") is True)
     taken, numbers = progress.get("taken"), [config.get(n, 0) for n in ("seed", "average_every")]
     num = len(taken) if isinstance(taken, list) else 0
     try:

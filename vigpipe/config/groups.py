@@ -43,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "gossip_between",
             "staleness",
             "carry_moments",
+            "partition_input",
             "compress",
             "items",
             "final",

@@ -78,6 +78,7 @@ class TrainKeywords(TypedDict, total=False):
     gossip_between: choices.Between | None
     staleness: int | Literal["none"] | None
     carry_moments: bool
+    partition_input: bool
     compress: str
     items: choices.Items | None
     final: choices.Final | None

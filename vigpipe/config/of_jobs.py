@@ -9,7 +9,7 @@ OF_IMAGES = (
 OF_GRAPHS = (
     *("layers", "width", "heads", "features", "symmetric", "sampler", "partition", "parts"),
     *("repartition_every", "merge", "sample_nodes", "sample_edges", "roots", "walk_length"),
-    *("coverage", "batch_nodes", "layer_nodes", "fanout", "decay"),
+    *("coverage", "batch_nodes", "layer_nodes", "fanout", "decay", "partition_input"),
 )
 OF_SAMPLERS: dict[str, tuple[str, ...]] = {
     "parts": ("partition", "parts", "repartition_every", "merge"),

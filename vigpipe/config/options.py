@@ -173,6 +173,8 @@ class TrainConfig:
             waits; by default none, where it never does.
         carry_moments: with subnetworks, store and exchange what the optimizer keeps of each weight
             as the weights are, instead of a new optimizer in each round.
+        partition_input: with subnetworks of a graph, divide the features of the nodes too; each
+            replica sees its own ones only.
         compress: how gradients and outer differences are compressed before they travel between
             replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
             or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
@@ -323,6 +325,7 @@ class TrainConfig:
     gossip_between: Between | None = None
     staleness: int | Literal["none"] | None = None
     carry_moments: bool = False
+    partition_input: bool = False
     compress: str = "none"
     items: Items | None = None
     final: Final | None = None

@@ -30,6 +30,11 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
             "--carry-moments: is for --strategy subnetworks, where a round has other weights, and "
             f"--strategy is {config.strategy}; leave it out, or choose subnetworks"
         )
+    if config.partition_input and config.strategy != "subnetworks":
+        raise InputError(
+            "--partition-input: is for --strategy subnetworks, where replicas share channels, and "
+            f"--strategy is {config.strategy}; leave it out, or choose subnetworks"
+        )
     if config.strategy == "synchronous":
         if config.replay is not None and not balances_parts(config):
             raise InputError(

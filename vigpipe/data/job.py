@@ -23,6 +23,7 @@ from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
 from vigpipe.job.job import Merged, TrialStep
 from vigpipe.model.gnn.columns import WideShare
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
@@ -204,6 +205,10 @@ class ImageJob:
     def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Do nothing: `config.check_job` refuses sub-networks of models of images."""
         raise NotImplementedError
+
+    def slicing(self, model: StagedModel) -> Slicing:
+        """Return which sides of a model's tensors are divided among sub-networks."""
+        return model.slicing()
 
     def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:
         """Begin to add up the score of a split."""

@@ -32,6 +32,7 @@ from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
@@ -97,7 +98,7 @@ class GraphJob:
         assert config.width is not None
         model = create_graph_model(
             cast(GnnModel, config.model),
-            in_channels=graph.num_features,
+            in_channels=graph.num_features // (num_parts if config.partition_input else 1),
             num_classes=graph.num_classes,
             num_layers=config.layers,
             width=config.width // num_parts,
@@ -225,6 +226,10 @@ class GraphJob:
         """Return a rank's share of the wide model; see `vigpipe.job.job.Job.merged`."""
         shares = [ByColumns(cast(GraphModel, stage), share) for stage in stages]
         return MergedGraphModel(shares, share, pipeline)
+
+    def slicing(self, model: StagedModel) -> Slicing:
+        """Return which sides of a model's tensors are divided among sub-networks."""
+        return model.slicing(self.config.partition_input)
 
     def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
         """Begin to add up the scores of some splits."""

@@ -10,6 +10,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Tally
 from vigpipe.model.gnn.columns import WideShare
+from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
@@ -267,6 +268,14 @@ class Job(Protocol):
             stages: those of the rank, of the wide model, on the meta device.
             share: what the rank has of them.
             pipeline: the pipeline of the rank's sub-model.
+        """
+        ...
+
+    def slicing(self, model: StagedModel) -> Slicing:
+        """Return which sides of a model's tensors are divided among sub-networks.
+
+        Args:
+            model: the unsplit model or a stage of it; it may be on the meta device.
         """
         ...
 

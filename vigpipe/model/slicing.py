@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+INPUT = "input"  # the group of the channels of a model's input, where they are divided
+
 
 @dataclass(frozen=True)
 class Side:

@@ -32,6 +32,8 @@ class StagedModel(nn.Module):
         has_stem: whether the stem is present.
         has_readout: whether the readout is present.
         recompute: discard the activations inside blocks, and compute them again in the backward.
+        input_channels: of its input, those that it takes, ascending; None for all. Models of images
+            always take all.
         stem_names: attributes that make up the stem.
         blocks_name: attribute that holds the blocks.
         readout_names: attributes that make up the readout.
@@ -47,6 +49,7 @@ class StagedModel(nn.Module):
         self.span = (0, num_blocks)
         self.has_stem, self.has_readout = True, True
         self.recompute = False
+        self.input_channels: Tensor | None = None
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Return the shape of one sample's input to a block, or to the readout.

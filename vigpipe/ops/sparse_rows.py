@@ -43,6 +43,18 @@ class SparseRows:
         first, last = (int(self.places.indptr[row]) for row in (start, end))
         return SparseRows(self.places.rows(start, end), self.values[first:last])
 
+    def columns(self, numbers: Tensor) -> "SparseRows":
+        """Return the matrix of some columns, (c,) int64, ascending."""
+        places, device = self.places, self.places.indices.device
+        new = torch.full((places.num_sources,), -1, device=device)
+        new[numbers] = torch.arange(len(numbers), device=device)
+        indices = new[places.indices]
+        stays = indices >= 0
+        before = F.pad(stays.cumsum(0), (1, 0))  # how many stay of the numbers before each
+        indptr = before[places.indptr]
+        of_columns = Adjacency.unchecked(indptr, indices[stays], len(numbers))
+        return SparseRows(of_columns, self.values[stays])
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "SparseRows":
         """Return the matrix on a device, with numbers of this type."""
         return SparseRows(self.places.to(device), self.values.to(device, dtype))

@@ -1,5 +1,6 @@
 """Decide the facts of a run, and check them together before any process group exists."""
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
 from vigpipe.job.job import Job
 from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
@@ -271,7 +273,7 @@ def prepare(
         )
     job.check(batch_layout(config, layout), model, plan)
     if config.strategy == "subnetworks":
-        _check_divisible(config, model)
+        _check_divisible(config, job, model)
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
     notes = [*(str(warning.message) for warning in caught), *job.notes]
     if config.average is not None and layout.num_teams == 1:
@@ -290,15 +292,23 @@ def batch_layout(config: TrainConfig, layout: Layout) -> Layout:
     return replace(layout, num_replicas=1, num_teams=1)
 
 
-def _check_divisible(config: TrainConfig, model: StagedModel) -> None:
+def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:
     """Raise InputError if the channels of a model cannot be divided among the sub-networks."""
-    sizes = model.slicing().sizes
+    sizes = job.slicing(model).sizes
     if not sizes:
         raise InputError(
             f"--strategy subnetworks: {config.model} with --layers {config.layers} has no channels "
             "between layers that could be divided; take more layers, or another strategy"
         )
-    for size in sizes.values():
+    for group, size in sizes.items():
+        if group == INPUT and size % config.dp:
+            together = math.gcd(*sizes.values())
+            choices = [str(n) for n in range(2, together + 1) if together % n == 0]
+            what = f"choose --dp {' or '.join(choices)}" if choices else "no --dp but 1 does that"
+            raise InputError(
+                f"--partition-input: divides {size} features equally among as many replicas as "
+                f"--dp says, which is {config.dp}; {what}, or leave it out"
+            )
         if size % config.dp:
             raise InputError(
                 f"--dp {config.dp}: --strategy subnetworks divides {size} channels among as many "

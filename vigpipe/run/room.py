@@ -32,7 +32,7 @@ def check_room(run: Run, ranks_here: int) -> None:
     model, num_parts = run.wide_model, run.num_subnetworks
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if run.has_subnetworks:
-        slicing: Slicing = model.slicing()
+        slicing: Slicing = run.job.slicing(model)
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
     num_weights = sum(torch.Size(shape).numel() for shape in shapes.values())
     of_each = num_weights * run.dtype.itemsize * (2 + KEPT[config.opt])

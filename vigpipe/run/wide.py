@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from vigpipe.model.initial import Draw, drawn
+from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.replication.subnetworks.draws import Channels
 from vigpipe.replication.subnetworks.moments import Moments, moment_name
 from vigpipe.replication.subnetworks.rows import Index, Wide, put_part
 from vigpipe.run.facts import Run
@@ -47,7 +49,12 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
             (dim, entries), *_ = [*index.items(), (None, None)]
             draw.fill(target, name, run.config.seed, whole[name], dim, entries)
 
-    shapes, slicing = {name: whole[name] for name in narrow}, wide.slicing()
+    def choose(channels: Channels) -> None:
+        for model in models:
+            if (of_input := channels.get(INPUT)) is not None:
+                model.input_channels = of_input.to(next(model.parameters()).device)
+
+    shapes, slicing = {name: whole[name] for name in narrow}, run.job.slicing(wide)
     moments: Mapping[str, Tensor] = {}
     if run.config.carry_moments:
         parameters = {name: p for model in models for name, p in model.named_parameters()}
@@ -60,4 +67,4 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
         shapes |= {moment: whole[name] for moment, name in of.items()}
         sides = {moment: slicing.sides[name] for moment, name in of.items()}
         slicing = replace(slicing, sides={**slicing.sides, **sides})
-    return Wide(slicing, shapes, narrow, fill, optimizer, moments)
+    return Wide(slicing, shapes, narrow, fill, optimizer, moments, choose)

@@ -1,5 +1,7 @@
 """What ranks store of a wide model, and the slices that travel: by brute force, whole."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,7 +17,7 @@ from tests.replication.subnetworks.threads import Threads, run_threads
 from vigpipe.errors import InputError
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
-from vigpipe.model.slicing import block
+from vigpipe.model.slicing import Slicing, block
 from vigpipe.replication.subnetworks import rows
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.moments import Moments, is_moment, moment_name
@@ -30,20 +32,33 @@ MODELS = {
     "gat-v2": {"aggregator": "v2", "heads": 2},
     "gin": {"norm": "batch"},
     "gcn2": {"norm": "batch"},
+    # Of these the model's input is divided too.
+    "gcn/input": {},
+    "sage/input": {"norm": "batch"},
+    "gat-v2/input": {"aggregator": "v2", "heads": 2},
+    "gcn2/input": {},
 }
 WORLDS = [(model, m) for model in MODELS for m in (1, 2, 4)]
 
 
 def make(model: str, num_parts: int = 1, num_layers: int = 3, **options: Any) -> GraphModel:
-    name: Any = model.partition("-")[0]
+    name: Any = re.split("[-/]", model)[0]
     return create_graph_model(
         name,
-        in_channels=5,
+        in_channels=8 // (num_parts if divides_input(model) else 1),
         num_classes=3,
         num_layers=num_layers,
         width=WIDTH // num_parts,
         **(MODELS[model] | options),
     ).double()
+
+
+def divides_input(model: str) -> bool:
+    return model.endswith("/input")
+
+
+def table_of(model: str) -> Slicing:
+    return make(model).slicing(divides_input(model))
 
 
 @cache
@@ -66,7 +81,7 @@ def rows_of(model: str, ranks: Threads, *, carries: bool = False) -> Rows:
     def fill(target: Tensor, name: str, index: Index) -> None:
         put_part(target, whole[name], index)
 
-    slicing, parameters = make(model).slicing(), dict(narrow.named_parameters())
+    slicing, parameters = table_of(model), dict(narrow.named_parameters())
     moments = Moments(optimizer, parameters, ["momentum_buffer"] if carries else [])
     if carries:
         for parameter in parameters.values():
@@ -113,7 +128,7 @@ def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[T
 
 @pytest.mark.parametrize(("model", "m"), WORLDS)
 def test_slices_are_those_of_the_wide_model_and_come_back_as_they_are(model: str, m: int) -> None:
-    chosen = draw_channels(make(model).slicing().sizes, m, seed=3, round_index=1)
+    chosen = draw_channels(table_of(model).sizes, m, seed=3, round_index=1)
 
     def work(ranks: Threads) -> Rows:
         own = rows_of(model, ranks)
@@ -143,7 +158,7 @@ def rejoined(all_rows: list[Rows], ranks: Threads) -> Rows:
 
 @pytest.mark.parametrize(("model", "m"), [(model, m) for model, m in WORLDS if m > 1])
 def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int) -> None:
-    chosen = draw_channels(make(model).slicing().sizes, m, seed=3, round_index=0)
+    chosen = draw_channels(table_of(model).sizes, m, seed=3, round_index=0)
 
     def work(ranks: Threads) -> Rows:
         own = rows_of(model, ranks)
@@ -170,9 +185,11 @@ def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int)
             assert int((change != 0).sum()) == before.numel() // m ** (num_sides - 1)
 
 
-@pytest.mark.parametrize(("model", "m"), [("gin", 1), ("gat", 2), ("sage-pool", 4)])
+@pytest.mark.parametrize(
+    ("model", "m"), [("gin", 1), ("gat", 2), ("gcn2/input", 2), ("sage-pool", 4)]
+)
 def test_moments_travel_as_the_weights_do(model: str, m: int) -> None:
-    sizes = make(model).slicing().sizes
+    sizes = table_of(model).sizes
     chosen, then = (draw_channels(sizes, m, seed=3, round_index=i) for i in (0, 1))
 
     def work(ranks: Threads) -> tuple[Rows, dict[str, Tensor]]:
@@ -204,13 +221,15 @@ def test_moments_travel_as_the_weights_do(model: str, m: int) -> None:
             assert torch.equal(own.wide.moments[name], sliced(name, expected, own, channels)[0])
 
 
-@pytest.mark.parametrize("carries", [False, True])
-def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(carries: bool) -> None:
+@pytest.mark.parametrize(("model", "carries"), [*product(("gcn", "gcn/input"), (False, True))])
+def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(
+    model: str, carries: bool
+) -> None:
     m = 4
-    chosen = draw_channels(make("gcn").slicing().sizes, m, seed=5, round_index=2)
+    chosen = draw_channels(table_of(model).sizes, m, seed=5, round_index=2)
 
     def work(ranks: Threads) -> tuple[int, int, Rows]:
-        own = rows_of("gcn", ranks, carries=carries)
+        own = rows_of(model, ranks, carries=carries)
         own.take(chosen)
         taken = own.bytes_sent
         own.give(chosen)
@@ -237,20 +256,22 @@ def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(carries: boo
 
 @pytest.mark.parametrize(("m", "share"), [(2, 0.84), (4, 0.26)])
 def test_slices_take_fewer_bytes_than_local_sgd(m: int, share: float) -> None:
-    widths, whole, of_slices = (512, 256, 256, 50), 0, 0
+    widths, whole, of_slices, of_divided_input = (512, 256, 256, 50), 0, 0, 0
     with torch.device("meta"):
         wide, of_one = (
             create_graph_model("gcn", in_channels=512, num_classes=50, num_layers=3, width=width)
             for width in (256, 256 // m)
         )
     narrow = of_one.state_dict()
-    slicing = wide.slicing()
+    slicing, divided = wide.slicing(), wide.slicing(partition_input=True)
     for name, tensor in wide.state_dict().items():
         if name.endswith("weight"):
             whole += tensor.numel()
             of_slices += m * slicing.shape(name, tuple(tensor.shape), m)[0] * narrow[name].shape[1]
+            of_divided_input += m * math.prod(divided.shape(name, tuple(tensor.shape), m))
     d_0, d, _, c = widths
     assert of_slices == d_0 * d + d * d // m + d * c
+    assert of_divided_input == d_0 * d // m + d * d // m + d * c
     # There and back, against a ring's sum of all weights on every replica.
     assert round(8 * of_slices / (8 * (m - 1) * whole), 2) == share
 
@@ -290,7 +311,7 @@ def test_variances_of_whole_channels_count_the_means_too() -> None:
     def work(ranks: Threads) -> dict[str, Tensor]:
         numbers = {"n.running_mean": [2.0, 6.0], "n.running_var": [1.0, 1.0]}
         narrow = {n: torch.tensor([v[ranks.place]]).double() for n, v in numbers.items()}
-        slicing = make("gcn").slicing().__class__({}, dict.fromkeys(narrow, (None,)))
+        slicing = table_of("gcn").__class__({}, dict.fromkeys(narrow, (None,)))
         optimizer = torch.optim.SGD([torch.zeros(1)])
         wide = Wide(slicing, dict.fromkeys(narrow, (1,)), narrow, lambda *_: None, optimizer)
         Rows(wide, ranks).give([{}, {}])

@@ -51,7 +51,9 @@ PARTS = replace(
     BASE, norm="batch", dropout=0.3, sampler="parts", partition="random", parts=6, microbatches=2
 )
 CARRIED = replace(PARTS, carry_moments=True)
+INPUT = replace(PARTS, partition_input=True)
 FOUR = replace(BASE, dp=4, width=56, checkpoint_every=100)  # no other length is 56
+OF_IMAGES = {"model": "vig_digits", "layers": None, "width": None, "data": "digits"}
 COMPARED = {
     "gcn": replace(BASE, model="gcn", opt="sgd"),
     "gat": replace(BASE, model="gat", heads=2, dropout=0.3),
@@ -62,11 +64,17 @@ COMPARED = {
     "parts": PARTS,
     "neighbours": replace(BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2"),
     "carried": replace(CARRIED, opt="rmsprop", model="gin"),
+    "input": replace(INPUT, model="gcn", carry_moments=True),
+    "input of gcn2": replace(BASE, model="gcn2", dropout=0.3, partition_input=True),
+    "input of neighbours": replace(
+        BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2", partition_input=True
+    ),
     "carried by sgd": replace(BASE, model="gat", heads=2, opt="sgd", carry_moments=True),
 }
 STAGED = {
     "parts": replace(PARTS, stages=2),
     "carried": replace(CARRIED, stages=2),
+    "input": replace(INPUT, model="gat", heads=2, stages=2),
     "gcn2": replace(COMPARED["gcn2"], stages=2),
     "neighbours": replace(COMPARED["neighbours"], stages=2, layers=3),
 }
@@ -99,7 +107,7 @@ def train_guarded(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     for number, changes in enumerate(
         (
-            {"norm": "batch"},
+            {"norm": "batch", "partition_input": True},
             {"model": "gat", "heads": 2, "norm": "layer", "carry_moments": True},
         )
     ):
@@ -119,11 +127,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "resumed": replace(PARTS, resume="parts"),
         "carried": CARRIED,
         "carried resumed": replace(CARRIED, resume="carried"),
+        "input": INPUT,
+        "input resumed": replace(INPUT, resume="input"),
         "full": BASE,
         "best": replace(PARTS, evaluate_every=1, keep_best="loss", checkpoint_every=100),
     }
     run_ranks(train_all, 2, folder, on_two)
-    run_ranks(train_all, 4, folder, {"staged": again, "carried staged": carried})
+    divided = replace(INPUT, replay=Path("input"), stages=2)
+    of_four = {"staged": again, "carried staged": carried, "input staged": divided}
+    run_ranks(train_all, 4, folder, of_four)
     return folder
 
 
@@ -143,7 +155,7 @@ def test_sub_networks_do_what_one_process_does(
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("run", ["parts", "carried"])
+@pytest.mark.parametrize("run", ["parts", "carried", "input"])
 @pytest.mark.parametrize("again", ["resumed", "staged"])
 def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
     run: str, again: str, folder: Path
@@ -168,7 +180,7 @@ def test_moments_that_are_carried_make_a_difference(folder: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", ["parts", "full"])
+@pytest.mark.parametrize("name", ["parts", "full", "input"])
 def test_the_evaluated_model_is_the_written_one(name: str, folder: Path) -> None:
     found = score_of(folder / name / "model.safetensors", TEST)
     summary = json.loads((folder / name / "summary.json").read_text())
@@ -194,7 +206,7 @@ def score_of(weights: Path, split: int) -> tuple[float, float]:
 @pytest.mark.multiprocess
 def test_a_checkpoint_is_exported_as_the_wide_model(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
-    for run in ("parts", "carried"):
+    for run in ("parts", "carried", "input"):
         export(folder / run, target, overwrite=True)
         written = load_file(folder / run / "model.safetensors")
         for name, tensor in load_file(target).items():
@@ -220,9 +232,11 @@ def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
     assert (56, 56) in shapes
 
 
-@pytest.mark.parametrize("carries", [False, True])
+@pytest.mark.parametrize(
+    ("carries", "divides_input"), [(False, False), (True, False), (True, True)]
+)
 def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
-    carries: bool, tmp_path: Path
+    carries: bool, divides_input: bool, tmp_path: Path
 ) -> None:
     plain = replace(PARTS, strategy="synchronous", dp=1, average_every=None)
     start = prepare(plain, torch.float64).build().state_dict()
@@ -238,7 +252,7 @@ def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
         losses.append(step.loss)
     of_plain.feed.close()
 
-    one = replace(PARTS, dp=1, carry_moments=carries, **weights)
+    one = replace(PARTS, dp=1, carry_moments=carries, partition_input=divides_input, **weights)
     run = prepare(one, torch.float64)
     (tmp_path / "one").mkdir()
     assert train(run, 0, CPU, tmp_path / "one") == DONE
@@ -293,9 +307,16 @@ def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
         ({"ema": 0.9}, "--ema 0.9: averages"),
         ({"final": "best"}, "--final best: is about replicas of the same model"),
         ({"items": "pool"}, "--items pool: is about replicas of the same model"),
+        (
+            {"partition_input": True, "data": "sbm:160,4,15,6", "dp": 4, "width": 60},
+            "divides 15 features .* --dp says, which is 4; choose --dp 3 or 5 or 15, or leave it",
+        ),
+        ({"partition_input": True, "data": "sbm:160,4,13,6"}, "13 .*; no --dp but 1 does that"),
+        ({"partition_input": True, "strategy": "gossip"}, "--partition-input: is for --strategy"),
         ({"carry_moments": True, "strategy": "periodic"}, "--carry-moments: is for --strategy sub"),
         ({"compress": "bfloat16"}, "--compress bfloat16: .*no other one has"),
-        ({"model": "vig_digits", "layers": None, "width": None, "data": "digits"}, "of images"),
+        (OF_IMAGES, "of images"),
+        (OF_IMAGES | {"partition_input": True}, "--partition-input: is for a graph"),
     ],
 )
 def test_wrong_use_is_one_sentence(changes: dict[str, Any], message: str) -> None:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.chunks import in_chunks, part, rows_at_once
+from vigpipe.model.gnn.input_columns import of_columns
 from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
-from vigpipe.model.slicing import Side, Sides, Slicing
+from vigpipe.model.slicing import INPUT, Side, Sides, Slicing
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse_rows import SparseRows, linear
@@ -48,6 +49,7 @@ class GraphModel(StagedModel):
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
         self.heads = heads
         self.detect_anomaly, self.decays = False, "all"
+        self._of_columns: tuple[Features, Tensor, Features] | None = None
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
@@ -60,6 +62,17 @@ class GraphModel(StagedModel):
         """Return the features of the graph, (n, in_channels), as they are."""
         return images
 
+    def _own_columns(self, x: Features) -> Features:
+        """Return what the model takes of the features of the graph; those of the last call stay."""
+        columns = self.input_channels
+        if not self.has_stem or columns is None or len(columns) == x.shape[1]:
+            return x
+        last = self._of_columns
+        if last is None or last[0] is not x or last[1] is not columns:
+            last = x, columns, of_columns(x, columns)
+        self._of_columns = None if isinstance(x, Tensor) else last  # a tensor is a new view
+        return last[2]
+
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Return the logits, (n, num_classes), as they are."""
         return x
@@ -71,7 +84,7 @@ class GraphModel(StagedModel):
         share of its channels.
         """
         between = [Side(f"channels.{i}", repeats=self.heads) for i in range(1, self.num_layers)]
-        ends = [Side("input") if partition_input else None, *between, None]
+        ends = [Side(INPUT) if partition_input else None, *between, None]
         return self._slicing(list(pairwise(ends)), {})
 
     def _slicing(
@@ -123,7 +136,7 @@ class GraphModel(StagedModel):
         """
         if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
-        x = x if features is None else features
+        x = self._own_columns(x if features is None else features)
         draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x, draws)
@@ -167,7 +180,7 @@ class GraphModel(StagedModel):
         """
         if self.training:
             raise ValueError("by_layer evaluates: call model.eval() first")
-        x = x if features is None else features
+        x = self._own_columns(x if features is None else features)
         if self.has_stem and self.stem_names:
             rows = rows_at_once(x, chunk)
             x = in_chunks(lambda start, end: self.embed(part(x, start, end)), len(x), rows)
@@ -228,7 +241,7 @@ class Gcn2Model(GraphModel):
         """
         side = Side("channels")
         rest = {
-            "stem.weight": (side, Side("input") if partition_input else None),
+            "stem.weight": (side, Side(INPUT) if partition_input else None),
             "stem.bias": (side,),
             "readout.weight": (None, side),
             "readout.bias": (None,),

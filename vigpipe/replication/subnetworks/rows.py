@@ -51,6 +51,7 @@ class Wide:
             dimension that are to be written, by that dimension; of a whole tensor there are none.
         optimizer: of the sub-model.
         moments: what it keeps of the weights, if that travels with them.
+        choose: tells the sub-model which channels it has in a round.
     """
 
     slicing: Slicing
@@ -59,6 +60,7 @@ class Wide:
     fill: Callable[[Tensor, str, Index], None]
     optimizer: torch.optim.Optimizer
     moments: Mapping[str, Tensor] = field(default_factory=dict)
+    choose: Callable[[Channels], None] = lambda channels: None
 
 
 class Rows:
@@ -99,6 +101,7 @@ class Rows:
             chosen: the channels of each.
         """
         own = chosen[self.between.place]
+        self.wide.choose(own)
         for names in self._batches():
             cut = [[_picked(self.stored[n], self._to_cut(n, c)) for n in names] for c in chosen]
             places = [[self._in_slice(n, own, rank) for n in names] for rank in self._ranks]

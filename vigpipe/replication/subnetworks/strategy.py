@@ -62,6 +62,7 @@ class Subnetworks(OwnSteps):
         """Go on where an earlier run has rested, in the midst of a round."""
         super().restore(progress, kept)
         self._round = self._first.joined[self._place.team]
+        self._rows.wide.choose(self._chosen()[self._place.team])
 
     def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
         """Yield what this replica does; the same on all ranks of its pipeline."""
