@@ -30,6 +30,10 @@ Graph = Literal["grid", "knn"]
 # lookahead  as for reuse; the block also makes a kNN graph of its own features for the next block,
 #            so that making it can overlap with the convolution (GraphLeap, arXiv:2604.21290)
 Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
+# Which widths of a ViG the sub-networks share:
+# inner  the hidden ones of Grapher and FFN; what is between blocks, stem and readout stay whole
+# tied   all of them, with the same channels wherever a residual is added
+Divided = Literal["inner", "tied"]
 Sampler = Literal["full", "parts", "saint-node", "saint-edge", "saint-walk", "fastgcn", "neighbour"]
 Partition = Literal["random", "metis", "spectral", "walks"]
 Features = Literal["raw", "row", "tfidf"]

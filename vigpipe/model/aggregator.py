@@ -1,7 +1,14 @@
 """Graph convolutions: combine every node with its neighbours, from C channels to 2C.
 
 Names and shapes of the parameters are those of the authors' code, with four groups in every layer.
+
+Sub-networks (`model.slicing`) share the channels inside each of the four groups, so that the groups
+of a narrow convolution are parts of those of the wide one. They all have the same columns of a
+weight, so every sub-network has the same channels of each. `channels` says how they lie.
 """
+
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +16,29 @@ from torch import Tensor, nn
 from vigpipe.config.choices import Norm
 from vigpipe.model.aggregate import neighbour_sum, neighbours, relative
 from vigpipe.model.layer import Layer
+from vigpipe.model.slicing import Roles, Side, within
+
+_OUT = Side("out", repeats=4)
 
 
 def _layer(in_channels: int, out_channels: int, norm: Norm) -> Layer:
     return Layer(in_channels, out_channels, norm, groups=4, gelu=True)
 
 
-class MaxRelativeConv(nn.Module):
+class Aggregator(nn.Module):
+    """A graph convolution.
+
+    Attributes:
+        channels: the side that a role stands for. Its group is `x`, of the channels of one of so
+            many equal parts of the input, or `out`, of those of one of four parts of the output.
+        roles: of the dimensions of its tensors.
+    """
+
+    channels: ClassVar[Mapping[str, Side]]
+    roles: ClassVar[Roles]
+
+
+class MaxRelativeConv(Aggregator):
     """Max-relative graph convolution, arXiv:1904.03751, as ViG uses it.
 
     The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
@@ -23,6 +46,12 @@ class MaxRelativeConv(nn.Module):
     """
 
     fused = True
+    channels: ClassVar[Mapping[str, Side]] = {
+        "x": Side("x", repeats=4),
+        "in": Side("x", run=2),
+        "out": _OUT,
+    }
+    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -42,13 +71,19 @@ class MaxRelativeConv(nn.Module):
         return self.nn(relative(x, graph, y, "max", fused=self.fused))
 
 
-class MaxMeanConv(nn.Module):
+class MaxMeanConv(Aggregator):
     """Max-relative and mean-relative aggregation together, after PVG (arXiv:2308.00574).
 
     Features, maxima and means are interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
     """
 
     fused = True
+    channels: ClassVar[Mapping[str, Side]] = {
+        "x": Side("x", repeats=4),
+        "in": Side("x", run=3),
+        "out": _OUT,
+    }
+    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -68,8 +103,18 @@ class MaxMeanConv(nn.Module):
         return self.nn(relative(x, graph, y, "max_mean", fused=self.fused))
 
 
-class EdgeConv(nn.Module):
-    """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829."""
+class EdgeConv(Aggregator):
+    """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829.
+
+    Two of the four groups take x_i, a half each, and two the difference.
+    """
+
+    channels: ClassVar[Mapping[str, Side]] = {
+        "x": Side("x", repeats=2),
+        "in": Side("x"),
+        "out": _OUT,
+    }
+    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -91,11 +136,25 @@ class EdgeConv(nn.Module):
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
 
 
-class SageConv(nn.Module):
+class SageConv(Aggregator):
     """nn2([x_i, max_j nn1(y_j)]): Hamilton et al. 2017, GraphSAGE, arXiv:1706.02216.
 
     As published, nn1's BatchNorm sees a node once for every node that it is a neighbour of.
+
+    Two of nn2's groups take x_i, a half each, and two what nn1 gives. The same columns of its
+    weight stand for both, so a sub-network has the same channels of what nn1 takes and gives.
     """
+
+    channels: ClassVar[Mapping[str, Side]] = {
+        "x": Side("x", repeats=4),
+        "quarter": Side("x"),
+        "half": Side("x", repeats=2),
+        "out": _OUT,
+    }
+    roles: ClassVar[Roles] = {
+        **within("nn1.", Layer.roles, {"in": "quarter", "out": "x"}),
+        **within("nn2.", Layer.roles, {"in": "half"}),
+    }
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -118,10 +177,16 @@ class SageConv(nn.Module):
         )
 
 
-class GinConv(nn.Module):
+class GinConv(Aggregator):
     """nn((1 + eps) x_i + sum_j y_j): Xu et al. 2019, GIN, arXiv:1810.00826."""
 
     fused = True
+    channels: ClassVar[Mapping[str, Side]] = {
+        "x": Side("x", repeats=4),
+        "in": Side("x"),
+        "out": _OUT,
+    }
+    roles: ClassVar[Roles] = {**within("nn.", Layer.roles), "eps": (None,)}
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -144,7 +209,7 @@ class GinConv(nn.Module):
         )
 
 
-AGGREGATORS: dict[str, type[nn.Module]] = {
+AGGREGATORS: dict[str, type[Aggregator]] = {
     "max": MaxRelativeConv,
     "edge": EdgeConv,
     "sage": SageConv,

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2, prod
 from typing import cast
 
@@ -13,6 +13,7 @@ from vigpipe.errors import InputError
 from vigpipe.model.graph import reduce_k
 from vigpipe.model.patterns import WINDOW, grid_neighbours, pattern_neighbours
 from vigpipe.model.position import Grid, pooled_grid
+from vigpipe.model.slicing import share
 
 
 class FewNodesWarning(UserWarning):
@@ -44,6 +45,17 @@ class VigShape:
     stem: tuple[int, ...] = (8, 4, 2, 1, 1)
     stem_stride: int = 16
     img_size: Grid = (224, 224)
+
+    def divided(self, num: int) -> "VigShape":
+        """Return the sizes of a sub-network that has 1/num of the channels between blocks.
+
+        Raises:
+            InputError: these channels, or those of the stem, cannot be divided by this number.
+        """
+        for divisor in self.stem:
+            share(self.channels[0] // divisor, num, "a convolution of the stem")
+        channels = (share(c, num, f"pyramid stage {i}") for i, c in enumerate(self.channels))
+        return replace(self, channels=tuple(channels))
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,53 @@
 """The FFN half of a ViG block: a two-layer perceptron on every node separately."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
 from vigpipe.model.keyed_dropout import Draws, DropPath
 from vigpipe.model.layer import Layer
+from vigpipe.model.slicing import Roles, Side, Sides, bound, within
 
 
 class FFN(nn.Module):
     """Pointwise, GELU, pointwise, residual: Han et al. 2022 (arXiv:2206.00272), equation 5.
 
     Args:
-        channels: C; the hidden layer is 4C wide.
+        channels: C.
+        hidden: channels of the hidden layer; 4C, if this is not a sub-network's.
         norm: normalisation after each layer: batch, layer or group.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
     """
 
-    def __init__(self, channels: int, norm: Norm, drop_path: float, stream: int) -> None:
+    roles: ClassVar[Roles] = {
+        **within("fc1.", Layer.roles, {"in": "trunk", "out": "hidden"}),
+        **within("fc2.", Layer.roles, {"in": "hidden", "out": "trunk"}),
+    }
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        norm: Norm,
+        drop_path: float,
+        stream: int,
+    ) -> None:
         super().__init__()
-        hidden = 4 * channels
         self.fc1 = Layer(channels, hidden, norm, gelu=True)
         self.fc2 = Layer(hidden, channels, norm)
         self.drop_path = DropPath(drop_path, stream)
+
+    def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
+        """Return the sides of its tensors.
+
+        Args:
+            prefix: what their names begin with in the model.
+            trunk: of its input and output; None if they stay whole.
+        """
+        channels = {"trunk": trunk, "hidden": Side(f"{prefix}hidden")}
+        return bound(self, prefix, self.roles, channels)
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""

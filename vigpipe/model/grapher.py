@@ -1,6 +1,7 @@
 """The Grapher half of a ViG block: build a graph and exchange features along its edges."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_gra
 from vigpipe.model.position import Grid
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import Roles, Side, Sides, bound, within
 
 
 class BlockGraph(NamedTuple):
@@ -143,44 +145,67 @@ class Grapher(nn.Module):
 
     Args:
         channels: C.
+        hidden: channels that the graph convolution takes and doubles; C, if this is not a
+            sub-network's.
         rule: how the block gets its graph.
         aggregator: name of the graph convolution in AGGREGATORS.
         norm: normalisation after each layer: batch, layer or group.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
         grid: height and width in nodes.
-        relative: add a table of distances in the image to the distances in feature space.
+        relative: channels of the positions whose distances in the image are added to the
+            distances in feature space; None for no such table.
         by_raster: resize that table along the raster of the nodes, as the published code does.
     """
 
     relative_pos: Tensor | None
+    roles: ClassVar[Roles] = {
+        **within("fc1.", Layer.roles, {"in": "trunk", "out": "x"}),
+        **within("fc2.", Layer.roles, {"in": "out", "out": "trunk"}),
+        "relative_pos": (None, None, None),
+    }
 
     def __init__(
         self,
         channels: int,
+        hidden: int,
         rule: GraphRule,
         aggregator: str,
         norm: Norm,
         drop_path: float,
         stream: int,
         grid: Grid,
-        relative: bool = False,
+        relative: int | None = None,
         by_raster: bool = False,
     ) -> None:
         super().__init__()
-        self.fc1 = Layer(channels, channels, norm)
-        self.graph_conv = DynamicGraphConv(channels, rule, aggregator, norm)
-        self.fc2 = Layer(2 * channels, channels, norm)
+        self.fc1 = Layer(channels, hidden, norm)
+        self.graph_conv = DynamicGraphConv(hidden, rule, aggregator, norm)
+        self.fc2 = Layer(2 * hidden, channels, norm)
         self.drop_path = DropPath(drop_path, stream)
-        self.channels, self.grid, self.by_raster = channels, grid, by_raster
+        self.relative, self.grid, self.by_raster = relative, grid, by_raster
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
-        if not relative:
+        if relative is None:
             table = None
         elif by_raster:
-            table = position.relative_distance_by_raster(channels, grid, rule.reduction)
+            table = position.relative_distance_by_raster(relative, grid, rule.reduction)
         else:
-            table = position.relative_distance(channels, grid, rule.reduction)
+            table = position.relative_distance(relative, grid, rule.reduction)
         self.register_buffer("relative_pos", table)
+
+    def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
+        """Return the sides of its tensors.
+
+        Args:
+            prefix: what their names begin with in the model.
+            trunk: of its input and output; None if they stay whole.
+        """
+        conv = self.graph_conv.gconv
+        channels = {
+            role: replace(side, group=prefix + side.group) for role, side in conv.channels.items()
+        }
+        of_conv = bound(conv, f"{prefix}graph_conv.gconv.", conv.roles, channels)
+        return bound(self, prefix, self.roles, {"trunk": trunk, **channels}) | of_conv
 
     def forward(
         self, x: Tensor, draws: Draws | None, given: Tensor | None
@@ -247,4 +272,5 @@ class Grapher(nn.Module):
         reduction = self.graph_conv.rule.reduction
         if self.by_raster:
             return position.resized_by_raster(table, grid, reduction)
-        return position.relative_distance(self.channels, grid, reduction, before).to(table)
+        assert self.relative is not None
+        return position.relative_distance(self.relative, grid, reduction, before).to(table)

@@ -1,10 +1,20 @@
 """The layer that ViG repeats: 1x1 convolution, norm, optional GELU, optional residual."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.norm import BatchNorm, apply_norm, fold_in_place, fold_norm, make_norm
+from vigpipe.model.norm import (
+    NORM_ROLES,
+    BatchNorm,
+    apply_norm,
+    fold_in_place,
+    fold_norm,
+    make_norm,
+)
 from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.slicing import CONV_ROLES, Roles, within
 from vigpipe.ops.plain import finished
 
 
@@ -24,6 +34,7 @@ class Layer(nn.Sequential):
     """
 
     fused = True
+    roles: ClassVar[Roles] = {**within("0.", CONV_ROLES), **within("1.", NORM_ROLES)}
 
     def __init__(
         self, in_channels: int, out_channels: int, norm: Norm, groups: int = 1, gelu: bool = False

@@ -1,19 +1,20 @@
 """The readout: pool the nodes and classify them."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
 from vigpipe.model.keyed_dropout import Draws, KeyedDropout
-from vigpipe.model.norm import fold_in_place, make_norm
+from vigpipe.model.norm import NORM_ROLES, fold_in_place, make_norm
 from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.slicing import CONV_ROLES, Roles, within
 
 WIDTH = 1024  # channels of the hidden layer
 
 
 class Readout(nn.Sequential):
-    """Average the nodes, widen to 1024 channels, norm, GELU, dropout, then the classes' logits.
+    """Average the nodes, widen, norm, GELU, dropout, then the classes' logits.
 
     Args:
         channels: C, channels of the nodes.
@@ -22,7 +23,14 @@ class Readout(nn.Sequential):
         dropout: dropout rate before the last layer.
         stream: stream number of the dropout mask.
         pool: `avg` averages the nodes; an empty string gives every node its own logits.
+        hidden: channels of the hidden layer.
     """
+
+    roles: ClassVar[Roles] = {
+        **within("0.", CONV_ROLES, {"in": "trunk", "out": "hidden"}),
+        **within("1.", NORM_ROLES, {"out": "hidden"}),
+        **within("4.", CONV_ROLES, {"in": "hidden", "out": "classes"}),
+    }
 
     def __init__(
         self,
@@ -32,10 +40,11 @@ class Readout(nn.Sequential):
         dropout: float,
         stream: int,
         pool: Literal["avg", ""] = "avg",
+        hidden: int = WIDTH,
     ) -> None:
         super().__init__(
-            Pointwise(channels, WIDTH),
-            make_norm(norm, WIDTH),
+            Pointwise(channels, hidden),
+            make_norm(norm, hidden),
             nn.GELU(),
             KeyedDropout(dropout, stream),
             nn.Identity(),
@@ -53,7 +62,7 @@ class Readout(nn.Sequential):
         widen = self[0]
         assert isinstance(widen, Pointwise)
         self.pool = pool
-        classify = Pointwise(WIDTH, num_classes) if num_classes else nn.Identity()
+        classify = Pointwise(len(widen.weight), num_classes) if num_classes else nn.Identity()
         self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
 
     def fuse(self) -> "Readout":

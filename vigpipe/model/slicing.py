@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vigpipe.errors import InputError
+
 INPUT = "input"  # the group of the channels of a model's input, where they are divided
 
 
@@ -60,6 +62,24 @@ class Side:
 Sides = tuple[Side | None, ...]
 Roles = Mapping[str, tuple[str | None, ...]]  # of each tensor of a module, a role per dimension
 
+LINEAR_ROLES: Roles = {"weight": ("out", "in"), "bias": ("out",)}
+CONV_ROLES: Roles = {"weight": ("out", "in", None, None), "bias": ("out",)}
+
+
+def within(prefix: str, roles: Roles, renamed: Mapping[str, str] | None = None) -> Roles:
+    """Return the roles of a module's tensors in the table of a module that contains it.
+
+    Args:
+        prefix: what their names begin with there.
+        roles: as the contained module calls them.
+        renamed: what the other module calls those that have another name there.
+    """
+    names = renamed or {}
+    return {
+        prefix + name: tuple(None if role is None else names.get(role, role) for role in of_tensor)
+        for name, of_tensor in roles.items()
+    }
+
 
 def bound(
     module: nn.Module, prefix: str, roles: Roles, channels: Mapping[str, Side | None]
@@ -81,6 +101,25 @@ def bound(
         for name, of_tensor in roles.items()
         if name in present
     }
+
+
+def share(channels: int, num: int, where: str) -> int:
+    """Return how many of some channels each of `num` sub-models has.
+
+    Args:
+        channels: of a group.
+        num: m.
+        where: whose channels they are, for the error.
+
+    Raises:
+        InputError: m does not divide them.
+    """
+    if channels % num:
+        raise InputError(
+            f"--dp {num}: {num} sub-networks cannot equally share the {channels} channels of "
+            f"{where}; choose a divisor of {channels}"
+        )
+    return channels // num
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Convolutions that turn images into nodes, and those that halve the grid of a pyramid."""
 
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.norm import apply_norm, fold_in_place, make_norm
+from vigpipe.model.norm import NORM_ROLES, apply_norm, fold_in_place, make_norm
+from vigpipe.model.slicing import CONV_ROLES, Roles, within
 
 
 class ConvStem(nn.Module):
@@ -31,6 +33,16 @@ class ConvStem(nn.Module):
         for (before, after), stride in zip(pairwise((in_channels, *widths)), strides, strict=True):
             layers += [conv3x3(before, after, stride), make_norm(norm, after), nn.GELU()]
         self.convs = nn.Sequential(*layers[:-1])  # published names number the GELUs too
+
+    @property
+    def roles(self) -> Roles:
+        """Roles of the dimensions: the channels before each convolution, by its index as text."""
+        roles: dict[str, tuple[str | None, ...]] = {}
+        for i in range(0, len(self.convs), 3):
+            names = {"in": str(i // 3), "out": str(i // 3 + 1)}
+            roles |= within(f"convs.{i}.", CONV_ROLES, names)
+            roles |= within(f"convs.{i + 1}.", NORM_ROLES, names)
+        return roles
 
     def forward(self, images: Tensor) -> Tensor:
         """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""
@@ -58,6 +70,11 @@ class Downsample(nn.Module):
         out_channels: channels of the stage after.
         norm: normalisation after the convolution: batch, layer or group.
     """
+
+    roles: ClassVar[Roles] = {
+        **within("conv.0.", CONV_ROLES),
+        **within("conv.1.", NORM_ROLES),
+    }
 
     def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
         super().__init__()

@@ -5,24 +5,30 @@ neighbours on the grid. Widths, order of layers, parameter names and the missing
 before the graph convolution are as in the study.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe import ops
-from vigpipe.config.choices import Graph, Norm
+from vigpipe.config.choices import Divided, Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.folded import fold_linear
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
-from vigpipe.model.norm import BatchNorm, apply_norm, make_norm
+from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
 from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import LINEAR_ROLES, Roles, Side, Sides, Slicing, bound, share, within
 from vigpipe.model.staged import StagedModel
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
+HIDDEN_OF_GRAPHER, HIDDEN_OF_FFN = 256, 512
+
+_LINEAR_AND_NORM: Roles = {**within("0.", LINEAR_ROLES), **within("1.", NORM_ROLES)}
 
 
 class GraphConv(nn.Module):
@@ -82,6 +88,13 @@ class StudyGrapher(nn.Module):
     """
 
     fused = True
+    roles: ClassVar[Roles] = {
+        **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "x"}),
+        "graph_conv.lin_rel.weight": ("out", "x"),
+        "graph_conv.lin_rel.bias": ("out",),
+        "graph_conv.lin_root.weight": ("out", "x"),
+        **within("fc2.", _LINEAR_AND_NORM, {"in": "out", "out": "trunk"}),
+    }
 
     def __init__(
         self,
@@ -104,7 +117,8 @@ class StudyGrapher(nn.Module):
         sample_scale = self.drop_path(x, draws)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
-            return _narrowed(F.gelu(self.graph_conv(self.fc1(x))), x, sample_scale, self.fc2)
+            y = F.gelu(self.graph_conv(self.fc1(x)))
+            return _narrowed(y, x, sample_scale, self.fc2)
         assert isinstance(linear, nn.Linear)
         conv = self.graph_conv
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
@@ -113,9 +127,8 @@ class StudyGrapher(nn.Module):
         into, offset = fold_linear(x, linear, norm)  # GraphConv sums x into + offset
         rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
         first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
-        return _through(
-            features, first, root @ offset + conv.lin_rel.bias, x, sample_scale, self.fc2
-        )
+        bias = root @ offset + conv.lin_rel.bias
+        return _through(features, first, bias, x, sample_scale, self.fc2)
 
 
 class StudyFFN(nn.Module):
@@ -130,9 +143,18 @@ class StudyFFN(nn.Module):
     """
 
     fused = True
+    roles: ClassVar[Roles] = {
+        **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "hidden"}),
+        **within("fc2.", _LINEAR_AND_NORM, {"in": "hidden", "out": "trunk"}),
+    }
 
     def __init__(
-        self, channels: int, hidden: int, norm: Norm, drop_path: float, stream: int
+        self,
+        channels: int,
+        hidden: int,
+        norm: Norm,
+        drop_path: float,
+        stream: int,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
@@ -146,7 +168,8 @@ class StudyFFN(nn.Module):
         if not (self.fused and isinstance(norm, BatchNorm)):
             return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2)
         assert isinstance(linear, nn.Linear)
-        return _through(x, *fold_linear(x, linear, norm), x, sample_scale, self.fc2)
+        hidden = fold_linear(x, linear, norm)
+        return _through(x, *hidden, x, sample_scale, self.fc2)
 
 
 def _through(
@@ -204,9 +227,11 @@ class VigStudy(StagedModel):
             first. The study has 0.
         drop_rate: dropout rate before the last layer; the study has no dropout.
         graph: `grid` as in the study, or `knn` in feature space.
+        narrow: make a sub-network of 1/narrow of the hidden widths; 1 for the model itself.
 
     Raises:
-        InputError: graph is `knn` and the images have too few pixels.
+        InputError: graph is `knn` and the images have too few pixels, or `narrow` does not divide
+            the hidden widths.
     """
 
     readout_names = ("fc1", "fc2", "dropout")
@@ -220,18 +245,21 @@ class VigStudy(StagedModel):
         drop_path_rate: float = 0.0,
         drop_rate: float = 0.0,
         graph: Graph = "grid",
+        narrow: int = 1,
     ) -> None:
         num_nodes = img_size[0] * img_size[1]
         super().__init__(NUM_BLOCKS, num_classes)
         self.in_chans, self.img_size = in_chans, img_size
         if graph == "knn":
             check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
+        conv = share(HIDDEN_OF_GRAPHER, narrow, "every Grapher")
+        hidden = share(HIDDEN_OF_FFN, narrow, "every FFN")
         self.blocks = nn.ModuleDict()
         for i in range(NUM_BLOCKS):
             rate = drop_path_rate * i / (NUM_BLOCKS - 1)
             self.blocks[str(i)] = StudyBlock(
-                StudyGrapher(in_chans, 256, graph, img_size, norm, rate, stream=2 * i),
-                StudyFFN(in_chans, 512, norm, rate, stream=2 * i + 1),
+                StudyGrapher(in_chans, conv, graph, img_size, norm, rate, stream=2 * i),
+                StudyFFN(in_chans, hidden, norm, rate, stream=2 * i + 1),
             )
         self.fc1 = nn.Linear(in_chans, 1024)
         self.fc2 = nn.Linear(1024, num_classes)
@@ -240,6 +268,34 @@ class VigStudy(StagedModel):
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Return (N, C), which is the same before every block and before the readout."""
         return self.img_size[0] * self.img_size[1], self.in_chans
+
+    def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
+        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+
+        Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
+        every FFN one, `hidden`. The trunk has the channels of the images, and stays whole.
+
+        Args:
+            partition_input: must be False: images have few channels.
+            divided: the widths that sub-networks share; must be inner.
+
+        Raises:
+            ValueError: the channels of the images, and so of the trunk, are to be divided.
+        """
+        if partition_input or divided != "inner":
+            raise ValueError("vig_study's trunk has the channels of the images; it stays whole")
+        sides: dict[str, Sides] = {}
+        for index, block in self.blocks.items():
+            for half in ("grapher", "ffn"):
+                module, prefix = block.get_submodule(half), f"blocks.{index}.{half}."
+                assert isinstance(module, StudyGrapher | StudyFFN)
+                groups = {name: Side(prefix + name) for name in ("x", "out", "hidden")}
+                sides |= bound(module, prefix, module.roles, {"trunk": None, **groups})
+        if self.has_readout:
+            for name in ("fc1", "fc2"):
+                whole = {"in": None, "out": None}
+                sides |= bound(self.get_submodule(name), f"{name}.", LINEAR_ROLES, whole)
+        return Slicing.of(self.state_dict(), sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make `knn` graphs raise FloatingPointError on NaN or infinite features, or stop that."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from vigpipe.config.choices import MODELS, Impl, Norm
+from vigpipe.config.choices import MODELS, Divided, Impl, Norm
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import VigShape, reduced, stem_strides
 from vigpipe.model.metadata import class_names, image_preparation, read_metadata
@@ -74,6 +74,8 @@ def create_model(
     stem_stride: int | None = None,
     compat: Literal["reference"] | None = None,
     impl: Impl = "fused",
+    narrow: int = 1,
+    divided: Divided = "inner",
     checkpoint_path: Path | str | None = None,
 ) -> StagedModel:
     """Build a model, with weights drawn from torch's global generator or read from a file.
@@ -94,6 +96,9 @@ def create_model(
         stem_stride: as in VisionGnn.
         compat: as in VisionGnn.
         impl: `fused` operators where there are any, or `plain` ones everywhere.
+        narrow: make a sub-network of 1/narrow of the widths; 1 for the model itself. The names of
+            its parameters are the model's.
+        divided: the widths that sub-networks share: inner or tied; vig_study has inner only.
         checkpoint_path: weights file to load (`vigpipe.model.weights`); by default the weights are
             random. The model's `pretrained_cfg` then tells what the file does: its classes, and the
             size, mean, standard deviation and crop of its images, for `timm.data`.
@@ -103,7 +108,7 @@ def create_model(
 
     Raises:
         InputError: the name is unknown, the model does not have one of the options, the images are
-            too small, or the weights file does not fit.
+            too small, `narrow` does not divide a width, or the weights file does not fit.
     """
     common: dict[str, Any] = {
         "num_classes": num_classes,
@@ -111,6 +116,7 @@ def create_model(
         "norm": norm,
         "drop_path_rate": drop_path_rate,
         "drop_rate": drop_rate,
+        "narrow": narrow,
     }
     if name == "vig_study":
         common["img_size"] = img_size or (32, 32)
@@ -119,6 +125,7 @@ def create_model(
             "--stochastic-dilation": stochastic_dilation or None,
             "--stem-stride": stem_stride,
             "--compat": compat,
+            "--divided": None if divided == "inner" else divided,
         }
         for flag, value in others.items():
             if value is not None:
@@ -136,6 +143,7 @@ def create_model(
             stochastic_dilation=stochastic_dilation,
             stem_stride=stem_stride,
             compat=compat,
+            divided=divided,
         )
         model.pretrained_cfg = pretrained_cfg(name)
     else:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vigpipe.config.choices import Norm
+from vigpipe.config.choices import Divided, Norm
+from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import (
     BlockSpec,
     VigShape,
@@ -27,6 +28,7 @@ from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.regions import region
+from vigpipe.model.slicing import Side, Sides, Slicing, bound, share
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
 
@@ -79,11 +81,14 @@ class VisionGnn(StagedModel):
         stem_stride: side of a patch in pixels, a power of two; by default the variant's.
         compat: `reference` resizes relative positions along the raster, as the published code does.
         global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
+        narrow: make a sub-network of 1/narrow of the widths; 1 for the model itself.
+        divided: the widths that sub-networks share: inner or tied.
         device: where to make the weights.
         dtype: type of the weights.
 
     Raises:
-        InputError: an unknown policy or aggregator, or a stem stride that the stem cannot have.
+        InputError: an unknown policy or aggregator, a stem stride that the stem cannot have, or a
+            width that `narrow` does not divide.
     """
 
     stem_names = ("stem", "pos_embed")
@@ -106,9 +111,14 @@ class VisionGnn(StagedModel):
         stem_stride: int | None = None,
         compat: Literal["reference"] | None = None,
         global_pool: Literal["avg", ""] = "avg",
+        narrow: int = 1,
+        divided: Divided = "inner",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        wide, is_tied = shape, divided == "tied"
+        shape = wide.divided(narrow) if is_tied else wide
+        head = share(WIDTH, narrow, "the readout") if is_tied else WIDTH
         stride = shape.stem_stride if stem_stride is None else stem_stride
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
@@ -125,7 +135,7 @@ class VisionGnn(StagedModel):
         self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
         self.strides, self.grid = strides, grid
         self.specs, self._specs_on = specs, specs_on
-        self.num_features, self.head_hidden_size = shape.channels[-1], WIDTH
+        self.num_features, self.head_hidden_size = shape.channels[-1], head
         self.global_pool: Literal["avg", ""] = global_pool
         self.drop_rate = drop_rate
         self.pretrained_cfg: dict[str, Any] = {}
@@ -142,22 +152,26 @@ class VisionGnn(StagedModel):
                 if rule is None:
                     self.backbone[str(i)] = Downsample(spec.before[1], channels, norm)
                     continue
+                whole = wide.channels[spec.stage]
+                is_relative = shape.relative and rule.policy in ("knn", "lookahead")
                 grapher = Grapher(
                     channels,
+                    _conv_share(whole, narrow, spec.aggregator, i),
                     rule,
                     spec.aggregator,
                     norm,
                     rates[number],
                     stream=2 * number,
                     grid=spec.grid,
-                    relative=shape.relative and rule.policy in ("knn", "lookahead"),
+                    relative=whole if is_relative else None,
                     by_raster=compat == "reference",
                 )
-                ffn = FFN(channels, norm, rates[number], stream=2 * number + 1)
+                hidden = share(4 * whole, narrow, f"the FFN of block {i}")
+                ffn = FFN(channels, hidden, norm, rates[number], stream=2 * number + 1)
                 self.backbone[str(i)] = Block(grapher, ffn)
             stream = 2 * sum(shape.blocks)
             self.prediction = Readout(
-                shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool
+                shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool, head
             )
         self.feature_info = _feature_info(specs, strides)
         if dtype is not None:
@@ -230,6 +244,54 @@ class VisionGnn(StagedModel):
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the readout: (B, H, W, C) -> (B, num_classes)."""
         return self.prediction(x, draws)
+
+    def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
+        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+
+        Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
+        every FFN one, `hidden`. With `tied` there are also `trunk.0`, the channels between the
+        blocks of the pyramid's first stage, and so on; `stem.1`, those after the stem's first
+        convolution, and so on up to the last, which gives the trunk; and the readout's `hidden`.
+
+        Tables of relative positions stay whole. They are added to distances between features of
+        unit length, so they weigh the same for any number of channels. But a sub-network chooses
+        neighbours by its own channels, so its graphs are not the merged model's.
+
+        Args:
+            partition_input: must be False: images have few channels.
+            divided: the widths that sub-networks share: inner or tied.
+
+        Raises:
+            ValueError: the channels of the images are to be divided.
+        """
+        if partition_input:
+            raise ValueError("the channels of images are not divided among sub-networks")
+        trunks = [
+            Side(f"trunk.{stage}") if divided == "tied" else None
+            for stage in range(len(self.shape.blocks))
+        ]
+        sides: dict[str, Sides] = {}
+        if self.has_stem:
+            last = str(len(self.strides))
+            inner = map(str, range(1, len(self.strides)))
+            channels = {name: Side(f"stem.{name}") if divided == "tied" else None for name in inner}
+            channels |= {"0": None, last: trunks[0]}
+            sides |= bound(self.stem, "stem.", self.stem.roles, channels)
+            sides["pos_embed"] = (None, trunks[0], None, None)
+        for name, block in self.backbone.items():
+            stage = self.specs[int(name)].stage
+            if isinstance(block, Downsample):
+                channels = {"in": trunks[stage - 1], "out": trunks[stage]}
+                sides |= bound(block, f"backbone.{name}.", block.roles, channels)
+                continue
+            for half in ("0", "1"):
+                module: Any = block.get_submodule(half)  # Grapher, FFN
+                sides |= module.sides(f"backbone.{name}.{half}.", trunks[stage])
+        if self.has_readout:
+            hidden = Side("prediction.hidden") if divided == "tied" else None
+            channels = {"trunk": trunks[-1], "hidden": hidden, "classes": None}
+            sides |= bound(self.prediction, "prediction.", self.prediction.roles, channels)
+        return Slicing.of(self.state_dict(), sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
@@ -393,6 +455,14 @@ class VisionGnn(StagedModel):
 
 def _pair(size: int | Sequence[int]) -> Grid:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _conv_share(channels: int, num: int, aggregator: str, block: int) -> int:
+    """Return how many of the C channels of a graph convolution each of some sub-models has."""
+    pieces = AGGREGATORS[aggregator].channels["x"].repeats
+    where = f"each of the {pieces} parts that the graph convolution of block {block} takes"
+    share(channels // pieces, num, where)
+    return channels // num
 
 
 def _feature_info(specs: Sequence[BlockSpec], strides: Sequence[int]) -> list[dict[str, Any]]:

@@ -1,0 +1,283 @@
+"""Tables of image models: every tensor is there, shapes are those of narrow models, and so is y."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vigpipe.config.choices import AGGREGATORS, MODELS, NORMS
+from vigpipe.errors import InputError
+from vigpipe.model.blocks import VigShape
+from vigpipe.model.slicing import Side, Slicing
+from vigpipe.model.study import VigStudy
+from vigpipe.model.variants import create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.parallel.plan import even_plan
+from vigpipe.parallel.split import cut_stages
+
+pytestmark = pytest.mark.filterwarnings("ignore::vigpipe.model.blocks.FewNodesWarning")
+
+# Two stages, with 8x8 and 4x4 nodes; each of the five blocks has another aggregator.
+PYRAMID = VigShape(
+    (2, 3),
+    (16, 32),
+    k=(3, 5),
+    max_dilation=1,
+    reductions=(2, 1),
+    relative=True,
+    stem=(2, 1, 1),
+    stem_stride=1,
+    img_size=(8, 8),
+)
+ALL = ",".join(AGGREGATORS)
+ways = pytest.mark.parametrize("divided", ["inner", "tied"])
+DIVISIONS = [(n, d) for n in MODELS for d in ("inner", "tied") if (n, d) != ("vig_study", "tied")]
+
+
+def pyramid(graph: str = "grid", aggregator: str = ALL, **options: Any) -> VisionGnn:
+    return VisionGnn(PYRAMID, 5, graph=graph, aggregator=aggregator, **options)
+
+
+def study(**options: Any) -> VigStudy:
+    return VigStudy(5, img_size=(4, 4), **options)
+
+
+def without_norms(model: nn.Module) -> nn.Module:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if "Norm" in type(child).__name__:
+                setattr(module, name, nn.Identity())
+    return model
+
+
+def with_random_weights(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        fan_in = max(1, parameter[0].numel() if parameter.dim() > 1 else 1)
+        nn.init.normal_(parameter, std=fan_in**-0.5)
+    return model
+
+
+def draw(slicing: Slicing, num: int) -> list[dict[str, Tensor]]:
+    """Every sub-model's channels of every group."""
+    generator = torch.Generator().manual_seed(0)
+    groups = {
+        group: torch.randperm(size, generator=generator).view(num, -1).sort(1).values
+        for group, size in slicing.sizes.items()
+    }
+    return [{group: rows[j] for group, rows in groups.items()} for j in range(num)]
+
+
+def entries(slicing: Slicing, side: Side, channels: dict[str, Tensor]) -> Tensor:
+    return side.entries(channels[side.group], slicing.sizes[side.group])
+
+
+def load_slices(narrow: nn.Module, wide: nn.Module, slicing: Slicing, channels: Any) -> None:
+    state = {}
+    for name, tensor in wide.state_dict().items():
+        for dim, side in enumerate(slicing.sides[name]):
+            if side is not None:
+                tensor = tensor.index_select(dim, entries(slicing, side, channels))
+        state[name] = tensor
+    narrow.load_state_dict(state)
+
+
+@torch.no_grad()
+def zero_others(model: nn.Module, slicing: Slicing, channels: Any) -> None:
+    """Zero the rows that make channels of other sub-models; leave alone what reads these."""
+    for name, tensor in model.state_dict().items():
+        dim = 1 if name == "pos_embed" else 0
+        side = slicing.sides[name][dim] if tensor.dim() > 0 else None
+        if side is not None:
+            kept = torch.zeros(tensor.shape[dim], dtype=tensor.dtype)
+            kept[entries(slicing, side, channels)] = 1.0
+            tensor.mul_(kept.view(-1, *[1] * (tensor.dim() - 1 - dim)))
+
+
+# ---- tables and narrow models -------------------------------------------------------------------
+
+
+def assert_table_is_that_of_narrow_models(make: Any, divided: Any) -> None:
+    with torch.device("meta"):
+        wide = make()
+        slicing, tensors = wide.slicing(divided=divided), wide.state_dict()
+        assert slicing.sides.keys() == tensors.keys()
+        for num in (1, 2, 4):
+            narrow = make(narrow=num, divided=divided).state_dict()
+            shapes = {name: slicing.shape(name, t.shape, num) for name, t in tensors.items()}
+            assert shapes == {name: tuple(t.shape) for name, t in narrow.items()}
+
+
+@pytest.mark.parametrize(("name", "divided"), DIVISIONS)
+def test_shapes_are_those_of_narrow_models(name, divided):
+    options = {} if name == "vig_study" else {"aggregator": ALL}
+
+    def make(**more: Any):
+        return create_model(name, num_classes=10, **options, **more)
+
+    assert_table_is_that_of_narrow_models(make, divided)
+
+
+@ways
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+def test_shapes_are_those_of_narrow_models_with(aggregator, norm, divided):
+    def make(**more: Any):
+        return pyramid("knn", aggregator, norm=norm, **more)
+
+    assert_table_is_that_of_narrow_models(make, divided)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_shapes_are_those_of_narrow_studies_with(norm):
+    def make(divided: Any = "inner", **more: Any):
+        return study(norm=norm, **more)
+
+    assert_table_is_that_of_narrow_models(make, "inner")
+
+
+def test_groups_are_those_that_are_drawn():
+    sizes = VisionGnn(PYRAMID, aggregator="max,edge").slicing(divided="inner").sizes
+    of_blocks = {
+        "backbone.0.0.x": 16 // 4,
+        "backbone.0.0.out": 2 * 16 // 4,
+        "backbone.0.1.hidden": 4 * 16,
+        "backbone.1.0.x": 16 // 2,
+        "backbone.1.0.out": 2 * 16 // 4,
+        "backbone.1.1.hidden": 4 * 16,
+    }
+    assert {name: n for name, n in sizes.items() if re.match(r"backbone\.[01]", name)} == of_blocks
+    assert len(sizes) == 3 * 5
+    tied = VisionGnn(PYRAMID, aggregator="max,edge").slicing(divided="tied").sizes
+    between = {"trunk.0": 16, "trunk.1": 32, "stem.1": 8, "stem.2": 16, "prediction.hidden": 1024}
+    assert tied == {**sizes, **between}
+    assert study().slicing().sizes == {
+        f"blocks.{i}.{group}": size
+        for i in range(8)
+        for group, size in (("grapher.x", 256), ("grapher.out", 256), ("ffn.hidden", 512))
+    }
+
+
+@ways
+def test_stages_have_the_table_of_the_model(divided):
+    whole, sides = pyramid().slicing(divided=divided), {}
+    for stage in cut_stages(pyramid, even_plan(6, 3), (0, 1, 2)):
+        part: Slicing = getattr(stage, "model", stage).slicing(divided=divided)
+        assert part.sizes.items() <= whole.sizes.items()
+        sides |= part.sides
+    assert sides == whole.sides
+
+
+@ways
+def test_stages_of_a_narrow_model_fit_together(divided):
+    def make():
+        torch.manual_seed(0)
+        return pyramid("knn,reuse", narrow=2, divided=divided)
+
+    images, keys = torch.rand(2, 3, 8, 8), torch.arange(2)
+    x = images
+    for stage in cut_stages(make, even_plan(6, 3), (0, 1, 2)):
+        x = getattr(stage, "model", stage)(x, keys)
+    assert torch.equal(x, make()(images, keys))
+
+
+@ways
+@pytest.mark.parametrize("norm", NORMS)
+def test_narrow_models_train(norm, divided):
+    images = torch.rand(2, 3, 8, 8)
+    for num in (2, 4):
+        model = pyramid("knn", norm=norm, narrow=num, divided=divided)
+        model(images, torch.arange(2)).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
+def test_relative_positions_are_those_of_the_wide_model():
+    wide, narrow = pyramid("knn"), pyramid("knn", narrow=4, divided="tied")
+    for size in (8, 12):
+        for model in (wide, narrow):
+            model.set_input_size(size)
+        tables = [dict(model.named_buffers()) for model in (wide, narrow)]
+        names = [name for name in tables[0] if name.endswith("relative_pos")]
+        assert len(names) == 5
+        for name in names:
+            assert torch.equal(tables[0][name], tables[1][name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"narrow": 8},
+            "--dp 8: 8 sub-networks cannot equally share the 4 channels of each of the 4 parts "
+            "that the graph convolution of block 0 takes; choose a divisor of 4",
+        ),
+        ({"narrow": 8, "aggregator": "edge"}, None),
+        ({"narrow": 3, "divided": "tied"}, "the 8 channels of a convolution of the stem; choose"),
+        ({"narrow": 16, "divided": "tied"}, "the 8 channels of a convolution of the stem; choose"),
+    ],
+)
+def test_a_width_that_is_not_divided_is_refused(options, message):
+    if message is None:
+        pyramid(**options)
+        return
+    with pytest.raises(InputError, match=re.escape(message)):
+        pyramid(**options)
+
+
+def test_the_study_refuses_what_it_cannot_divide():
+    with pytest.raises(InputError, match=r"--dp 3: .* share the 256 channels of every Grapher"):
+        study(narrow=3)
+    with pytest.raises(InputError, match="--divided tied: vig_study has no such choice"):
+        create_model("vig_study", num_classes=10, divided="tied")
+    with pytest.raises(ValueError, match="stays whole"):
+        study().slicing(divided="tied")
+
+
+# ---- what a narrow model computes ---------------------------------------------------------------
+
+
+def assert_equals_the_wide_model_with_others_zeroed(make: Any, images: Tensor, divided: Any):
+    # Without norms: LayerNorm and GroupNorm count the zeros, and BatchNorm turns them into
+    # something else. Graphs are fixed: by the wide model's features, kNN would choose others.
+    # Biases are there: those of other channels are zeroed with them, and GELU leaves 0 as it is.
+    def build(**options: Any) -> Any:
+        return with_random_weights(without_norms(make(**options).double().eval()))
+
+    wide = build()
+    slicing = wide.slicing(divided=divided)
+    whole = wide(images)
+    for num in (1, 2, 4):
+        for channels in draw(slicing, num):
+            narrow, zeroed = build(narrow=num, divided=divided), build()
+            load_slices(narrow, wide, slicing, channels)
+            zero_others(zeroed, slicing, channels)
+            y = narrow(images)
+            torch.testing.assert_close(y, zeroed(images), rtol=1e-10, atol=1e-10)
+            assert num == 1 or not torch.allclose(y, whole)
+
+
+@ways
+@pytest.mark.parametrize("graph", ["grid", "pattern"])
+@pytest.mark.parametrize("impl", ["fused", "plain"])
+@torch.no_grad()
+def test_a_narrow_model_is_the_wide_one_with_the_other_channels_zeroed(impl, graph, divided):
+    def make(**options: Any):
+        model = pyramid(graph, **options)
+        model.set_impl(impl)
+        return model
+
+    images = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    assert_equals_the_wide_model_with_others_zeroed(make, images, divided)
+
+
+@torch.no_grad()
+def test_a_narrow_study_is_the_wide_one_with_the_other_channels_zeroed():
+    def make(divided: Any = "inner", **options: Any):
+        return study(**options)
+
+    images = torch.rand(2, 3, 4, 4, dtype=torch.float64)
+    assert_equals_the_wide_model_with_others_zeroed(make, images, "inner")
