@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from vigpipe.config.choices import AGGREGATORS, MODELS, NORMS
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import VigShape
+from vigpipe.model.layer import Layer
+from vigpipe.model.norm import BatchNorm
+from vigpipe.model.readout import Readout
 from vigpipe.model.slicing import Side, Slicing
+from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.study import VigStudy
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
@@ -188,7 +192,7 @@ def test_stages_of_a_narrow_model_fit_together(divided):
 def test_narrow_models_train(norm, divided):
     images = torch.rand(2, 3, 8, 8)
     for num in (2, 4):
-        model = pyramid("knn", norm=norm, narrow=num, divided=divided)
+        model = pyramid("knn", norm=norm, narrow=num, divided=divided, branch_rescale=True)
         model(images, torch.arange(2)).square().sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
@@ -281,3 +285,86 @@ def test_a_narrow_study_is_the_wide_one_with_the_other_channels_zeroed():
 
     images = torch.rand(2, 3, 4, 4, dtype=torch.float64)
     assert_equals_the_wide_model_with_others_zeroed(make, images, "inner")
+
+
+# ---- branch_rescale -----------------------------------------------------------------------------
+
+
+def ffn_of(model: Any) -> Any:
+    return model.blocks["0"].ffn if isinstance(model, VigStudy) else model.backbone["0"][1]
+
+
+def sub_ffns(make: Any, wide: Any, num: int, **options: Any) -> list[Any]:
+    slicing, narrow = wide.slicing(), []
+    for channels in draw(slicing, num):
+        narrow.append(make(narrow=num, **options).double())
+        load_slices(narrow[-1], wide, slicing, channels)
+    return [ffn_of(model) for model in narrow]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("impl", ["fused", "plain"])
+@pytest.mark.parametrize("make", [pyramid, study])
+@torch.no_grad()
+def test_the_mean_of_rescaled_branches_is_the_merged_models(make, impl, train):
+    # Of the FFN, whose hidden channels do not depend on one another, and without the last norm.
+    # That of the hidden layer acts on every channel alone.
+    wide = with_random_weights(make().double())
+    x = torch.randn(2, 4, 4, 16 if make is pyramid else 3, dtype=torch.float64)
+    x = x if make is pyramid else x.flatten(1, 2)
+
+    def branches(ffns: list[Any]) -> Tensor:
+        for ffn in ffns:
+            ffn.train(train)
+            for module in ffn.modules():
+                if hasattr(type(module), "fused"):
+                    module.fused = impl == "fused"
+            ffn.fc2[1] = nn.Identity()
+        return torch.stack([ffn(x, None) - x for ffn in ffns])
+
+    for num in (1, 2, 4):
+        rescaled = branches(sub_ffns(make, wide, num, branch_rescale=True))
+        faithful = branches(sub_ffns(make, wide, num))
+        whole_wide = make().double()
+        whole_wide.load_state_dict(wide.state_dict())
+        (expected,) = branches([ffn_of(whole_wide)])
+        torch.testing.assert_close(rescaled.mean(0), expected, rtol=1e-10, atol=1e-10)
+        bias = ffn_of(wide).fc2[0].bias
+        torch.testing.assert_close(
+            (faithful - bias).sum(0) + bias, expected, rtol=1e-10, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("make", [pyramid, study])
+@torch.no_grad()
+def test_rescaled_sub_networks_have_the_running_means_of_the_merged_model(make):
+    # The norm after the branch makes its size that of the merged branch, rescaled or not; but its
+    # running mean, which is averaged, is the merged model's only if the branches are rescaled.
+    wide = with_random_weights(make().double())
+    x = torch.randn(2, 4, 4, 16 if make is pyramid else 3, dtype=torch.float64)
+    x = x if make is pyramid else x.flatten(1, 2)
+
+    def results(ffns: list[Any]) -> tuple[Tensor, Tensor]:
+        outputs = torch.stack([ffn(x, None) for ffn in ffns])
+        return outputs, torch.stack([ffn.fc2[1].running_mean for ffn in ffns]).mean(0)
+
+    rescaled, mean = results(sub_ffns(make, wide, 4, branch_rescale=True))
+    faithful, other_mean = results(sub_ffns(make, wide, 4))
+    _, expected = results([ffn_of(wide)])
+    torch.testing.assert_close(mean, expected, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(other_mean, expected)
+    torch.testing.assert_close(rescaled, faithful, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_fused_layer_keeps_its_factor():
+    torch.manual_seed(0)
+    model = pyramid(narrow=2, branch_rescale=True).double()
+    images = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    model(images, torch.arange(4))  # running statistics
+    expected = model.eval()(images)
+    for module in list(model.modules()):
+        if isinstance(module, Layer | ConvStem | Downsample | Readout):
+            module.fuse()
+    assert not any(isinstance(module, BatchNorm) for module in model.modules())
+    torch.testing.assert_close(model(images), expected, rtol=1e-10, atol=1e-10)

@@ -19,6 +19,7 @@ class FFN(nn.Module):
         norm: normalisation after each layer: batch, layer or group.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
+        rescale: what the last product is multiplied by before its bias is added.
     """
 
     roles: ClassVar[Roles] = {
@@ -33,10 +34,11 @@ class FFN(nn.Module):
         norm: Norm,
         drop_path: float,
         stream: int,
+        rescale: float = 1.0,
     ) -> None:
         super().__init__()
         self.fc1 = Layer(channels, hidden, norm, gelu=True)
-        self.fc2 = Layer(hidden, channels, norm)
+        self.fc2 = Layer(hidden, channels, norm, factor=rescale)
         self.drop_path = DropPath(drop_path, stream)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:

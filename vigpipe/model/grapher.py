@@ -156,6 +156,7 @@ class Grapher(nn.Module):
         relative: channels of the positions whose distances in the image are added to the
             distances in feature space; None for no such table.
         by_raster: resize that table along the raster of the nodes, as the published code does.
+        rescale: what the last product is multiplied by before its bias is added.
     """
 
     relative_pos: Tensor | None
@@ -177,11 +178,12 @@ class Grapher(nn.Module):
         grid: Grid,
         relative: int | None = None,
         by_raster: bool = False,
+        rescale: float = 1.0,
     ) -> None:
         super().__init__()
         self.fc1 = Layer(channels, hidden, norm)
         self.graph_conv = DynamicGraphConv(hidden, rule, aggregator, norm)
-        self.fc2 = Layer(2 * hidden, channels, norm)
+        self.fc2 = Layer(2 * hidden, channels, norm, factor=rescale)
         self.drop_path = DropPath(drop_path, stream)
         self.relative, self.grid, self.by_raster = relative, grid, by_raster
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off

@@ -31,16 +31,23 @@ class Layer(nn.Sequential):
         norm: normalisation after the convolution: batch, layer or group.
         groups: groups of the convolution.
         gelu: apply GELU after the norm.
+        factor: what the convolution is multiplied by before its bias is added.
     """
 
     fused = True
     roles: ClassVar[Roles] = {**within("0.", CONV_ROLES), **within("1.", NORM_ROLES)}
 
     def __init__(
-        self, in_channels: int, out_channels: int, norm: Norm, groups: int = 1, gelu: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: Norm,
+        groups: int = 1,
+        gelu: bool = False,
+        factor: float = 1.0,
     ) -> None:
         super().__init__(
-            Pointwise(in_channels, out_channels, groups), make_norm(norm, out_channels)
+            Pointwise(in_channels, out_channels, groups, factor), make_norm(norm, out_channels)
         )
         self.gelu = gelu
 
@@ -62,7 +69,7 @@ class Layer(nn.Sequential):
         assert isinstance(pointwise, Pointwise)
         if self.training or not self.fused or not isinstance(norm, BatchNorm):
             return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
-        weight, bias = fold_norm(pointwise.weight.flatten(1), pointwise.bias, norm)
+        weight, bias = fold_norm(pointwise.matrix, pointwise.bias, norm)
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":

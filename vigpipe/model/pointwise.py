@@ -16,18 +16,27 @@ class Pointwise(nn.Module):
         out_channels: channels of the result.
         groups: number of groups that input and output channels are divided into; each group of
             outputs depends on its group of inputs only.
+        factor: what the product is multiplied by before the bias is added.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int = 1, factor: float = 1.0
+    ) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.factor = groups, factor
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, 1, 1))
         self.bias = nn.Parameter(torch.zeros(out_channels))
         nn.init.kaiming_normal_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve: (B, ..., C_in) -> (B, ..., C_out)."""
-        return self.apply_weight(x, self.weight.flatten(1), self.bias)
+        return self.apply_weight(x, self.matrix, self.bias)
+
+    @property
+    def matrix(self) -> Tensor:
+        """What features are multiplied by, (C_out, C_in / groups)."""
+        matrix = self.weight.flatten(1)
+        return matrix if self.factor == 1.0 else matrix * self.factor
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Convolve with given parameters in place of the module's own.
@@ -52,4 +61,5 @@ class Pointwise(nn.Module):
     def extra_repr(self) -> str:
         """Show channels and groups."""
         out_channels, in_channels = self.weight.shape[:2]
-        return f"{in_channels * self.groups}, {out_channels}, groups={self.groups}"
+        factor = "" if self.factor == 1.0 else f", factor={self.factor:g}"
+        return f"{in_channels * self.groups}, {out_channels}, groups={self.groups}{factor}"

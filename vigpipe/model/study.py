@@ -85,6 +85,7 @@ class StudyGrapher(nn.Module):
         norm: normalisation after each linear layer: batch, layer or group.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
+        rescale: what the last product is multiplied by before its bias is added.
     """
 
     fused = True
@@ -105,12 +106,13 @@ class StudyGrapher(nn.Module):
         norm: Norm,
         drop_path: float,
         stream: int,
+        rescale: float = 1.0,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
         self.graph_conv = GraphConv(hidden, graph, grid)
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path = DropPath(drop_path, stream)
+        self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
@@ -118,7 +120,7 @@ class StudyGrapher(nn.Module):
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
             y = F.gelu(self.graph_conv(self.fc1(x)))
-            return _narrowed(y, x, sample_scale, self.fc2)
+            return _narrowed(y, x, sample_scale, self.fc2, self.rescale)
         assert isinstance(linear, nn.Linear)
         conv = self.graph_conv
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
@@ -128,7 +130,7 @@ class StudyGrapher(nn.Module):
         rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
         first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
         bias = root @ offset + conv.lin_rel.bias
-        return _through(features, first, bias, x, sample_scale, self.fc2)
+        return _through(features, first, bias, x, sample_scale, self.fc2, self.rescale)
 
 
 class StudyFFN(nn.Module):
@@ -140,6 +142,7 @@ class StudyFFN(nn.Module):
         norm: normalisation after each linear layer: batch, layer or group.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
+        rescale: what the last product is multiplied by before its bias is added.
     """
 
     fused = True
@@ -155,21 +158,22 @@ class StudyFFN(nn.Module):
         norm: Norm,
         drop_path: float,
         stream: int,
+        rescale: float = 1.0,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path = DropPath(drop_path, stream)
+        self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale = self.drop_path(x, draws)
         linear, norm = self.fc1
         if not (self.fused and isinstance(norm, BatchNorm)):
-            return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2)
+            return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2, self.rescale)
         assert isinstance(linear, nn.Linear)
         hidden = fold_linear(x, linear, norm)
-        return _through(x, *hidden, x, sample_scale, self.fc2)
+        return _through(x, *hidden, x, sample_scale, self.fc2, self.rescale)
 
 
 def _through(
@@ -179,6 +183,7 @@ def _through(
     x: Tensor,
     sample_scale: Tensor | None,
     narrow: nn.Sequential,
+    rescale: float,
 ) -> Tensor:
     """Compute x + narrow(gelu(features first + bias)) without holding the whole hidden layer.
 
@@ -190,17 +195,27 @@ def _through(
         sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
             for 1.
         narrow: a Linear from H to C channels, and a norm.
+        rescale: what the Linear's product is multiplied by before its bias is added.
     """
     linear, norm = narrow
     assert isinstance(linear, nn.Linear)
     rows = features.flatten(0, 1)
-    y = ops.hidden(rows, first.to(rows), bias.to(rows), linear.weight.to(rows)) + linear.bias
+    second = _rescaled(linear.weight, rescale).to(rows)
+    y = ops.hidden(rows, first.to(rows), bias.to(rows), second) + linear.bias
     return apply_norm(norm, y.view_as(x), x, sample_scale)
 
 
-def _narrowed(y: Tensor, x: Tensor, sample_scale: Tensor | None, narrow: nn.Sequential) -> Tensor:
+def _narrowed(
+    y: Tensor, x: Tensor, sample_scale: Tensor | None, narrow: nn.Sequential, rescale: float
+) -> Tensor:
     linear, norm = narrow
-    return apply_norm(norm, linear(y), x, sample_scale)
+    assert isinstance(linear, nn.Linear)
+    y = F.linear(y, _rescaled(linear.weight, rescale), linear.bias)
+    return apply_norm(norm, y, x, sample_scale)
+
+
+def _rescaled(weight: Tensor, rescale: float) -> Tensor:
+    return weight if rescale == 1.0 else weight * rescale
 
 
 class StudyBlock(nn.Module):
@@ -228,6 +243,7 @@ class VigStudy(StagedModel):
         drop_rate: dropout rate before the last layer; the study has no dropout.
         graph: `grid` as in the study, or `knn` in feature space.
         narrow: make a sub-network of 1/narrow of the hidden widths; 1 for the model itself.
+        branch_rescale: as in VisionGnn.
 
     Raises:
         InputError: graph is `knn` and the images have too few pixels, or `narrow` does not divide
@@ -246,6 +262,7 @@ class VigStudy(StagedModel):
         drop_rate: float = 0.0,
         graph: Graph = "grid",
         narrow: int = 1,
+        branch_rescale: bool = False,
     ) -> None:
         num_nodes = img_size[0] * img_size[1]
         super().__init__(NUM_BLOCKS, num_classes)
@@ -254,12 +271,13 @@ class VigStudy(StagedModel):
             check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
         conv = share(HIDDEN_OF_GRAPHER, narrow, "every Grapher")
         hidden = share(HIDDEN_OF_FFN, narrow, "every FFN")
+        rescale = float(narrow) if branch_rescale else 1.0
         self.blocks = nn.ModuleDict()
         for i in range(NUM_BLOCKS):
             rate = drop_path_rate * i / (NUM_BLOCKS - 1)
             self.blocks[str(i)] = StudyBlock(
-                StudyGrapher(in_chans, conv, graph, img_size, norm, rate, stream=2 * i),
-                StudyFFN(in_chans, hidden, norm, rate, stream=2 * i + 1),
+                StudyGrapher(in_chans, conv, graph, img_size, norm, rate, 2 * i, rescale),
+                StudyFFN(in_chans, hidden, norm, rate, 2 * i + 1, rescale),
             )
         self.fc1 = nn.Linear(in_chans, 1024)
         self.fc2 = nn.Linear(1024, num_classes)

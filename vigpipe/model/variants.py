@@ -76,6 +76,7 @@ def create_model(
     impl: Impl = "fused",
     narrow: int = 1,
     divided: Divided = "inner",
+    branch_rescale: bool = False,
     checkpoint_path: Path | str | None = None,
 ) -> StagedModel:
     """Build a model, with weights drawn from torch's global generator or read from a file.
@@ -99,6 +100,7 @@ def create_model(
         narrow: make a sub-network of 1/narrow of the widths; 1 for the model itself. The names of
             its parameters are the model's.
         divided: the widths that sub-networks share: inner or tied; vig_study has inner only.
+        branch_rescale: as in VisionGnn.
         checkpoint_path: weights file to load (`vigpipe.model.weights`); by default the weights are
             random. The model's `pretrained_cfg` then tells what the file does: its classes, and the
             size, mean, standard deviation and crop of its images, for `timm.data`.
@@ -117,6 +119,7 @@ def create_model(
         "drop_path_rate": drop_path_rate,
         "drop_rate": drop_rate,
         "narrow": narrow,
+        "branch_rescale": branch_rescale,
     }
     if name == "vig_study":
         common["img_size"] = img_size or (32, 32)

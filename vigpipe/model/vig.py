@@ -83,6 +83,11 @@ class VisionGnn(StagedModel):
         global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
         narrow: make a sub-network of 1/narrow of the widths; 1 for the model itself.
         divided: the widths that sub-networks share: inner or tied.
+        branch_rescale: in a sub-network, multiply the last product of a residual branch by
+            `narrow` before its bias is added, so that the merged model's product is the mean of
+            the sub-networks' instead of their sum. The norm comes after that: it makes the merged
+            branch as large as theirs in any case, so with BatchNorm only its running statistics
+            change. A factor after it would leave the merged branch too small by `narrow`.
         device: where to make the weights.
         dtype: type of the weights.
 
@@ -113,12 +118,14 @@ class VisionGnn(StagedModel):
         global_pool: Literal["avg", ""] = "avg",
         narrow: int = 1,
         divided: Divided = "inner",
+        branch_rescale: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         wide, is_tied = shape, divided == "tied"
         shape = wide.divided(narrow) if is_tied else wide
         head = share(WIDTH, narrow, "the readout") if is_tied else WIDTH
+        rescale = float(narrow) if branch_rescale else 1.0
         stride = shape.stem_stride if stem_stride is None else stem_stride
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
@@ -165,9 +172,10 @@ class VisionGnn(StagedModel):
                     grid=spec.grid,
                     relative=whole if is_relative else None,
                     by_raster=compat == "reference",
+                    rescale=rescale,
                 )
                 hidden = share(4 * whole, narrow, f"the FFN of block {i}")
-                ffn = FFN(channels, hidden, norm, rates[number], stream=2 * number + 1)
+                ffn = FFN(channels, hidden, norm, rates[number], 2 * number + 1, rescale)
                 self.backbone[str(i)] = Block(grapher, ffn)
             stream = 2 * sum(shape.blocks)
             self.prediction = Readout(
