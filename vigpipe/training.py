@@ -65,7 +65,7 @@ from vigpipe.run.others import Others
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
-from vigpipe.run.settle import Kept, estimate_merged, settle, share_evaluation
+from vigpipe.run.settle import Kept, settle, share_evaluation, take_over_merged
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import (
     Step,
@@ -184,7 +184,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             if run.layout.has_server:
                 scores = strategy.together(evaluate_shared)
             else:
-                estimate_merged(rank_state)
+                take_over_merged(rank_state)
                 scores = evaluate_all(rank_state)
         return tell_scores(epoch, scores)
 

@@ -14,6 +14,7 @@ from vigpipe.run.room import check_room
 
 WIDE = TrainConfig(model="sage", data="sbm:160,4,12,6", layers=3, width=32768)
 SUBNETWORKS = replace(WIDE, strategy="subnetworks", dp=8)
+IMAGES = TrainConfig(model="vig_b_224", data="fake", strategy="subnetworks", dp=4)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,8 @@ def _a_host_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(WIDE, opt="sgd"), 1, "would keep 25.8 GB"),
         (replace(WIDE, stages=2), 2, "2 ranks on this host would keep 34.4 GB"),
         (replace(SUBNETWORKS, dp=1), 1, "among sub-networks with --strategy subnetworks --dp 8"),
+        # 86 M weights, which each rank puts together, and 4 times 25 M of its sub-network.
+        (IMAGES, 64, "64 ranks on this host would keep 48.0 GB"),
     ],
 )
 def test_what_cannot_fit_is_refused(config: TrainConfig, ranks_here: int, message: str) -> None:

@@ -129,7 +129,9 @@ def assemble(
     """
     for name, target in targets.items():
         if slicing.owned(name) is None:
-            _average(target, [tensors[name] for tensors in parts])
+            mean = name.replace("running_var", "running_mean")
+            means = [tensors[mean] for tensors in parts] if mean != name else []
+            _average(target, [tensors[name] for tensors in parts], means)
             continue
         for owner, tensors in enumerate(rows):
             put_rows(target, tensors[name], slicing, name, owner, len(rows))
@@ -164,14 +166,26 @@ def put_rows(
         at += count
 
 
-def _average(target: Tensor, parts: Sequence[Tensor]) -> None:
+def _average(target: Tensor, parts: Sequence[Tensor], means: Sequence[Tensor]) -> None:
+    """Write the mean over the sub-models; of variances, to which means belong, that of all values.
+
+    That is the mean of their variances, and the variance of their means.
+    """
     if not target.is_floating_point():
         target.copy_(parts[0])
         return
-    flat = [part.view(-1) for part in parts]
     for first in range(0, target.numel(), _NUMBERS_AT_ONCE):
-        last = first + _NUMBERS_AT_ONCE
-        total = flat[0][first:last].double()
-        for part in flat[1:]:
-            total += part[first:last]
-        target.view(-1)[first:last] = total / len(parts)
+        some = slice(first, first + _NUMBERS_AT_ONCE)
+        mean = _mean_of([part.view(-1)[some].double() for part in parts])
+        if means:
+            of_each = [part.view(-1)[some].double() for part in means]
+            middle = _mean_of(of_each)
+            mean += _mean_of([(m - middle).square() for m in of_each])
+        target.view(-1)[some] = mean
+
+
+def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total / len(tensors)

@@ -1,6 +1,6 @@
 """Compare sub-networks with one process, which holds the wide model and trains them in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,9 +87,7 @@ class SubnetworksInTurn(InTurn):
         for name, tensor in self._wide.items():
             if self._slicing.owned(name) is None:
                 if tensor.is_floating_point():
-                    total = sum(state[name].double() for state in states)
-                    assert isinstance(total, Tensor)
-                    tensor.copy_(total / len(states))
+                    tensor.copy_(_mean(name, states))
                 continue
             for state, channels in zip(states, self._chosen(), strict=True):
                 tensor[self._entries(name, channels)] = state[name].cpu()
@@ -133,3 +131,19 @@ class SubnetworksInTurn(InTurn):
             for length, side in zip(shape, sides, strict=True)
         ]
         return tuple(torch.meshgrid(*entries, indexing="ij")) if entries else ()
+
+
+def _mean(name: str, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the mean of a tensor that all sub-models have; of variances, that of all values."""
+    values = [state[name] for state in states]
+    if name.endswith("running_var"):
+        means = [state[name.replace("running_var", "running_mean")] for state in states]
+        mean = _mean_of(means)
+        values = [v + (m - mean).square() for v, m in zip(values, means, strict=True)]
+    return _mean_of(values)
+
+
+def _mean_of(values: Sequence[Tensor]) -> Tensor:
+    total = sum(value.double() for value in values)
+    assert isinstance(total, Tensor)
+    return (total / len(values)).to(values[0].dtype)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from tabulate import tabulate
@@ -19,9 +20,12 @@ from vigpipe.checkpoint.manifest import (
 )
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.checkpoint.wide import export_wide
+from vigpipe.config.choices import MODELS, Divided
 from vigpipe.errors import DONE, WRONG_INPUT, InputError
+from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_file
 from vigpipe.messages import one_line
+from vigpipe.model.slicing import Slicing
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.table import resumed_table
 
@@ -128,12 +132,8 @@ def export(
 
 def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
     """Write the weights of the wide model that sub-networks have trained a part of each."""
-    from vigpipe.inference.graph_description import describe_graph_model
-
-    with torch.device("meta"):
-        model = describe_graph_model(manifest.weights, checkpoint).build()
+    slicing = _slicing(checkpoint, manifest)
     config, progress = manifest.config, manifest.replicas.get("progress", {})
-    slicing = model.slicing(config.get("partition_input") is True)
     taken, numbers = progress.get("taken"), [config.get(n, 0) for n in ("seed", "average_every")]
     num = len(taken) if isinstance(taken, list) else 0
     try:
@@ -157,3 +157,25 @@ def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
 
     is_new = table.taken[0] == round_index * every
     export_wide(checkpoint, manifest, target, slicing, num, None if is_new else chosen)
+
+
+def _slicing(checkpoint: Path, manifest: Manifest) -> Slicing:
+    """Return which sides of the wide model's tensors are divided."""
+    from vigpipe.inference.description import describe_image_model
+    from vigpipe.inference.graph_description import describe_graph_model
+
+    model, divided = manifest.weights.get("model", ""), manifest.config.get("divided") or "inner"
+    with torch.device("meta"):
+        if model not in MODELS:
+            graph_model = describe_graph_model(manifest.weights, checkpoint).build()
+            return graph_model.slicing(manifest.config.get("partition_input") is True)
+        wide: Any = describe_image_model(manifest.weights, model, checkpoint).build()
+    try:
+        if divided not in (choices := get_args(Divided)):
+            raise ValueError(f"expected {' or '.join(choices)}")
+        return wide.slicing(divided=divided)
+    except ValueError as error:
+        raise InputError(
+            f"{checkpoint}: gives --divided as {escaped(str(divided), 40)}: {error}; give another "
+            "checkpoint"
+        ) from error

@@ -47,11 +47,6 @@ def check_job(config: TrainConfig) -> None:
         )
     _check_repartition(config)
     _check_sampler(config)
-    if config.strategy == "subnetworks" and job != "graph":
-        raise InputError(
-            f"--strategy subnetworks: is for models of a graph, and {model}; choose another "
-            "strategy"
-        )
 
 
 def _check_sampler(config: TrainConfig) -> None:

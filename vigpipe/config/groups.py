@@ -44,6 +44,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "staleness",
             "carry_moments",
             "partition_input",
+            "divided",
+            "branch_rescale",
             "compress",
             "items",
             "final",

@@ -79,6 +79,8 @@ class TrainKeywords(TypedDict, total=False):
     staleness: int | Literal["none"] | None
     carry_moments: bool
     partition_input: bool
+    divided: choices.Divided | None
+    branch_rescale: bool
     compress: str
     items: choices.Items | None
     final: choices.Final | None

@@ -14,6 +14,7 @@ from vigpipe.config.choices import (
     Compat,
     Decay,
     Device,
+    Divided,
     Dtype,
     Features,
     Final,
@@ -175,6 +176,11 @@ class TrainConfig:
             as the weights are, instead of a new optimizer in each round.
         partition_input: with subnetworks of a graph, divide the features of the nodes too; each
             replica sees its own ones only.
+        divided: with subnetworks of images, which widths are divided: inner, the default, those
+            inside Grapher and FFN; or tied, those of the trunk between them too, with one draw for
+            all blocks that an addition ties together.
+        branch_rescale: with subnetworks of images, multiply each residual branch of a sub-network
+            by their number, so that their branches add up to one of the same size.
         compress: how gradients and outer differences are compressed before they travel between
             replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
             or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
@@ -326,6 +332,8 @@ class TrainConfig:
     staleness: int | Literal["none"] | None = None
     carry_moments: bool = False
     partition_input: bool = False
+    divided: Divided | None = None
+    branch_rescale: bool = False
     compress: str = "none"
     items: Items | None = None
     final: Final | None = None

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vigpipe.config.compress import parse_compress
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.errors import InputError
 
 # Strategies under which a run goes on without a replica that is lost. Replicas exchange something
@@ -16,6 +16,7 @@ _OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
 _GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
 _SERVER = {"staleness": "none", "items": "fixed"}
 _SUBNETWORKS = {"average_every": 20}
+_OF_SUBNETWORKS = ("carry_moments", "partition_input", "divided", "branch_rescale")
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -25,16 +26,13 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         InputError: two options do not go together.
     """
     config = _with_compress_defaults(config)
-    if config.carry_moments and config.strategy != "subnetworks":
-        raise InputError(
-            "--carry-moments: is for --strategy subnetworks, where a round has other weights, and "
-            f"--strategy is {config.strategy}; leave it out, or choose subnetworks"
-        )
-    if config.partition_input and config.strategy != "subnetworks":
-        raise InputError(
-            "--partition-input: is for --strategy subnetworks, where replicas share channels, and "
-            f"--strategy is {config.strategy}; leave it out, or choose subnetworks"
-        )
+    for name in _OF_SUBNETWORKS:
+        if (value := getattr(config, name)) and config.strategy != "subnetworks":
+            raise InputError(
+                f"{as_given(name, value)}: is for --strategy subnetworks, where each replica has "
+                f"some of the channels, and --strategy is {config.strategy}; leave it out, or "
+                "choose subnetworks"
+            )
     if config.strategy == "synchronous":
         if config.replay is not None and not balances_parts(config):
             raise InputError(

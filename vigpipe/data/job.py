@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -16,12 +16,13 @@ from vigpipe.data.augment import Augmentation
 from vigpipe.data.batches import Share, num_steps
 from vigpipe.data.feed import ImageFeed
 from vigpipe.data.loss import Loss
+from vigpipe.data.merged import MergedImageModel
 from vigpipe.data.mix import Mix
 from vigpipe.data.score import ImageTally
 from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.errors import InputError
-from vigpipe.job.job import Merged, TrialStep
+from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
@@ -42,6 +43,7 @@ class ImageJob:
     """
 
     unit: ClassVar[str] = "images"
+    merges_whole: ClassVar[bool] = True
 
     config: TrainConfig
     source: Source
@@ -78,7 +80,6 @@ class ImageJob:
 
     def make_model(self, num_parts: int = 1) -> StagedModel:
         """Make the unsplit model; see `vigpipe.job.job.Job.make_model`."""
-        assert num_parts == 1, "check_job refuses sub-networks"
         config, source = self.config, self.source
         return create_model(
             config.model,
@@ -94,6 +95,9 @@ class ImageJob:
             stem_stride=config.stem_stride,
             compat=config.compat,
             impl=config.impl,
+            narrow=num_parts,
+            divided=config.divided or "inner",
+            branch_rescale=config.branch_rescale,
         )
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
@@ -202,12 +206,20 @@ class ImageJob:
             return None
         return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
-    def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
-        """Do nothing: `config.check_job` refuses sub-networks of models of images."""
-        raise NotImplementedError
+    def merged(
+        self,
+        stages: Sequence[StagedModel],
+        share: WideShare,
+        pipeline: Pipeline,
+        make_pipeline: Callable[[Sequence[StagedModel]], Pipeline],
+    ) -> MergedImageModel:
+        """Return a rank's stages of the wide model; see `vigpipe.job.job.Job.merged`."""
+        return MergedImageModel(make_pipeline(stages), share)
 
     def slicing(self, model: StagedModel) -> Slicing:
         """Return which sides of a model's tensors are divided among sub-networks."""
+        if isinstance(model, VisionGnn):
+            return model.slicing(divided=self.config.divided or "inner")
         return model.slicing()
 
     def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:

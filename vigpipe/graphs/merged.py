@@ -1,6 +1,6 @@
 """The wide model of sub-networks in evaluations, where every rank has a share of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,10 +32,15 @@ class MergedGraphModel:
         """Run the nodes of a batch through the model in evaluation mode."""
         return self._through(batch, 0, estimate=False)
 
+    def take_over(self) -> None:
+        """Do nothing: what the ranks store is what they compute with."""
+
     @torch.no_grad()
-    def estimate_statistics(self, batches: Iterable[ReplicaBatch]) -> None:
-        """Let BatchNorm's running statistics be those of some batches."""
-        for batch in batches:
+    def estimate_statistics(
+        self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
+    ) -> None:
+        """Let BatchNorm's running statistics be those of some batches, without dropout."""
+        for batch in map(read, items):
             for number, size in enumerate(batch.sizes):
                 if size:
                     self._through(batch, number, estimate=True)

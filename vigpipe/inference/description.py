@@ -173,8 +173,31 @@ def read_description(
         state = to_reference_names(read_weights(weights))
         model = model or _recognise(state, weights)
         metadata = {**_facts_from_shapes(state, model), **metadata}
+    description = describe_image_model(metadata, model, weights, image_size)
+    if description.in_chans not in (1, 3):
+        raise InputError(
+            f"{weights}: the model takes images of {description.in_chans} channels, but image "
+            "files are read as grey (1) or colour (3)"
+        )
+    return description
+
+
+def describe_image_model(
+    metadata: Mapping[str, str], model: str, weights: Path, image_size: str | None = None
+) -> ModelDescription:
+    """Find out what some metadata say of a model; see `read_description`.
+
+    Args:
+        metadata: those of a weights file.
+        model: name of the model, one of MODELS.
+        weights: the file, or the checkpoint that has them.
+        image_size: SIDE or HEIGHTxWIDTH in pixels, which overrides that of the metadata.
+
+    Raises:
+        InputError: the metadata cannot be used.
+    """
     try:
-        description = _describe(metadata, model, image_size, weights)
+        return _describe(metadata, model, image_size, weights)
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -182,12 +205,6 @@ def read_description(
             f"{weights}: what its metadata say of the model cannot be used ({error}); write the "
             "file again with vigpipe train or vigpipe weights convert"
         ) from error
-    if description.in_chans not in (1, 3):
-        raise InputError(
-            f"{weights}: the model takes images of {description.in_chans} channels, but image "
-            "files are read as grey (1) or colour (3)"
-        )
-    return description
 
 
 def _describe(

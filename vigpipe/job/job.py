@@ -1,6 +1,6 @@
 """What a run asks of its job: what is trained on, and what of it one rank reads."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -101,30 +101,34 @@ class Feed(Protocol):
 
 
 class Merged(Protocol):
-    """The wide model of sub-networks, in evaluations. All replicas call each method together.
+    """The wide model of sub-networks, in evaluations. All replicas call each method together."""
 
-    No rank has the whole model: each has a share of it.
-    """
+    def take_over(self) -> None:
+        """Be told that what the ranks store has changed."""
+        ...
 
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run the samples of a batch through the model in evaluation mode.
 
         Args:
-            batch: the same samples on all replicas.
+            batch: this replica's share of a batch, or the same samples on all replicas.
 
         Returns:
-            Their logits, the same on all replicas, on ranks of the last stage; else None.
+            Their logits, on ranks of the last stage; else None.
         """
         ...
 
-    def estimate_statistics(self, batches: Iterable[ReplicaBatch]) -> None:
+    def estimate_statistics(
+        self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
+    ) -> None:
         """Let BatchNorm's running statistics be those of some batches.
 
         They become the exact mean and variance over all of them, each of which is normalised with
-        its own, as in training, but without dropout.
+        its own, as in training.
 
         Args:
-            batches: the same ones on all replicas.
+            read: reads an item of the training.
+            items: the items, the same ones on all replicas.
         """
         ...
 
@@ -134,9 +138,13 @@ class Job(Protocol):
 
     Attributes:
         unit: what the samples are: images or nodes.
+        merges_whole: whether every replica puts the wide model of sub-networks together for an
+            evaluation, and they share its samples; otherwise each has a part of every layer, and
+            all take every sample through it.
     """
 
     unit: ClassVar[str]
+    merges_whole: ClassVar[bool]
 
     @property
     def config(self) -> TrainConfig:
@@ -261,13 +269,20 @@ class Job(Protocol):
         """
         ...
 
-    def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
+    def merged(
+        self,
+        stages: Sequence[StagedModel],
+        share: WideShare,
+        pipeline: Pipeline,
+        make_pipeline: Callable[[Sequence[StagedModel]], Pipeline],
+    ) -> Merged:
         """Return a rank's share of the wide model of sub-networks.
 
         Args:
             stages: those of the rank, of the wide model, on the meta device.
             share: what the rank has of them.
             pipeline: the pipeline of the rank's sub-model.
+            make_pipeline: makes one of stages that have memory on the rank's device.
         """
         ...
 

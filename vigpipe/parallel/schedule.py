@@ -119,7 +119,7 @@ class Pipeline:
     def __init__(
         self,
         stage_modules: list[StageModule],
-        modules: list[nn.Module],
+        modules: Sequence[nn.Module],
         stage_indices: tuple[int, ...],
         layout: Layout,
         device: torch.device,
@@ -138,7 +138,7 @@ class Pipeline:
         stopwatch = stopwatch or nullcontext()
         self._graph: StepGraph | None = None
         self._layout, self._stage_indices = layout, stage_indices
-        self._device, self._group = device, pipeline_group
+        self.device, self._group = device, pipeline_group
         self.has_first = stage_modules[0].model.has_stem
         self.has_last = stage_modules[-1].model.has_readout
         if layout.pipeline_size == 1:
@@ -265,7 +265,7 @@ class Pipeline:
         for stage_module, index in zip(self.stage_modules, self._stage_indices, strict=True):
             if not stage_module.model.has_stem and self._layout.pipeline_size > 1:
                 shape = num_rows, *stage_module.input_shape[1:]
-                x = torch.empty(shape, dtype=stage_module.input_dtype, device=self._device)
+                x = torch.empty(shape, dtype=stage_module.input_dtype, device=self.device)
                 self._watch("wait input", index)
                 self.pass_rows(x, to_next=False)
             self._watch("forward", index)
@@ -278,13 +278,18 @@ class Pipeline:
         return x if self.has_last else None
 
     @property
+    def num_microbatches(self) -> int:
+        """M."""
+        return self._layout.num_microbatches
+
+    @property
     def has_peers(self) -> bool:
         """Whether other ranks have stages too."""
         return self._layout.pipeline_size > 1
 
     def rows_from_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return rows that the rank of the stage before passes, see `pass_rows`."""
-        x = torch.empty(shape, dtype=dtype, device=self._device)
+        x = torch.empty(shape, dtype=dtype, device=self.device)
         self.pass_rows(x, to_next=False)
         return x
 
@@ -393,7 +398,7 @@ class _OneRank:
 
     def __init__(
         self,
-        modules: list[nn.Module],
+        modules: Sequence[nn.Module],
         stage_index: int,
         num_microbatches: int,
         loss: Callable[[Tensor, Tensor], Tensor],

@@ -9,7 +9,8 @@ from functools import partial
 from vigpipe.job.score import Score, Scores
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree, run_with_heartbeats
-from vigpipe.run.rank import RankState
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.run.rank import RankState, Scorers
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
 
@@ -60,7 +61,8 @@ def evaluate(
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits
     tally = run.job.tally(splits, rank_state.device)
-    num_pipelines, place, counterparts = rank_state.scorers
+    alone = Scorers(1, 0, Counterparts(None))
+    num_pipelines, place, counterparts = alone if own else rank_state.scorers
     batches = rank_state.feed.test_batches(splits, num_pipelines, place, most)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):

@@ -247,13 +247,7 @@ def make_rank_state(
 
     stage_indices, of_batch = layout.stages_of(rank), run.batch_layout
     models = cut_stages(run.build, run.plan, stage_indices)
-    options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
-    stage_modules: list[StageModule] = []
-    for model in models:
-        first, last = (run.job.rows_before(of_batch, block) for block in model.span)
-        ends = None if first == last == run.microbatch_size else (first, last)
-        stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, ends)
-        stage_modules.append(stage_module.to(device))
+    stage_modules = _stage_modules(run, models, device)
 
     holder = nn.ModuleList(models)
     ema = (
@@ -317,6 +311,11 @@ def make_rank_state(
     if config.cuda_graph:
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // of_batch.num_teams)
+    merged = None
+    if rows is not None:
+        merged = _merged(run, rank, rows, pipeline, groups)
+        if run.job.merges_whole:
+            scorers = Scorers(rows.between.size, rows.between.place, rows.between)
     feed = run.job.feed(
         of_batch,
         0 if run.has_subnetworks else replica_index,
@@ -338,7 +337,7 @@ def make_rank_state(
         counterparts=Counterparts(groups.replicas),
         scorers=scorers,
         rows=rows,
-        merged=None if rows is None else _merged(run, stage_indices, rows, pipeline),
+        merged=merged,
         leads=replica_index == layout.writer,
         statistics=statistics,
         optimizer=optimizer,
@@ -352,12 +351,35 @@ def make_rank_state(
     )
 
 
-def _merged(run: Run, stage_indices: Sequence[int], rows: Rows, pipeline: Pipeline) -> Merged:
+def _merged(run: Run, rank: int, rows: Rows, pipeline: Pipeline, groups: Groups) -> Merged:
     """Return a rank's share of the wide model of sub-networks."""
-    stages = cut_stages(run.make_wide_model, run.plan, tuple(stage_indices))
+    layout, device = run.layout, pipeline.device
+    stage_indices = layout.stages_of(rank)
+
+    def make_pipeline(stages: Sequence[StagedModel]) -> Pipeline:
+        real = [stage.to(run.dtype).to_empty(device=device) for stage in stages]
+        modules = _stage_modules(run, real, device)
+        facts = stage_indices, layout, device, groups.pipeline
+        return Pipeline(modules, modules, *facts, run.job.loss(None), partial(send, device=device))
+
+    stages = cut_stages(run.make_wide_model, run.plan, stage_indices)
     columns = RankColumns(rows.between)
     share = WideShare(rows.wide.slicing, rows.stored, rows.whole, columns, ROWS_AT_ONCE)
-    return run.job.merged(stages, share, pipeline)
+    return run.job.merged(stages, share, pipeline, make_pipeline)
+
+
+def _stage_modules(
+    run: Run, models: Sequence[StagedModel], device: torch.device
+) -> list[StageModule]:
+    """Make what runs a rank's stages on micro-batches."""
+    options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
+    stage_modules: list[StageModule] = []
+    for model in models:
+        first, last = (run.job.rows_before(run.batch_layout, block) for block in model.span)
+        ends = None if first == last == run.microbatch_size else (first, last)
+        stage_module = StageModule(model, run.microbatch_size, run.job.row_shape, *options, ends)
+        stage_modules.append(stage_module.to(device))
+    return stage_modules
 
 
 def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class

@@ -1,9 +1,9 @@
 """Whether the weights of a run fit into the memory of the host, before anything is made of them."""
 
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 from vigpipe.errors import InputError
 from vigpipe.model.slicing import Slicing
@@ -17,8 +17,8 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 def check_room(run: Run, ranks_here: int) -> None:
     """Check that what ranks keep of the weights fits into the memory of this host.
 
-    That is the weights, their gradients and the optimizer's state; what passes through the layers
-    comes on top.
+    That is the weights, their gradients and the optimizer's state, and the wide model of
+    sub-networks where each replica puts it together; what passes through the layers comes on top.
 
     Args:
         run: the facts of the run.
@@ -31,12 +31,14 @@ def check_room(run: Run, ranks_here: int) -> None:
     assert config.opt is not None
     model, num_parts = run.wide_model, run.num_subnetworks
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    num_kept = 0
     if run.has_subnetworks:
+        num_kept += _num_weights(shapes) if run.job.merges_whole else 0
         slicing: Slicing = run.job.slicing(model)
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
-    num_weights = sum(torch.Size(shape).numel() for shape in shapes.values())
-    of_each = num_weights * run.dtype.itemsize * (2 + KEPT[config.opt])
-    needed, room = of_each * ranks_here // layout.pipeline_size, memory_bytes()
+    num_kept += _num_weights(shapes) * (2 + KEPT[config.opt])
+    needed = num_kept * run.dtype.itemsize * ranks_here // layout.pipeline_size
+    room = memory_bytes()
     if needed > room:
         advice = "take a smaller model, or share it among hosts with --stages"
         if num_parts == 1:
@@ -49,6 +51,10 @@ def check_room(run: Run, ranks_here: int) -> None:
             f"{needed / 1e9:,.1f} GB of weights, gradients and state of {config.opt}, and it has "
             f"{room / 1e9:,.1f} GB of memory; {advice}"
         )
+
+
+def _num_weights(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def memory_bytes() -> int:

@@ -67,7 +67,7 @@ def _merge(rank_state: RankState, left: Counterparts) -> str:
     rank_state.own_scores = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank]]
     with left.at_once():
         rank_state.strategy.average_at_the_end(left)
-    num_batches = estimate_merged(rank_state)
+    num_batches = take_over_merged(rank_state)
     name = SHARES[rank_state.run.job.unit][0]
     each = ", ".join(f"{scores['test'][name]:.2%}" for scores in rank_state.own_scores)
     kept = (
@@ -79,14 +79,21 @@ def _merge(rank_state: RankState, left: Counterparts) -> str:
     return kept
 
 
-def estimate_merged(rank_state: RankState) -> int:
-    """Estimate BatchNorm's statistics of the wide model; return the number of batches."""
+def take_over_merged(rank_state: RankState) -> int:
+    """Let the wide model be what the sub-networks have put back; all ranks call this together.
+
+    Returns:
+        The number of batches that BatchNorm's statistics were estimated on.
+    """
     run, merged = rank_state.run, rank_state.merged
-    if merged is None or run.config.norm != "batch":
+    if merged is None:
+        return 0
+    merged.take_over()
+    if run.config.norm != "batch":
         return 0
     num_batches = min(MOST_STEPS, run.steps_per_epoch)
     items = run.course.items(0, num_batches, 0)  # the same ones on all replicas
-    merged.estimate_statistics(read_batch(rank_state, TakeItem(item)) for item in items)
+    merged.estimate_statistics(lambda item: read_batch(rank_state, TakeItem(item)), items)
     return num_batches
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from tests.full_disk import files_of_at_most
+from tests.model.test_slicing import pyramid, study
 from tests.replication.subnetworks.threads import Threads, run_threads
 from vigpipe.errors import InputError
 from vigpipe.model.gnn.create import create_graph_model
-from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.slicing import Slicing, block
+from vigpipe.model.staged import StagedModel
 from vigpipe.replication.subnetworks import rows
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.moments import Moments, is_moment, moment_name
@@ -38,18 +39,26 @@ MODELS = {
     "gat-v2/input": {"aggregator": "v2", "heads": 2},
     "gcn2/input": {},
 }
+IMAGES = {
+    "vig-inner": partial(pyramid, "knn"),
+    "vig-tied": partial(pyramid, "knn", divided="tied"),
+    "study": study,
+}
 WORLDS = [(model, m) for model in MODELS for m in (1, 2, 4)]
+WORLDS += [(model, m) for model in IMAGES for m in (2, 4)]
 
 
-def make(model: str, num_parts: int = 1, num_layers: int = 3, **options: Any) -> GraphModel:
+def make(model: str, num_parts: int = 1) -> StagedModel:
+    if model in IMAGES:
+        return IMAGES[model](narrow=num_parts).double()
     name: Any = re.split("[-/]", model)[0]
     return create_graph_model(
         name,
         in_channels=8 // (num_parts if divides_input(model) else 1),
         num_classes=3,
-        num_layers=num_layers,
+        num_layers=3,
         width=WIDTH // num_parts,
-        **(MODELS[model] | options),
+        **MODELS[model],
     ).double()
 
 
@@ -58,7 +67,10 @@ def divides_input(model: str) -> bool:
 
 
 def table_of(model: str) -> Slicing:
-    return make(model).slicing(divides_input(model))
+    wide: Any = make(model)
+    return (
+        wide.slicing(divided="tied") if model == "vig-tied" else wide.slicing(divides_input(model))
+    )
 
 
 @cache
@@ -177,7 +189,8 @@ def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int)
             _, has = sliced(name, before, all_rows[0], channels)
             change[has] += rank + 1
         if owned is None and before.is_floating_point():  # whole in all of them: the mean
-            assert torch.allclose(after[name], before + (m + 1) / 2)
+            of_means = (m * m - 1) / 12 if name.endswith("running_var") else 0.0
+            assert torch.allclose(after[name], before + (m + 1) / 2 + of_means)
             assert all(torch.equal(r.whole[name], after[name]) for r in all_rows)
         elif owned is not None:
             assert torch.equal(after[name], before + change), name

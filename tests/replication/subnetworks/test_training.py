@@ -20,9 +20,11 @@ from vigpipe.commands.check_subnetworks import SubnetworksInTurn
 from vigpipe.commands.checkpoint import export
 from vigpipe.commands.differences import Compared
 from vigpipe.config.options import TrainConfig
+from vigpipe.data.job import ImageJob
 from vigpipe.errors import DONE, InputError
 from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.load import load
 from vigpipe.inference.load_graph_model import load_graph_model
 from vigpipe.parallel.agreement import Peers
 from vigpipe.run.batches import batches
@@ -52,6 +54,21 @@ PARTS = replace(
 )
 CARRIED = replace(PARTS, carry_moments=True)
 INPUT = replace(PARTS, partition_input=True)
+IMAGES = TrainConfig(
+    model="vig_digits",
+    strategy="subnetworks",
+    dp=2,
+    average_every=EVERY,
+    steps=NUM_STEPS,
+    batch_size=8,
+    microbatches=2,
+    lr=1e-2,
+    drop_path=0.1,
+    dtype="float64",
+    checkpoint_every=6,
+    keep=9,
+)
+TIED = replace(IMAGES, divided="tied", branch_rescale=True)
 FOUR = replace(BASE, dp=4, width=56, checkpoint_every=100)  # no other length is 56
 OF_IMAGES = {"model": "vig_digits", "layers": None, "width": None, "data": "digits"}
 COMPARED = {
@@ -70,6 +87,9 @@ COMPARED = {
         BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2", partition_input=True
     ),
     "carried by sgd": replace(BASE, model="gat", heads=2, opt="sgd", carry_moments=True),
+    "inner": IMAGES,
+    "tied": replace(TIED, norm="group"),
+    "study": replace(IMAGES, model="vig_study", data="digits", branch_rescale=True),
 }
 STAGED = {
     "parts": replace(PARTS, stages=2),
@@ -77,6 +97,8 @@ STAGED = {
     "input": replace(INPUT, model="gat", heads=2, stages=2),
     "gcn2": replace(COMPARED["gcn2"], stages=2),
     "neighbours": replace(COMPARED["neighbours"], stages=2, layers=3),
+    "inner": replace(IMAGES, stages=2),
+    "tied": replace(TIED, carry_moments=True, stages=2),
 }
 
 
@@ -120,22 +142,25 @@ def train_guarded(rank: int, world_size: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    again = replace(PARTS, replay=Path("parts"), stages=2)
-    carried = replace(CARRIED, replay=Path("carried"), stages=2)
     on_two = {
         "parts": PARTS,
-        "resumed": replace(PARTS, resume="parts"),
+        "parts-resumed": replace(PARTS, resume="parts"),
         "carried": CARRIED,
-        "carried resumed": replace(CARRIED, resume="carried"),
+        "carried-resumed": replace(CARRIED, resume="carried"),
         "input": INPUT,
-        "input resumed": replace(INPUT, resume="input"),
+        "input-resumed": replace(INPUT, resume="input"),
         "full": BASE,
         "best": replace(PARTS, evaluate_every=1, keep_best="loss", checkpoint_every=100),
+        "images": TIED,
+        "images-resumed": replace(TIED, resume="images"),
     }
     run_ranks(train_all, 2, folder, on_two)
-    divided = replace(INPUT, replay=Path("input"), stages=2)
-    of_four = {"staged": again, "carried staged": carried, "input staged": divided}
-    run_ranks(train_all, 4, folder, of_four)
+    names = {"parts": PARTS, "carried": CARRIED, "input": INPUT, "images": TIED}
+    on_four = {
+        f"{name}-staged": replace(config, replay=Path(name), stages=2)
+        for name, config in names.items()
+    }
+    run_ranks(train_all, 4, folder, on_four)
     return folder
 
 
@@ -155,15 +180,14 @@ def test_sub_networks_do_what_one_process_does(
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("run", ["parts", "carried", "input"])
+@pytest.mark.parametrize("first", ["parts", "carried", "input", "images"])
 @pytest.mark.parametrize("again", ["resumed", "staged"])
 def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
-    run: str, again: str, folder: Path
+    first: str, again: str, folder: Path
 ) -> None:
-    steps = [int(path.name[-8:]) for path in list_checkpoints(folder / run)]
+    steps = [int(path.name[-8:]) for path in list_checkpoints(folder / first)]
     assert any(step % EVERY for step in steps[1:])  # in the midst of a round
-    name = again if run == "parts" else f"{run} {again}"
-    written = [folder / of / "model.safetensors" for of in (run, name)]
+    written = [folder / run / "model.safetensors" for run in (first, f"{first}-{again}")]
     assert written[0].read_bytes() == written[1].read_bytes()
 
 
@@ -204,14 +228,28 @@ def score_of(weights: Path, split: int) -> tuple[float, float]:
 
 
 @pytest.mark.multiprocess
-def test_a_checkpoint_is_exported_as_the_wide_model(folder: Path, tmp_path: Path) -> None:
+def test_the_evaluated_model_of_images_is_the_written_one(folder: Path) -> None:
+    job = prepare(IMAGES, torch.float64).job
+    assert isinstance(job, ImageJob)
+    images, labels = job.source.test.read(range(len(job.source.test))), job.source.test.labels
+    model, *_ = load(folder / "images" / "model.safetensors")
+    with torch.inference_mode():
+        logits = model.eval()(images)
+    summary = json.loads((folder / "images" / "summary.json").read_text())
+    loss = F.cross_entropy(logits, torch.from_numpy(labels)).item()
+    assert summary["test"]["loss"] == pytest.approx(loss, rel=1e-4)
+    assert [sorted(scores) for scores in summary["subnetworks"]] == [["test"]] * 2
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("run", ["parts", "carried", "input", "images"])
+def test_a_checkpoint_is_exported_as_the_wide_model(run: str, folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
-    for run in ("parts", "carried", "input"):
-        export(folder / run, target, overwrite=True)
-        written = load_file(folder / run / "model.safetensors")
-        for name, tensor in load_file(target).items():
-            if "running" not in name:  # of sub-models, and not estimated
-                assert torch.equal(tensor, written[name]), name
+    export(folder / run, target)
+    written = load_file(folder / run / "model.safetensors")
+    for name, tensor in load_file(target).items():
+        if "running" not in name:  # of sub-models, and not estimated
+            assert torch.equal(tensor, written[name]), name
     export(folder / "full", target, overwrite=True)
     assert target.read_bytes() == (folder / "full" / "model.safetensors").read_bytes()
 
@@ -233,27 +271,40 @@ def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("carries", "divides_input"), [(False, False), (True, False), (True, True)]
+    ("config", "options"),
+    [
+        (PARTS, {}),
+        (PARTS, {"carry_moments": True}),
+        (PARTS, {"carry_moments": True, "partition_input": True}),
+        (IMAGES, {}),
+        (TIED, {"carry_moments": True}),
+    ],
 )
 def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
-    carries: bool, divides_input: bool, tmp_path: Path
+    config: TrainConfig, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = replace(PARTS, strategy="synchronous", dp=1, average_every=None)
+    plain = replace(
+        config,
+        strategy="synchronous",
+        dp=1,
+        average_every=None,
+        divided=None,
+        branch_rescale=False,
+    )
     start = prepare(plain, torch.float64).build().state_dict()
     save_file(start, tmp_path / "start.safetensors")
     weights = {"weights": tmp_path / "start.safetensors"}
     of_plain = make_rank_state(prepare(replace(plain, **weights), torch.float64), 0, CPU)
     losses = []
     for number, batch in enumerate(batches(of_plain)):
-        if number % EVERY == 0 and not carries:
+        if number % EVERY == 0 and not options:
             of_plain.optimizer.state.clear()
         step = train_step(of_plain, batch)
         complete_step(of_plain)
         losses.append(step.loss)
     of_plain.feed.close()
 
-    one = replace(PARTS, dp=1, carry_moments=carries, partition_input=divides_input, **weights)
-    run = prepare(one, torch.float64)
+    run = prepare(replace(config, dp=1, **options, **weights), torch.float64)
     (tmp_path / "one").mkdir()
     assert train(run, 0, CPU, tmp_path / "one") == DONE
     rows = [*map(json.loads, (tmp_path / "one" / "metrics.jsonl").read_text().splitlines())]
@@ -315,10 +366,27 @@ def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
         ({"partition_input": True, "strategy": "gossip"}, "--partition-input: is for --strategy"),
         ({"carry_moments": True, "strategy": "periodic"}, "--carry-moments: is for --strategy sub"),
         ({"compress": "bfloat16"}, "--compress bfloat16: .*no other one has"),
-        (OF_IMAGES, "of images"),
         (OF_IMAGES | {"partition_input": True}, "--partition-input: is for a graph"),
+        ({"divided": "tied"}, "--divided tied: is for images, and sage is a model of a graph"),
     ],
 )
 def test_wrong_use_is_one_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepare(replace(BASE, **changes), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dp": 5}, "--dp 5: .* divides 12 channels"),
+        ({"model": "vig_study", "data": "digits", "divided": "tied"}, "vig_study has no such"),
+        (
+            {"strategy": "periodic", "branch_rescale": True},
+            "--branch-rescale: is for --strategy subnetworks",
+        ),
+        ({"strategy": "synchronous", "average_every": None, "divided": "inner"}, "--divided inner"),
+    ],
+)
+def test_wrong_use_with_images_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(replace(IMAGES, **changes), torch.float64)

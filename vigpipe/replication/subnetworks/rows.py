@@ -228,19 +228,23 @@ class Rows:
         tensors = {n: t for n, t in (self.whole | moments).items() if t.is_floating_point()}
         if not tensors or self.between.size == 1:
             return
-        squares = {}
-        for name in tensors:
-            if name.endswith(_VARIANCE):
-                mean = tensors[name.removesuffix(_VARIANCE) + _MEAN]
-                squares[name] = tensors[name] + mean.square()
+        variances = {n: tensors.pop(n) for n in [*tensors] if n.endswith(_VARIANCE)}
+        means = {n: self.whole[n.removesuffix(_VARIANCE) + _MEAN] for n in variances}
+        own = {n: mean.clone() for n, mean in means.items()}
+        self._average([*tensors.values()])
+        for name, variance in variances.items():
+            variance.add_((own[name] - means[name]).square())
+        self._average([*variances.values()])
+
+    def _average(self, tensors: Sequence[Tensor]) -> None:
+        if not tensors:
+            return
         exchange = Exchange(self.between)
-        one = torch.ones((), dtype=torch.float64, device=next(iter(tensors.values())).device)
-        means, _ = exchange.mean(list((tensors | squares).values()), one)
+        one = torch.ones((), dtype=torch.float64, device=tensors[0].device)
+        means, _ = exchange.mean(tensors, one)
         self.bytes_sent += exchange.bytes_sent
-        for tensor, mean in zip(tensors.values(), means, strict=False):
+        for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean)
-        for name in squares:
-            tensors[name].sub_(tensors[name.removesuffix(_VARIANCE) + _MEAN].square())
 
 
 def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:

@@ -1,0 +1,72 @@
+"""The wide model of sub-networks in evaluations: every replica puts it together."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.model.gnn.columns import WideShare
+from vigpipe.model.norm import PooledStatistics
+from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.schedule import Pipeline
+
+
+class MergedImageModel:
+    """A rank's stages of the wide model; see `vigpipe.job.job.Merged`.
+
+    Args:
+        pipeline: runs these stages, whose tensors have no values yet.
+        share: what the rank has of these.
+    """
+
+    def __init__(self, pipeline: Pipeline, share: WideShare) -> None:
+        self._pipeline, self._share = pipeline, share
+        stages = [cast(StagedModel, module.model) for module in pipeline.stage_modules]
+        self._state = {k: v for stage in stages for k, v in stage.state_dict().items()}
+        self._statistics = PooledStatistics(stages, pipeline.num_microbatches)
+        names = {id(b): name for stage in stages for name, b in stage.named_buffers()}
+        self._running = [names[id(statistic)] for statistic in self._statistics.running]
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        """Take over what all ranks store."""
+        slicing, columns = self._share.slicing, self._share.columns
+        for name, tensor in self._state.items():
+            dim = slicing.owned(name)
+            if dim is None:
+                tensor.copy_(self._share.whole[name])
+                continue
+            own = self._share.owned[name].to(tensor.device)
+            for rank in range(columns.size):
+                entries = slicing.owned_entries(name, columns.size, rank).to(tensor.device)
+                tensor.index_copy_(dim, entries, columns.from_(rank, own))
+
+    def logits(self, batch: ReplicaBatch) -> Tensor | None:
+        """Run the samples of a batch through the model in evaluation mode."""
+        return self._pipeline.logits(batch)
+
+    @torch.no_grad()
+    def estimate_statistics(
+        self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
+    ) -> None:
+        """Let BatchNorm's running statistics be those of some batches, which the replicas share."""
+        slicing, columns = self._share.slicing, self._share.columns
+        found: list[Tensor] = []
+        for first in range(0, len(items), columns.size):
+            number = first + columns.place
+            if number < len(items):
+                self._pipeline.forward_only(read(items[number]))
+            found.append(self._statistics.take())  # zeros where there is nothing to count
+        own = torch.cat(found)
+        moments = [columns.from_(rank, own) for rank in range(columns.size)]
+        self._statistics.update(torch.cat(moments), momentum=1.0)
+        for name in self._running:
+            dim, tensor = slicing.owned(name), self._state[name]
+            if dim is None:
+                self._share.whole[name].copy_(tensor)
+            else:
+                entries = slicing.owned_entries(name, columns.size, columns.place)
+                part = tensor.index_select(dim, entries.to(tensor.device))
+                self._share.owned[name].copy_(part)
