@@ -21,14 +21,16 @@ from vigpipe.bench.trained import (
     all_of,
     check_graph_model,
     check_seeds,
+    parse_numbers,
     train,
+    training_seconds,
     write_page,
     write_shared,
 )
 from vigpipe.config.choices import PARTITIONS
 from vigpipe.config.options import flag
 from vigpipe.errors import InputError
-from vigpipe.replication.metrics import accounted_seconds, balance
+from vigpipe.replication.metrics import balance
 from vigpipe.run.folder import METRICS, make_output_folder
 from vigpipe.run.follow import parse_rows, step_rows
 
@@ -114,7 +116,7 @@ def bench_intervals(options: IntervalsBench) -> None:
             raise InputError(
                 f"--partitions {options.partitions}: {word!r} is not {', '.join(PARTITIONS)}"
             )
-    replicas, intervals = (_numbers(name, getattr(options, name)) for name in _LISTS[1:])
+    replicas, intervals = (parse_numbers(name, getattr(options, name)) for name in _LISTS[1:])
     folder = make_output_folder(options.out, FILES)
     write_shared(folder, options, (*_OF_RUNS, *_LISTS, "seeds", "average", "evaluate_every"))
     several = [(way, d, every) for d in replicas for way in WAYS for every in intervals]
@@ -126,13 +128,6 @@ def bench_intervals(options: IntervalsBench) -> None:
     ]
     found = all_of(partial(_run, folder, options, case) for case in cases)
     _write(folder, options, intervals, found)
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and word.isascii() and 1 <= int(word) < 10**9 for word in words):
-        raise InputError(f"{flag(name)} {text}: must be numbers from 1 with commas between them")
-    return [int(word) for word in words]
 
 
 def _run(folder: Path, options: IntervalsBench, case: Case) -> Outcome:
@@ -164,20 +159,17 @@ def read_outcome(out: Path, summary: Mapping[str, Any], case: Case) -> Outcome:
         summary: content of its summary.json.
         case: what was run.
     """
+    rows = parse_rows((out / METRICS).read_bytes())
     if case.way in WAYS:
-        each = summary["replicas"]["each"]
-        seconds = max(sum(accounted_seconds(replica)) for replica in each)
-        items = [replica["items"] for replica in each]
+        items = [replica["items"] for replica in summary["replicas"]["each"]]
         evenness = summary["replicas"]["busy"]["efficiency"]
     else:
-        steps = step_rows(parse_rows((out / METRICS).read_bytes()))
-        seconds = sum(row["step_seconds"] + row["data_seconds"] for row in steps)
-        items, evenness = [len(steps)], 1.0
+        items, evenness = [len(step_rows(rows))], 1.0
     return Outcome(
         **case._asdict(),
         kept_edges=summary["graph"]["partition"]["kept_edge_fraction"],
         f1=summary["test"]["micro_f1"],
-        seconds=seconds,
+        seconds=training_seconds(summary, rows),
         items=" ".join(f"{count:.0f}" for count in items),
         evenness=evenness,
     )

@@ -17,37 +17,17 @@ from vigpipe.bench.trained import (
     FILES,
     Table,
     all_of,
+    best_evaluation,
     check_graph_model,
     check_seeds,
     train,
     write_page,
     write_shared,
 )
-from vigpipe.config.choices import PARTITIONS, SAMPLERS
-from vigpipe.config.of_jobs import OF_SAMPLERS
-from vigpipe.config.options import flag
+from vigpipe.bench.ways import OF_WAYS, Way, parse_ways
 from vigpipe.errors import InputError
 from vigpipe.run.folder import METRICS, make_output_folder
 from vigpipe.run.follow import parse_rows, step_rows
-
-FORM = (
-    "full, another sampler or a partition, perhaps with @EPOCHS, and a partition with :PARTS and "
-    "+MERGE, such as metis:400+10@20"
-)
-_OF_WAYS = ("seed", "sampler", "partition", "parts", "merge")
-_SIZES = {sampler: names for sampler, names in OF_SAMPLERS.items() if sampler != "parts"}
-
-
-class Way(NamedTuple):
-    """One way to sample the graph.
-
-    Attributes:
-        name: as the user gave it.
-        options: of `vigpipe train`.
-    """
-
-    name: str
-    options: dict[str, str]
 
 
 class Learned(NamedTuple):
@@ -90,48 +70,13 @@ def bench_samplers(options: SamplersBench) -> None:
     """
     check_seeds(options.seeds)
     check_graph_model(options.model)
-    for name in _OF_WAYS:
-        if getattr(options, name) not in (None, 0):
-            raise InputError(f"{flag(name)} {getattr(options, name)}: is what --ways is for")
-    ways = [parse_way(word.strip(), options.ways) for word in options.ways.split(",")]
+    if options.seed:
+        raise InputError(f"--seed {options.seed}: is what --seeds is for")
+    ways = parse_ways("ways", options)
     folder = make_output_folder(options.out, FILES)
-    ways = [way._replace(options={**way.options, **_sizes_of(way, options)}) for way in ways]
-    sizes = {name for names in _SIZES.values() for name in names}
-    write_shared(folder, options, (*_OF_WAYS, *sizes, "seeds", "ways"))
+    write_shared(folder, options, ("seed", *OF_WAYS, "seeds", "ways"))
     runs = (partial(_run, folder, way, seed) for seed in range(options.seeds) for way in ways)
     _write(folder, options, all_of(runs))
-
-
-def _sizes_of(way: Way, options: SamplersBench) -> dict[str, str]:
-    """Return the options of a way's own sampler, as the user gave them."""
-    values = {name: getattr(options, name) for name in _SIZES.get(way.options["sampler"], ())}
-    return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def parse_way(word: str, given: str) -> Way:
-    """Parse one way to cut the graph.
-
-    Args:
-        word: its name.
-        given: the whole option, for the message.
-
-    Raises:
-        InputError: the word has not the form that it must have.
-    """
-    samplers = [sampler for sampler in SAMPLERS if sampler != "parts"]
-    methods = "|".join((*samplers, *PARTITIONS))
-    match = re.fullmatch(
-        rf"({methods})(?::([0-9]{{1,9}}))?(?:\+([0-9]{{1,9}}))?(?:@([0-9]{{1,6}}))?", word
-    )
-    if match is None or (match[1] in samplers and (match[2] or match[3])):
-        raise InputError(f"--ways {given}: {word!r} is not {FORM}")
-    method, parts, merge, epochs = match.groups()
-    options = {"sampler": method if method in samplers else "parts"}
-    chosen = {"partition": None if method in samplers else method, "parts": parts, "merge": merge}
-    for name, value in {**chosen, "epochs": epochs}.items():
-        if value is not None:
-            options[name] = value
-    return Way(word, options)
 
 
 def _run(folder: Path, way: Way, seed: int) -> Learned:
@@ -159,10 +104,7 @@ def read_run(folder: Path, summary: Mapping[str, Any], way: str, seed: int) -> L
         InputError: its graph has no validation nodes.
     """
     rows = parse_rows((folder / METRICS).read_bytes())
-    evaluations = [row for row in rows if "accuracy" in row]
-    if not all("validation" in row for row in evaluations):
-        raise InputError(f"{folder}: the graph has no validation nodes, which choose the epoch")
-    best = max(evaluations, key=lambda row: row["validation"]["accuracy"])
+    best = best_evaluation(rows, "accuracy", folder)
     of_epoch: dict[int, float] = {}
     for row in step_rows(rows):
         seconds = row["step_seconds"] + row["data_seconds"]

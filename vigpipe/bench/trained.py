@@ -16,7 +16,9 @@ from vigpipe.config.options import TrainConfig, flag
 from vigpipe.errors import DONE, INTERRUPTED, InputError
 from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
+from vigpipe.replication.metrics import accounted_seconds
 from vigpipe.run.folder import SUMMARY
+from vigpipe.run.follow import step_rows
 from vigpipe.run.provenance import format_versions, this_command
 
 T = TypeVar("T")
@@ -37,6 +39,55 @@ def check_graph_model(model: str) -> None:
         raise InputError(
             f"--model {model}: is a model of images; choose {' or '.join(GRAPH_MODELS)}"
         )
+
+
+def parse_numbers(name: str, text: str) -> list[int]:
+    """Parse an option that is a list of numbers.
+
+    Args:
+        name: of the option, for the message.
+        text: numbers from 1, with commas between them.
+
+    Raises:
+        InputError: it is something else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and word.isascii() and 1 <= int(word) < 10**9 for word in words):
+        raise InputError(f"{flag(name)} {text}: must be numbers from 1 with commas between them")
+    return [int(word) for word in words]
+
+
+def best_evaluation(rows: Iterable[dict[str, Any]], score: str, folder: Path) -> dict[str, Any]:
+    """Return the row of the evaluation that is best on what is held out for validation.
+
+    Args:
+        rows: of metrics.jsonl.
+        score: name of the score, the larger the better.
+        folder: of the run, for the message.
+
+    Raises:
+        InputError: nothing is held out.
+    """
+    evaluations = [row for row in rows if score in row]
+    if not all("validation" in row for row in evaluations):
+        raise InputError(f"{folder}: the graph has no validation nodes, which choose the epoch")
+    return max(evaluations, key=lambda row: row["validation"][score])
+
+
+def training_seconds(summary: Mapping[str, Any], rows: Iterable[dict[str, Any]]) -> float:
+    """Return how long a run has trained, without evaluations.
+
+    Args:
+        summary: content of summary.json.
+        rows: of metrics.jsonl.
+
+    Returns:
+        The seconds that the slowest replica has worked, waited and averaged, or those of all steps
+        where replicas take them together.
+    """
+    if "replicas" in summary:
+        return max(sum(accounted_seconds(replica)) for replica in summary["replicas"]["each"])
+    return sum(row["step_seconds"] + row["data_seconds"] for row in step_rows(rows))
 
 
 def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> None:
