@@ -28,6 +28,7 @@ from vigpipe.bench.options import (
     SoakBench,
     StrategiesBench,
     StudyBench,
+    SubnetworksBench,
     SyncBench,
     VigBench,
 )
@@ -64,6 +65,7 @@ StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
 LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
 IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
+SubnetworksOptions = Annotated[SubnetworksBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
@@ -103,7 +105,8 @@ def _run(arguments: list[str]) -> int:
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         named = "pipeline", "sync", "predict", "cuts", "checkpoint"
-        benches = dict.fromkeys((*named, "learning", "samplers", "intervals"), options)
+        trained = "learning", "samplers", "intervals", "subnetworks"
+        benches = dict.fromkeys((*named, *trained), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -436,6 +439,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.intervals import bench_intervals
 
         bench_intervals(config)
+
+    @bench.command
+    def subnetworks(*, config: SubnetworksOptions = SubnetworksBench()) -> None:  # noqa: B008
+        """Compare independent sub-networks with a model that is trained as a whole."""
+        from vigpipe.bench.subnetworks import bench_subnetworks
+
+        bench_subnetworks(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -156,6 +156,35 @@ class IntervalsBench(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubnetworksBench(TrainConfig):
+    """Options of `vigpipe bench subnetworks`: those of train, which all runs share.
+
+    Attributes:
+        depths: L,L,... numbers of layers of a graph model; by default 2,3,4.
+        samplers: WAY,WAY,... ways to sample a graph, as for bench samplers; by default
+            full@400,metis:40@40,neighbour@40.
+        replicas: M,M,... numbers of sub-networks; 1, a model that is trained as a whole, is always
+            among them.
+        intervals: STEPS,STEPS,... steps of a round; the first table has the first of these.
+        seeds: number of seeds, from 0.
+    """
+
+    model: Model = "sage"
+    threads: int | None = 1
+    depths: str | None = None
+    samplers: str | None = None
+    replicas: str = "1,2,4,8"
+    intervals: str = "10,50"
+    seeds: int = 3
+
+    def __post_init__(self) -> None:
+        if MODEL_DEFAULTS[self.model].job == "graph":
+            object.__setattr__(self, "depths", self.depths or "2,3,4")
+            ways = self.samplers or "full@400,metis:40@40,neighbour@40"
+            object.__setattr__(self, "samplers", ways)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StrategiesBench:
     """Options of `vigpipe bench strategies`.
 

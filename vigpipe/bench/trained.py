@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
@@ -22,6 +23,14 @@ from vigpipe.run.follow import step_rows
 from vigpipe.run.provenance import format_versions, this_command
 
 T = TypeVar("T")
+
+# What pages say of `largest_peak` where some runs have one rank and others several.
+PEAK = (
+    "Peak memory is that of the largest rank, with the evaluation: on a CPU all resident pages, so "
+    "also those of the mapped file that has what the rank stores of the wide model. A lone rank "
+    "has read the libraries itself, and all their pages count; several are forks, of which only "
+    "those count that they use, some hundred MB less."
+)
 
 FILES = ("README.md", "rows.csv", "config.toml", "runs")  # in the folder of such a benchmark
 PROGRAM = ("vigpipe",)  # a module, and its arguments before the verb
@@ -88,6 +97,31 @@ def training_seconds(summary: Mapping[str, Any], rows: Iterable[dict[str, Any]])
     if "replicas" in summary:
         return max(sum(accounted_seconds(replica)) for replica in summary["replicas"]["each"])
     return sum(row["step_seconds"] + row["data_seconds"] for row in step_rows(rows))
+
+
+def slowest_step(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the median duration of a step with its data, in seconds, of the slowest replica.
+
+    Args:
+        rows: of metrics.jsonl.
+    """
+    by_replica: dict[int, list[float]] = {}
+    for row in step_rows(rows):
+        seconds = row["step_seconds"] + row["data_seconds"]
+        by_replica.setdefault(row.get("replica", 0), []).append(seconds)
+    return max(map(median, by_replica.values()))
+
+
+def largest_peak(summary: Mapping[str, Any]) -> int:
+    """Return the largest memory of a rank, in bytes.
+
+    In RAM these are all resident pages, those of mapped files included.
+
+    Args:
+        summary: content of summary.json.
+    """
+    each = summary.get("replicas", {}).get("each", ())
+    return max([summary["peak_bytes"], *(replica["peak_bytes"] for replica in each)])
 
 
 def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> None:

@@ -1,0 +1,106 @@
+"""What do independent sub-networks learn, and what do they cost? Real training runs, several seeds.
+
+Every run is `vigpipe train`: of a model as a whole, or with `--strategy subnetworks` of as many
+sub-networks, with the same epochs for all of them together. What differs from run to run is a
+`Case`. Its first fields choose what is trained, and a model that is trained as a whole is the
+baseline of each; the others choose how it is divided, and such a model has none of them.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from vigpipe.bench.options import SubnetworksBench
+from vigpipe.bench.subnetworks_outcome import Case, Outcome, read_outcome
+from vigpipe.bench.subnetworks_page import write_tables
+from vigpipe.bench.trained import (
+    FILES,
+    all_of,
+    check_seeds,
+    parse_numbers,
+    train,
+    write_shared,
+)
+from vigpipe.bench.ways import OF_WAYS, parse_ways
+from vigpipe.config.options import flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.errors import InputError
+from vigpipe.job.score import SHARES
+from vigpipe.run.folder import make_output_folder
+
+_OF_RUNS = ("seed", "layers", "dp", "strategy", "average_every")
+_LISTS = ("depths", "samplers", "replicas", "intervals", "seeds")
+
+
+def bench_subnetworks(options: SubnetworksBench) -> None:
+    """Train in every case, and write README.md and rows.csv.
+
+    Raises:
+        InputError: an option is out of range, or a run has failed.
+    """
+    check_seeds(options.seeds)
+    plain = SubnetworksBench(model=options.model)
+    for name in _OF_RUNS:
+        if getattr(options, name) != getattr(plain, name):
+            raise InputError(
+                f"{flag(name)} {getattr(options, name)}: differs from run to run here; leave it out"
+            )
+    is_graph = MODEL_DEFAULTS[options.model].job == "graph"
+    depths, ways = [], {}
+    if is_graph:
+        assert options.depths is not None
+        depths = parse_numbers("depths", options.depths)
+        ways = {way.name: way.options for way in parse_ways("samplers", options)}
+    else:
+        _check_images(options)
+    replicas, intervals = (parse_numbers(n, getattr(options, n)) for n in ("replicas", "intervals"))
+    divided = product((m for m in replicas if m > 1), intervals)
+    layouts = [(1, 0), *divided]
+    trained = [*product(depths, ways)] if is_graph else [(None, "")]
+    cases = [
+        Case(*what, *layout, seed)
+        for seed in range(options.seeds)
+        for what in trained
+        for layout in layouts
+    ]
+    folder = make_output_folder(options.out, FILES)
+    write_shared(folder, options, (*_OF_RUNS, *OF_WAYS, *_LISTS))
+    has_hidden = options.model == "gcn2" or options.aggregator == "pool"
+    score = SHARES["nodes" if is_graph else "images"][0]
+    run = partial(_run, folder, ways, score, has_hidden)
+    write_tables(folder, options, all_of(partial(run, case) for case in cases))
+
+
+def _check_images(options: SubnetworksBench) -> None:
+    for name in ("depths", "samplers"):
+        if getattr(options, name) is not None:
+            raise InputError(
+                f"{flag(name)} {getattr(options, name)}: is for graph models, and --model is "
+                f"{options.model}; leave it out"
+            )
+    if not options.validation:
+        raise InputError(
+            f"--validation {options.validation:g}: validation images choose the epoch; take a "
+            "share such as 0.1"
+        )
+
+
+def _run(
+    folder: Path,
+    ways: Mapping[str, Mapping[str, str]],
+    score: str,
+    has_hidden: bool,
+    case: Case,
+) -> Outcome:
+    words = [word for word in case if word is not None]
+    out = folder / "runs" / re.sub("[^a-z0-9]+", "-", "-".join(map(str, words))).strip("-")
+    chosen = {**ways.get(case.sampler, {}), **case.options()}
+    found = read_outcome(out, train(folder, out, chosen, str(case)), case, score, has_hidden)
+    print(
+        f"{case}: test accuracy {found.accuracy:.2%} after epoch {found.epoch}, which has the best "
+        f"validation accuracy; {found.seconds:.1f} s",
+        flush=True,
+    )
+    return found
