@@ -31,6 +31,7 @@ from vigpipe.bench.options import (
     SubnetworksBench,
     SyncBench,
     VigBench,
+    WidthsBench,
 )
 from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
 from vigpipe.commands.help import help_text, wants_help
@@ -66,6 +67,7 @@ LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
 IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
 SubnetworksOptions = Annotated[SubnetworksBench, Parameter(name="*")]
+WidthsOptions = Annotated[WidthsBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
 FeedOptions = Annotated[FeedBench, Parameter(name="*")]
@@ -105,7 +107,7 @@ def _run(arguments: list[str]) -> int:
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         named = "pipeline", "sync", "predict", "cuts", "checkpoint"
-        trained = "learning", "samplers", "intervals", "subnetworks"
+        trained = "learning", "samplers", "intervals", "subnetworks", "widths"
         benches = dict.fromkeys((*named, *trained), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
@@ -446,6 +448,13 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.subnetworks import bench_subnetworks
 
         bench_subnetworks(config)
+
+    @bench.command
+    def widths(*, config: WidthsOptions = WidthsBench()) -> None:  # noqa: B008
+        """Measure memory and steps of sub-networks by the width of the model they make up."""
+        from vigpipe.bench.widths import bench_widths
+
+        bench_widths(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -185,6 +185,32 @@ class SubnetworksBench(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WidthsBench(TrainConfig):
+    """Options of `vigpipe bench widths`: those of train, which all runs share.
+
+    Attributes:
+        layers: number of layers.
+        steps: optimizer steps of every run.
+        average_every: steps of a round.
+        widths: W,W,... channels between two layers.
+        replicas: M,M,... numbers of sub-networks; 1 is a model that is trained as a whole.
+        alone_width: width of the model whose steps, and those of one of its sub-models, are timed
+            in one process with one thread; 0 leaves that out.
+        repeats: timed steps of each of these.
+    """
+
+    model: Model = "sage"
+    layers: int | None = 3
+    steps: int | None = 10
+    average_every: int | None = 5
+    threads: int | None = 1
+    widths: str = "1024,2048,4096,8192,16384,32768"
+    replicas: str = "1,2,4,8"
+    alone_width: int = 4096
+    repeats: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
 class StrategiesBench:
     """Options of `vigpipe bench strategies`.
 

@@ -29,6 +29,7 @@ PUBLISHED = {
         "keeps its initial values, and accuracy is lost"
     ),
 }
+_ELSEWHERE = "`vigpipe bench widths`"
 _MIB = 2**20
 
 Group = Mapping[tuple[object, ...], Sequence[Outcome]]  # the seeds of each case
@@ -159,7 +160,7 @@ def _claims(cases: Group, bases: Mapping[tuple[object, ...], Sequence[Outcome]])
         for runs, base in several
         if runs[0].untrained is not None
     ]
-    found = {"each": "; ".join(each)}
+    found = {"each": "; ".join(each), "wide": _ELSEWHERE, "ultra-wide": _ELSEWHERE}
     if shares:
         least, most = min(shares)[1], max(shares)[1]
         found["untrained"] = f"smallest share: {least}; largest: {most}"

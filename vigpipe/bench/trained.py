@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -160,13 +161,52 @@ def train(
     Raises:
         InputError: the run has failed.
     """
-    words = [sys.executable, "-m", *program, "train", "--config", str(folder / "config.toml")]
-    for option, value in {**options, "out": out}.items():
-        words += [flag(option), str(value)]
-    code = run_child(words)
+    code = run_child(_command(folder, out, options, program))
     if code != DONE:
         raise InputError(f"the run of {name} ended with exit code {code}; see its message above")
     return json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+
+
+class Failure(NamedTuple):
+    """How a run has failed.
+
+    Attributes:
+        code: its exit code.
+        sentence: the last line that it has written to stderr.
+    """
+
+    code: int
+    sentence: str
+
+
+def try_to_train(
+    folder: Path, out: Path, options: Mapping[str, object]
+) -> dict[str, Any] | Failure:
+    """Train once, as `train` does, but return how the run has failed if it has.
+
+    Args:
+        folder: of the benchmark, with the shared options.
+        out: folder of the run.
+        options: of this run.
+    """
+    with tempfile.TemporaryFile() as stderr:
+        code = run_child(_command(folder, out, options), stderr=stderr)
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").splitlines()
+    if code == DONE:
+        return json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    written = [line for line in lines if line.strip()]
+    sentence = written[-1].removeprefix("vigpipe: ") if written else ""
+    return Failure(code, sentence.replace(tempfile.gettempdir(), "$TMPDIR"))
+
+
+def _command(
+    folder: Path, out: Path, options: Mapping[str, object], program: Sequence[str] = PROGRAM
+) -> list[str]:
+    words = [sys.executable, "-m", *program, "train", "--config", str(folder / "config.toml")]
+    for option, value in {**options, "out": out}.items():
+        words += [flag(option), str(value)]
+    return words
 
 
 def all_of(runs: Iterable[Callable[[], T]]) -> list[T]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from vigpipe.launch.second_signal import left_to_handlers
 from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
@@ -65,14 +65,18 @@ def shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def run_child(command: Sequence[str]) -> int:
-    """Run a command to its end; its stdout is dropped, its stderr is that of this process.
+def run_child(command: Sequence[str], stderr: IO[bytes] | None = None) -> int:
+    """Run a command to its end; its stdout is dropped.
 
     Args:
         command: the program and its arguments, as for `child_process`.
+        stderr: what its stderr goes to; by default that of this process.
 
     Returns:
         The exit code of the command, or 128 + n if signal n ended it.
     """
-    with left_to_handlers(), child_process(command, stdout=subprocess.DEVNULL) as child:
+    with (
+        left_to_handlers(),
+        child_process(command, stdout=subprocess.DEVNULL, stderr=stderr) as child,
+    ):
         return shell_code(child.wait())
