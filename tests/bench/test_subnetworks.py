@@ -17,6 +17,8 @@ from vigpipe.bench.trained import slowest_step
 from vigpipe.cli import main
 from vigpipe.errors import InputError
 
+FLAGS = ("--branch-rescale", "--carry-moments")
+
 
 def a_run(m, every, seed=0):
     """Files of a run: 8 epochs of one step are shared, and more sub-networks are a bit worse."""
@@ -28,15 +30,18 @@ def a_run(m, every, seed=0):
         for step in range(1, steps + 1)
     ]
     rows = [{k: v for k, v in row.items() if m > 1 or k != "replica"} for row in rows]
-    rows.append({"epoch": 1, "accuracy": accuracy, "validation": {"accuracy": 0.8}})
-    rows.append({"epoch": steps, "accuracy": 0.99, "validation": {"accuracy": 0.7}})
+    for epoch, share, of_validation in ((1, accuracy, 0.8), (steps, 0.99, 0.7)):
+        scores, others = (dict.fromkeys(("accuracy", "top1"), v) for v in (share, of_validation))
+        rows.append({"epoch": epoch, **scores, "validation": others})
     summary = {"steps": steps, "peak_bytes": 2**20}
     if m > 1:
         each = {"busy_seconds": 1.0, "waiting_seconds": 0.5, "averaging_seconds": 0.5}
         summary["replicas"] = {
             "each": [each | {"bytes_sent": 8e6, "peak_bytes": 2**20 * (r + 1)} for r in range(m)]
         }
-        summary["subnetworks"] = [{"test": {"accuracy": 0.5 + 0.1 * r}} for r in range(m)]
+        summary["subnetworks"] = [
+            {"test": dict.fromkeys(("accuracy", "top1"), 0.5 + 0.1 * r)} for r in range(m)
+        ]
     summary |= {"commit": "c", "hardware": "h", "threads_per_rank": 1, "versions": {"v": "1"}}
     return rows, summary
 
@@ -53,7 +58,9 @@ def commands(monkeypatch):
     noted: list[dict[str, str]] = []
 
     def run_child(command):
-        given = dict(zip(command[6::2], command[7::2], strict=True))
+        words = [word for word in command[6:] if word not in FLAGS]
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        given |= dict.fromkeys(set(FLAGS) & set(command), "")
         noted.append(given)
         m, every = int(given.get("--dp", 1)), int(given.get("--average-every", 0))
         write_run(Path(given["--out"]), *a_run(m, every, int(given["--seed"])))
@@ -87,17 +94,37 @@ def test_every_case_is_a_run_and_has_the_model_as_a_whole_beside_it(commands, tm
     page = (tmp_path / "a" / "README.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
     first, second = (rows.index(row) for row in rows if row[:2] == ["layers", "sampler"])
-    assert rows[first + 2][2:6] == ["1", "90.05 ± 0.07 %", "", ""]
-    assert rows[first + 4][2:6] == ["4", "87.05 ± 0.07 %", "-3.00 ± 0.00", "yes"]
-    assert rows[first + 4][6:9] == ["65.00 ± 0.00 %", "3.7500 ± 0.0000", "2.00 ± 0.00"]
-    assert rows[first + 4][9:] == ["4.000", "4 ± 0 MiB", "2", "–"]  # two layers
-    assert rows[first + 9][:3] == ["3", "full@8", "2"]
-    assert rows[first + 9][11:] == ["4", "6.25%"]
-    assert rows[second + 3][2:6] == ["2", "3", "2", "–"]
+    assert rows[first + 2][2:7] == ["1", "", "90.05 ± 0.07 %", "", ""]
+    assert rows[first + 4][2:7] == ["4", "plain", "87.05 ± 0.07 %", "-3.00 ± 0.00", "yes"]
+    assert rows[first + 4][7:10] == ["65.00 ± 0.00 %", "3.7500 ± 0.0000", "2.00 ± 0.00"]
+    assert rows[first + 4][10:] == ["4.000", "4 ± 0 MiB", "2", "–"]  # two layers
+    assert rows[first + 9][:4] == ["3", "full@8", "2", "plain"]
+    assert rows[first + 9][12:] == ["4", "6.25%"]
+    assert rows[second + 3][2:7] == ["2", "plain", "3", "2", "–"]
     assert "Steps of a round: 1" in page
     assert all(claim in page for claim in PUBLISHED.values())
     assert "m = 4: -3.00 to -3.00 points, 8 of 8 cases within 3; 3.00 to 3.00 times as fast" in page
     assert "smallest share: 6.25%, -1.00 ± 0.00 points; largest: 75.00%, -3.00 ± 0.00" in page
+
+
+def test_a_model_of_images_is_divided_in_several_ways(commands, tmp_path):
+    options = SubnetworksBench(
+        model="vig_digits",
+        data="digits",
+        validation=0.1,
+        replicas="2",
+        variants="inner,tied+branch-rescale+carry-moments",
+        intervals="3",
+        seeds=1,
+        out=tmp_path / "a",
+    )
+    bench_subnetworks(options)
+    whole, inner, tied = commands
+    assert ("--dp" in whole, "--branch-rescale" in whole, "--divided" in whole) == (False,) * 3
+    assert (inner["--divided"], "--branch-rescale" in inner) == ("inner", False)
+    assert (tied["--divided"], "--branch-rescale" in tied, "--carry-moments" in tied) == (
+        *("tied", True, True),
+    )
 
 
 def test_one_model_as_a_whole_makes_a_page(commands, tmp_path):
@@ -110,7 +137,7 @@ def test_one_model_as_a_whole_makes_a_page(commands, tmp_path):
 
 
 def test_what_counts_of_a_run(tmp_path):
-    case = Case(3, "full", 2, 3, 0)
+    case = Case(3, "full", 2, "plain", 3, 0)
     rows, summary = a_run(2, 3)
     write_run(tmp_path / "a", rows, summary)
     assert read_outcome(tmp_path / "a", summary, case, "accuracy", False) == Outcome(
@@ -159,6 +186,11 @@ def test_wrong_use_is_one_sentence(capsys):
         (["--dp", "2"], "--dp 2: differs from run to run here; leave it out"),
         (["--sampler", "full"], "--sampler full: is what --samplers is for"),
         (["--samplers", "louvain"], "--samplers louvain: 'louvain' is not full, another sampler"),
+        (["--divided", "tied"], "--divided tied: differs from run to run here; leave it out"),
+        (
+            ["--variants", "plain,shallow"],
+            "--variants plain,shallow: 'shallow' is not plain, carry",
+        ),
         (["--depths", "x"], "--depths x: must be numbers from 1 with commas between them"),
         (["--model", "vig_digits", "--depths", "2"], "--depths 2: is for graph models"),
         (["--model", "vig_digits"], "--validation 0: validation images choose the epoch"),

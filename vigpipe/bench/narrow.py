@@ -6,19 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils.flop_counter import FlopCounterMode
 
 from vigpipe.bench.alone import set_up
 from vigpipe.bench.options import OpsBench, WidthsBench
 from vigpipe.bench.side_by_side import alternate
-from vigpipe.config.options import TrainConfig, with_model_defaults
+from vigpipe.config.options import with_model_defaults
 from vigpipe.graphs.features import are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.job import GraphJob, open_graph_job
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.model.keyed_dropout import sample_keys
-from vigpipe.run.rank import FUSED
+from vigpipe.run.optimizer import make_optimizer
 
 
 class Narrow(NamedTuple):
@@ -75,7 +74,9 @@ def _step(
     graph, config = job.graph, job.config
     torch.manual_seed(0)
     model = job.make_model(m).to(device)
-    optimizer = _optimizer(config, model)
+    parameters = [*model.parameters()]
+    decay = config.weight_decay or 0.0
+    optimizer = make_optimizer(config, [{"params": parameters, "weight_decay": decay}])
     nodes = graph.nodes_of(TRAIN)
     chosen = torch.from_numpy(nodes).to(device)
     labels = torch.from_numpy(graph.labels[nodes]).to(device)
@@ -94,10 +95,3 @@ def _step(
         loss.backward()
 
     return forward_backward, optimizer.step
-
-
-def _optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    assert config.opt is not None
-    fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
-    decay = config.weight_decay or 0.0
-    return create_optimizer_v2(model, opt=config.opt, lr=config.lr, weight_decay=decay, **fused)

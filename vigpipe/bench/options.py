@@ -165,6 +165,9 @@ class SubnetworksBench(TrainConfig):
             full@400,metis:40@40,neighbour@40.
         replicas: M,M,... numbers of sub-networks; 1, a model that is trained as a whole, is always
             among them.
+        variants: V,V,... ways to divide the model, each of them plain, or options with + between
+            them: carry-moments, partition-input, inner, tied, branch-rescale. By default plain, or
+            for models of images inner,tied.
         intervals: STEPS,STEPS,... steps of a round; the first table has the first of these.
         seeds: number of seeds, from 0.
     """
@@ -174,14 +177,18 @@ class SubnetworksBench(TrainConfig):
     depths: str | None = None
     samplers: str | None = None
     replicas: str = "1,2,4,8"
+    variants: str | None = None
     intervals: str = "10,50"
     seeds: int = 3
 
     def __post_init__(self) -> None:
+        variants = "inner,tied"
         if MODEL_DEFAULTS[self.model].job == "graph":
+            variants = "plain"
             object.__setattr__(self, "depths", self.depths or "2,3,4")
             ways = self.samplers or "full@400,metis:40@40,neighbour@40"
             object.__setattr__(self, "samplers", ways)
+        object.__setattr__(self, "variants", self.variants or variants)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from vigpipe.bench.options import SubnetworksBench
-from vigpipe.bench.subnetworks_outcome import Case, Outcome, read_outcome
+from vigpipe.bench.subnetworks_outcome import VARIANTS, Case, Outcome, read_outcome
 from vigpipe.bench.subnetworks_page import write_tables
 from vigpipe.bench.trained import (
     FILES,
@@ -24,14 +24,15 @@ from vigpipe.bench.trained import (
     write_shared,
 )
 from vigpipe.bench.ways import OF_WAYS, parse_ways
-from vigpipe.config.options import flag
+from vigpipe.config.options import as_given, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.job.score import SHARES
 from vigpipe.run.folder import make_output_folder
 
-_OF_RUNS = ("seed", "layers", "dp", "strategy", "average_every")
-_LISTS = ("depths", "samplers", "replicas", "intervals", "seeds")
+_OF_VARIANTS = tuple(dict.fromkeys(name for options in VARIANTS.values() for name in options))
+_OF_RUNS = ("seed", "layers", "dp", "strategy", "average_every", *_OF_VARIANTS)
+_LISTS = ("depths", "samplers", "replicas", "variants", "intervals", "seeds")
 
 
 def bench_subnetworks(options: SubnetworksBench) -> None:
@@ -44,9 +45,8 @@ def bench_subnetworks(options: SubnetworksBench) -> None:
     plain = SubnetworksBench(model=options.model)
     for name in _OF_RUNS:
         if getattr(options, name) != getattr(plain, name):
-            raise InputError(
-                f"{flag(name)} {getattr(options, name)}: differs from run to run here; leave it out"
-            )
+            given = as_given(name, getattr(options, name))
+            raise InputError(f"{given}: differs from run to run here; leave it out")
     is_graph = MODEL_DEFAULTS[options.model].job == "graph"
     depths, ways = [], {}
     if is_graph:
@@ -56,8 +56,10 @@ def bench_subnetworks(options: SubnetworksBench) -> None:
     else:
         _check_images(options)
     replicas, intervals = (parse_numbers(n, getattr(options, n)) for n in ("replicas", "intervals"))
-    divided = product((m for m in replicas if m > 1), intervals)
-    layouts = [(1, 0), *divided]
+    assert options.variants is not None
+    variants = [_parse_variant(word.strip(), options) for word in options.variants.split(",")]
+    divided = product((m for m in replicas if m > 1), variants, intervals)
+    layouts = [(1, "", 0), *divided]
     trained = [*product(depths, ways)] if is_graph else [(None, "")]
     cases = [
         Case(*what, *layout, seed)
@@ -71,6 +73,15 @@ def bench_subnetworks(options: SubnetworksBench) -> None:
     score = SHARES["nodes" if is_graph else "images"][0]
     run = partial(_run, folder, ways, score, has_hidden)
     write_tables(folder, options, all_of(partial(run, case) for case in cases))
+
+
+def _parse_variant(word: str, options: SubnetworksBench) -> str:
+    if not all(part in VARIANTS for part in word.split("+")):
+        raise InputError(
+            f"--variants {options.variants}: {word!r} is not {', '.join(VARIANTS)}, or several of "
+            "them with + between them"
+        )
+    return word
 
 
 def _check_images(options: SubnetworksBench) -> None:

@@ -9,6 +9,16 @@ from vigpipe.bench.trained import best_evaluation, largest_peak, slowest_step, t
 from vigpipe.run.folder import METRICS
 from vigpipe.run.follow import parse_rows
 
+# Options of `vigpipe train`, by the words of a variant.
+VARIANTS: Mapping[str, Mapping[str, object]] = {
+    "plain": {},
+    "carry-moments": {"carry_moments": True},
+    "partition-input": {"partition_input": True},
+    "inner": {"divided": "inner"},
+    "tied": {"divided": "tied"},
+    "branch-rescale": {"branch_rescale": True},
+}
+
 
 class Case(NamedTuple):
     """What differs from run to run.
@@ -17,6 +27,7 @@ class Case(NamedTuple):
         layers: of a graph model.
         sampler: name of the way to sample a graph; empty for images.
         replicas: m; 1 for a model that is trained as a whole.
+        variant: how the model is divided, see `VARIANTS`; empty for one that is trained as a whole.
         every: steps of a round; 0 for such a model.
         seed: of the run.
     """
@@ -24,6 +35,7 @@ class Case(NamedTuple):
     layers: int | None
     sampler: str
     replicas: int
+    variant: str
     every: int
     seed: int
 
@@ -34,12 +46,15 @@ class Case(NamedTuple):
             chosen["layers"] = self.layers
         if self.replicas > 1:
             chosen |= {"strategy": "subnetworks", "dp": self.replicas, "average_every": self.every}
+            for word in self.variant.split("+"):
+                chosen |= VARIANTS[word]
         return chosen
 
     def __str__(self) -> str:
         words = [] if self.layers is None else [f"{self.layers} layers", self.sampler]
         words.append(f"m = {self.replicas}")
         if self.replicas > 1:
+            words += [] if self.variant == "plain" else [self.variant]
             words.append(f"rounds of {self.every} steps")
         return f"{', '.join(words)}, seed {self.seed}"
 
@@ -48,7 +63,7 @@ class Outcome(NamedTuple):
     """What a run came to.
 
     Attributes:
-        layers: as for a Case, and so are sampler, replicas, every and seed.
+        layers: as for a Case, and so are the next five.
         accuracy: on the test samples, at the epoch with the best accuracy of the validation ones.
         epoch: number of that epoch.
         own_accuracy: mean of those of the sub-models by themselves, on the test samples at the end;
@@ -66,6 +81,7 @@ class Outcome(NamedTuple):
     layers: int | None
     sampler: str
     replicas: int
+    variant: str
     every: int
     seed: int
     accuracy: float

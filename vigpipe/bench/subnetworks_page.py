@@ -29,6 +29,7 @@ PUBLISHED = {
         "keeps its initial values, and accuracy is lost"
     ),
 }
+_FIRST = ("layers", "sampler", "m", "variant")
 _ELSEWHERE = "`vigpipe bench widths`"
 _MIB = 2**20
 
@@ -48,12 +49,12 @@ def write_tables(folder: Path, options: SubnetworksBench, found: Sequence[Outcom
     intervals = list(dict.fromkeys(run.every for run in found if run.replicas > 1))
     title = f"Steps of a round: {intervals[0]}" if intervals else ""
     first = [runs for runs in cases.values() if runs[0].every in (0, *intervals[:1])]
-    headers = ["layers", "sampler", "m", "test accuracy", "points to m = 1", f"within {POINTS}"]
+    headers = [*_FIRST, "test accuracy", "points to m = 1", f"within {POINTS}"]
     headers += ["sub-models alone", "s a step", "s of training", "MB sent, a replica and round"]
     headers += ["peak memory a rank", "rounds", "never trained"]
     tables = [Table(title, headers, [_row(runs, bases[_trained(runs[0])]) for runs in first])]
     if len(intervals) > 1:
-        headers = ["layers", "sampler", "m", "steps of a round", "rounds", "never trained"]
+        headers = [*_FIRST, "steps of a round", "rounds", "never trained"]
         headers += ["test accuracy", "points to m = 1", "s of training"]
         several = [runs for runs in cases.values() if runs[0].replicas > 1]
         by_steps = [_of_interval(runs, bases[_trained(runs[0])]) for runs in several]
@@ -112,7 +113,8 @@ def _of_interval(found: Sequence[Outcome], base: Sequence[Outcome]) -> list[str]
 
 
 def _first_cells(one: Outcome) -> list[str]:
-    return ["" if one.layers is None else str(one.layers), one.sampler, str(one.replicas)]
+    layers = "" if one.layers is None else str(one.layers)
+    return [layers, one.sampler, str(one.replicas), one.variant]
 
 
 def _rounds(one: Outcome) -> list[str]:

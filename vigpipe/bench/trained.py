@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.files import as_toml
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.errors import DONE, INTERRUPTED, InputError
 from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
@@ -205,7 +205,7 @@ def _command(
 ) -> list[str]:
     words = [sys.executable, "-m", *program, "train", "--config", str(folder / "config.toml")]
     for option, value in {**options, "out": out}.items():
-        words += [flag(option), str(value)]
+        words += as_given(option, value).split(" ", 1)
     return words
 
 

@@ -118,7 +118,7 @@ def _run(folder: Path, options: WidthsBench, width: int, replicas: int) -> Row:
         row = Row("run", width, replicas, seconds=seconds, peak_bytes=peak, exit_code=0)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)  # of wide models they fill a disk
     (out / WEIGHTS).unlink(missing_ok=True)
-    print(f"width {width}, m = {replicas}: {', '.join(_cells(row))}", flush=True)
+    print(f"width {width}, m = {replicas}: {', '.join(filter(None, _cells(row)))}", flush=True)
     return row
 
 
