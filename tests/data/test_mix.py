@@ -73,7 +73,7 @@ def test_a_box_is_that_of_timm_around_the_same_centre(monkeypatch):
         ours = mix(mixup=0.0).draw(step, 1).box
         assert ours is not None
         assert (ours[0], ours[2]) == (top, left)
-        # timm 1.0.22 loses the last pixel of boxes of an odd length.
+        # timm 1.0.27 loses the last pixel of boxes of an odd length.
         assert {ours[1] - bottom, ours[3] - right} <= {0, 1}
 
 

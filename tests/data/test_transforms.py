@@ -24,11 +24,6 @@ def timm_transform(**options) -> Any:
     return create_transform(**options, interpolation="bicubic", mean=(0.0,) * 3, std=(1.0,) * 3)
 
 
-# torch 2.11 deprecates what the timm of its day imports.
-old_timm = pytest.mark.filterwarnings("ignore:.torch.jit.interface. is deprecated")
-
-
-@old_timm
 @pytest.mark.parametrize("size", [(20, 20), (33, 21), (21, 34), (9, 90), (90, 9)])
 def test_random_crops_are_those_of_timm(size):
     """Seed Python's generator as ours: timm must cut and resize to the same pixels."""
@@ -45,7 +40,6 @@ def test_random_crops_are_those_of_timm(size):
         torch.testing.assert_close(torch.tensor(to_array(ours)).permute(2, 0, 1) / 255, expected)
 
 
-@old_timm
 @pytest.mark.parametrize("size", [(20, 20), (33, 21), (21, 34), (50, 40), (16, 64), (64, 17)])
 @pytest.mark.parametrize("side", [16, 17, 48])
 def test_test_images_are_resized_and_cut_as_timm_does(size, side):
@@ -56,13 +50,12 @@ def test_test_images_are_resized_and_cut_as_timm_does(size, side):
     torch.testing.assert_close(torch.tensor(to_array(ours)).permute(2, 0, 1) / 255, expected)
 
 
-@old_timm
 @pytest.mark.parametrize("size", [(20, 20), (33, 21), (16, 64), (224, 150)])
 @pytest.mark.parametrize("goal", [(16, 16), (48, 48), (24, 16), (17, 40)])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.9, 0.875])
 def test_test_images_of_any_shape_are_cut_to_any_shape_as_timm_does(size, goal, crop_pct):
     theirs = timm_transform(input_size=goal, crop_pct=crop_pct)
-    if goal[0] != goal[1]:  # timm 1.0.22 forgets the interpolation there
+    if goal[0] != goal[1]:  # timm 1.0.27 forgets the interpolation there
         theirs.transforms[0].interpolation = InterpolationMode.BICUBIC
     pixels = picture(size)
     ours = transforms.centre_crop(pixels, goal, crop_pct)
