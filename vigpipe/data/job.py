@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -207,14 +207,10 @@ class ImageJob:
         return Mix(*rates, source.num_classes, source.image_size, config.seed)
 
     def merged(
-        self,
-        stages: Sequence[StagedModel],
-        share: WideShare,
-        pipeline: Pipeline,
-        make_pipeline: Callable[[Sequence[StagedModel]], Pipeline],
+        self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline
     ) -> MergedImageModel:
         """Return a rank's stages of the wide model; see `vigpipe.job.job.Job.merged`."""
-        return MergedImageModel(make_pipeline(stages), share)
+        return MergedImageModel(stages, share, pipeline)
 
     def slicing(self, model: StagedModel) -> Slicing:
         """Return which sides of a model's tensors are divided among sub-networks."""

@@ -1,7 +1,6 @@
 """The wide model of sub-networks in evaluations: every replica puts it together."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,13 +16,13 @@ class MergedImageModel:
     """A rank's stages of the wide model; see `vigpipe.job.job.Merged`.
 
     Args:
-        pipeline: runs these stages, whose tensors have no values yet.
-        share: what the rank has of these.
+        stages: these, whose tensors have no values yet.
+        share: what the rank has of them.
+        pipeline: runs them.
     """
 
-    def __init__(self, pipeline: Pipeline, share: WideShare) -> None:
-        self._pipeline, self._share = pipeline, share
-        stages = [cast(StagedModel, module.model) for module in pipeline.stage_modules]
+    def __init__(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> None:
+        self._share, self._pipeline = share, pipeline
         self._state = {k: v for stage in stages for k, v in stage.state_dict().items()}
         self._statistics = PooledStatistics(stages, pipeline.num_microbatches)
         names = {id(b): name for stage in stages for name, b in stage.named_buffers()}

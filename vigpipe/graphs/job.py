@@ -1,7 +1,7 @@
 """A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -222,11 +222,7 @@ class GraphJob:
         )
 
     def merged(
-        self,
-        stages: Sequence[StagedModel],
-        share: WideShare,
-        pipeline: Pipeline,
-        make_pipeline: Callable[[Sequence[StagedModel]], Pipeline],
+        self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline
     ) -> MergedGraphModel:
         """Return a rank's share of the wide model; see `vigpipe.job.job.Job.merged`."""
         shares = [ByColumns(cast(GraphModel, stage), share) for stage in stages]

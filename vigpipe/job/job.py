@@ -269,20 +269,14 @@ class Job(Protocol):
         """
         ...
 
-    def merged(
-        self,
-        stages: Sequence[StagedModel],
-        share: WideShare,
-        pipeline: Pipeline,
-        make_pipeline: Callable[[Sequence[StagedModel]], Pipeline],
-    ) -> Merged:
+    def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Return a rank's share of the wide model of sub-networks.
 
         Args:
-            stages: those of the rank, of the wide model, on the meta device.
+            stages: those of the rank, of the wide model: on the meta device, or if `merges_whole`
+                in memory, without values.
             share: what the rank has of them.
-            pipeline: the pipeline of the rank's sub-model.
-            make_pipeline: makes one of stages that have memory on the rank's device.
+            pipeline: that of the rank's sub-model, or if `merges_whole` one of these stages.
         """
         ...
 

@@ -353,19 +353,17 @@ def make_rank_state(
 
 def _merged(run: Run, rank: int, rows: Rows, pipeline: Pipeline, groups: Groups) -> Merged:
     """Return a rank's share of the wide model of sub-networks."""
-    layout, device = run.layout, pipeline.device
-    stage_indices = layout.stages_of(rank)
-
-    def make_pipeline(stages: Sequence[StagedModel]) -> Pipeline:
-        real = [stage.to(run.dtype).to_empty(device=device) for stage in stages]
-        modules = _stage_modules(run, real, device)
-        facts = stage_indices, layout, device, groups.pipeline
-        return Pipeline(modules, modules, *facts, run.job.loss(None), partial(send, device=device))
-
+    stage_indices, device = run.layout.stages_of(rank), pipeline.device
     stages = cut_stages(run.make_wide_model, run.plan, stage_indices)
+    if run.job.merges_whole:
+        stages = [stage.to(run.dtype).to_empty(device=device) for stage in stages]
+        modules = _stage_modules(run, stages, device)
+        facts = stage_indices, run.layout, device, groups.pipeline
+        loss, to_device = run.job.loss(None), partial(send, device=device)
+        pipeline = Pipeline(modules, modules, *facts, loss, to_device)
     columns = RankColumns(rows.between)
     share = WideShare(rows.wide.slicing, rows.stored, rows.whole, columns, ROWS_AT_ONCE)
-    return run.job.merged(stages, share, pipeline, make_pipeline)
+    return run.job.merged(stages, share, pipeline)
 
 
 def _stage_modules(
