@@ -26,6 +26,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_toml
 from vigpipe.model import mapped
 from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
+from vigpipe.replication.subnetworks.moments import is_moment
 
 if TYPE_CHECKING:
     from vigpipe.run.facts import Run
@@ -323,10 +324,11 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     file_of = tensor_names(checkpoint, manifest)
     model_names = rank_state.run.tensor_names()
     for name in file_of:
-        kind, _, rest = _OTHER_REPLICA.sub("", name).partition("/")
-        of_optimizer = rest.removeprefix("optimizer/") if kind == "rows" else rest
-        is_moment = kind == "optimizer" or of_optimizer != rest
-        model_name = of_optimizer.partition("/")[2] if is_moment else rest
+        own = _OTHER_REPLICA.sub("", name)
+        if is_moment(stored := own.removeprefix("rows/")):
+            own = stored
+        kind, _, rest = own.partition("/")
+        model_name = rest.partition("/")[2] if kind == "optimizer" else rest
         if not (kind in _KINDS and model_name in model_names) and kind != "loss_scale":
             raise InputError(
                 f"{checkpoint}: has {name}, which {rank_state.run.config.model} has not; give a "
