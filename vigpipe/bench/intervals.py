@@ -20,6 +20,7 @@ from vigpipe.bench.trained import (
     Table,
     all_of,
     check_graph_model,
+    check_left_out,
     check_seeds,
     parse_numbers,
     train,
@@ -28,7 +29,6 @@ from vigpipe.bench.trained import (
     write_shared,
 )
 from vigpipe.config.choices import PARTITIONS
-from vigpipe.config.options import flag
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import balance
 from vigpipe.run.folder import METRICS, make_output_folder
@@ -104,12 +104,7 @@ def bench_intervals(options: IntervalsBench) -> None:
     """
     check_seeds(options.seeds)
     check_graph_model(options.model)
-    plain = IntervalsBench()
-    for name in _OF_RUNS:
-        if getattr(options, name) != getattr(plain, name):
-            raise InputError(
-                f"{flag(name)} {getattr(options, name)}: differs from run to run here; leave it out"
-            )
+    check_left_out(options, IntervalsBench(), _OF_RUNS)
     partitions = [word.strip() for word in options.partitions.split(",")]
     for word in partitions:
         if word not in PARTITIONS:

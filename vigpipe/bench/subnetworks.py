@@ -18,13 +18,14 @@ from vigpipe.bench.subnetworks_page import write_tables
 from vigpipe.bench.trained import (
     FILES,
     all_of,
+    check_left_out,
     check_seeds,
     parse_numbers,
     train,
     write_shared,
 )
 from vigpipe.bench.ways import OF_WAYS, parse_ways
-from vigpipe.config.options import as_given, flag
+from vigpipe.config.options import flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.job.score import SHARES
@@ -42,11 +43,7 @@ def bench_subnetworks(options: SubnetworksBench) -> None:
         InputError: an option is out of range, or a run has failed.
     """
     check_seeds(options.seeds)
-    plain = SubnetworksBench(model=options.model)
-    for name in _OF_RUNS:
-        if getattr(options, name) != getattr(plain, name):
-            given = as_given(name, getattr(options, name))
-            raise InputError(f"{given}: differs from run to run here; leave it out")
+    check_left_out(options, SubnetworksBench(model=options.model), _OF_RUNS)
     is_graph = MODEL_DEFAULTS[options.model].job == "graph"
     depths, ways = [], {}
     if is_graph:

@@ -43,6 +43,28 @@ def check_seeds(seeds: int) -> None:
         raise InputError(f"--seeds {seeds}: must be at least 1")
 
 
+def check_left_out(
+    options: TrainConfig,
+    plain: TrainConfig,
+    names: Iterable[str],
+    why: str = "differs from run to run",
+) -> None:
+    """Check that the user has not given options that the benchmark chooses for every run.
+
+    Args:
+        options: of the benchmark.
+        plain: the same with nothing said.
+        names: of these options.
+        why: they are not the user's.
+
+    Raises:
+        InputError: one of them was given.
+    """
+    for name in names:
+        if (value := getattr(options, name)) != getattr(plain, name):
+            raise InputError(f"{as_given(name, value)}: {why} here; leave it out")
+
+
 def check_graph_model(model: str) -> None:
     """Raise InputError unless a model is one of a graph."""
     if model not in GRAPH_MODELS:

@@ -21,6 +21,7 @@ from vigpipe.bench.trained import (
     Table,
     all_of,
     check_graph_model,
+    check_left_out,
     largest_peak,
     parse_numbers,
     slowest_step,
@@ -28,7 +29,6 @@ from vigpipe.bench.trained import (
     write_page,
     write_shared,
 )
-from vigpipe.config.options import flag
 from vigpipe.errors import WRONG_INPUT, InputError
 from vigpipe.run.folder import METRICS, WEIGHTS, make_output_folder
 from vigpipe.run.follow import parse_rows
@@ -72,12 +72,7 @@ def bench_widths(options: WidthsBench) -> None:
         InputError: an option is out of range, or all runs have failed.
     """
     check_graph_model(options.model)
-    plain = WidthsBench()
-    for name in _OF_RUNS:
-        if getattr(options, name) != getattr(plain, name):
-            raise InputError(
-                f"{flag(name)} {getattr(options, name)}: is chosen for every run here; leave it out"
-            )
+    check_left_out(options, WidthsBench(), _OF_RUNS, "is chosen for every run")
     widths, replicas = (parse_numbers(n, getattr(options, n)) for n in ("widths", "replicas"))
     if options.alone_width < 0 or options.repeats < 1:
         raise InputError(
