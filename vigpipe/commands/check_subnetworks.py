@@ -108,9 +108,7 @@ class SubnetworksInTurn(InTurn):
                 wide = self._moments.setdefault((kind, name), torch.zeros_like(self._wide[name]))
                 moments: list[Tensor] = [state[kind] for state in states]
                 if self._slicing.owned(name) is None:
-                    total = sum(moment.double() for moment in moments)
-                    assert isinstance(total, Tensor)
-                    wide.copy_(total / len(moments))
+                    wide.copy_(_mean_of(moments))
                     continue
                 for moment, channels in zip(moments, self._chosen(), strict=True):
                     wide[self._entries(name, channels)] = moment.cpu()

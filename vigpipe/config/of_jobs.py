@@ -1,16 +1,8 @@
 """Which options are for images only, for graphs only, and for one way to sample a graph only."""
 
 OF_IMAGES = (
-    *(
-        "new_classifier",
-        "graph",
-        "divided",
-        "branch_rescale",
-        "stochastic_dilation",
-        "stem_stride",
-        "compat",
-        "compile",
-    ),
+    *("new_classifier", "graph", "stochastic_dilation", "stem_stride", "compat", "compile"),
+    *("divided", "branch_rescale"),
     *("cuda_graph", "drop_path", "image_size", "crop_pct", "recipe", "augment", "random_crop"),
     *("auto_augment", "color_jitter", "erasing", "mixup", "cutmix", "smoothing"),
     *("repeated_augment", "workers", "skip_bad_images", "validation", "batch_size"),

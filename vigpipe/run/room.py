@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vigpipe.errors import InputError
-from vigpipe.model.slicing import Slicing
 from vigpipe.run.facts import Run
 
 # Numbers that an optimizer keeps of each weight.
@@ -34,7 +33,7 @@ def check_room(run: Run, ranks_here: int) -> None:
     num_kept = 0
     if run.has_subnetworks:
         num_kept += _num_weights(shapes) if run.job.merges_whole else 0
-        slicing: Slicing = run.job.slicing(model)
+        slicing = run.job.slicing(model)
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
     num_kept += _num_weights(shapes) * (2 + KEPT[config.opt])
     needed = num_kept * run.dtype.itemsize * ranks_here // layout.pipeline_size
