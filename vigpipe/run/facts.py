@@ -310,10 +310,10 @@ def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:
                 f"--dp says, which is {config.dp}; {what}, or leave it out"
             )
         if size % config.dp:
+            width = "" if config.width is None else ", or --width"  # models of images have none
             raise InputError(
                 f"--dp {config.dp}: --strategy subnetworks divides {size} channels among as many "
-                "replicas, so their number must be a divisor of that; choose another --dp, or "
-                "--width"
+                f"replicas, so their number must be a divisor of that; choose another --dp{width}"
             )
 
 

@@ -353,7 +353,7 @@ def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dp": 3}, "--dp 3: .* divides 16 channels"),
+        ({"dp": 3}, "--dp 3: .* divides 16 channels .*; choose another --dp, or --width$"),
         ({"layers": 1}, "--layers 1 has no channels"),
         ({"ema": 0.9}, "--ema 0.9: averages"),
         ({"final": "best"}, "--final best: is about replicas of the same model"),
@@ -378,7 +378,7 @@ def test_wrong_use_is_one_sentence(changes: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dp": 5}, "--dp 5: .* divides 12 channels"),
+        ({"dp": 5}, "--dp 5: .* divides 12 channels .*; choose another --dp$"),
         ({"model": "vig_study", "data": "digits", "divided": "tied"}, "vig_study has no such"),
         (
             {"strategy": "periodic", "branch_rescale": True},
