@@ -226,7 +226,9 @@ class _EmulatedRank:
         stage_modules = [
             StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32) for m in self.models
         ]
-        self.replicas = Replicas(stage_modules, replica_group, options.sync)
+        self.replicas = Replicas(
+            stage_modules, replica_group, options.sync, num_microbatches=layout.num_microbatches
+        )
         self.pipeline = Pipeline(
             stage_modules,
             self.replicas.modules,

@@ -255,6 +255,8 @@ class Replicas:
         sync: how gradients are added up, see the module's docstring.
         reducing: under ddp, called when a backward has only the last all-reduce left to do.
         compressor: adds up the gradients instead; None to send them whole.
+        num_microbatches: M, by which each replica's gradients are added up. The gradient of a
+            single micro-batch of a single replica is its sum already, and takes no more memory.
     """
 
     def __init__(
@@ -264,15 +266,17 @@ class Replicas:
         sync: Sync = "double",
         reducing: Callable[[], None] | None = None,
         compressor: Compressor | None = None,
+        num_microbatches: int | None = None,
     ) -> None:
         self.compressor = compressor
         self.group = group if group is not None and group.size() > 1 else None
+        is_sum = self.group is not None or num_microbatches != 1
         self.modules = list(stage_modules)
         parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]
         self.gradients: DoubleGradients | FlatGradients | DDPGradients
         if compressor is not None:
             self.gradients = CompressedGradients(parameters, compressor)
-        elif sync == "double":
+        elif sync == "double" and is_sum:
             self.gradients = DoubleGradients(parameters, self.group)
         elif sync == "ddp" and self.group is not None:
             self.gradients = DDPGradients(stage_modules, self.group, reducing)
