@@ -64,6 +64,19 @@ def test_a_terminal_has_lines_too_if_they_are_asked_for(clock):
     assert "step 20 of 100" in "\n".join(lines_of(clock, 20, 31, terminal=True))
 
 
+def test_without_samples_there_is_no_loss(clock):
+    out = io.StringIO()
+    with RunProgress(Console(file=out, soft_wrap=True), 100, 0, 1, "nodes") as progress:
+        for step, num_samples in enumerate((0, 8, 0), 1):
+            clock[0] += 2.0
+            progress.add(step, 1, 0.5 if num_samples else 0.0, 0.004, num_samples, 60)
+    assert out.getvalue().splitlines() == [
+        "step 1 of 100, epoch 1: lr 0.004, 30 nodes/s",
+        "step 2 of 100, epoch 1: loss 0.5000, lr 0.004, 30 nodes/s, 0:03:16 left",
+        "step 3 of 100, epoch 1: lr 0.004, 30 nodes/s, 0:03:14 left",
+    ]
+
+
 def test_another_text_is_refused():
     with pytest.raises(InputError, match="--log-every often: must be a number of steps"):
         RunProgress(Console(), 10, 0, "often")

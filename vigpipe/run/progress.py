@@ -14,9 +14,10 @@ _HALF_A_MINUTE = Interval(seconds=30)
 class RunProgress:
     """The progress of a run; use it as a context around the steps.
 
-    Bar and lines tell the mean loss since the line before, or since the epoch began, and the
-    throughput: the images of the steps since the line before over the time that these steps, and
-    the waiting for their images, took; evaluations do not count. The bar disappears at the end.
+    Bar and lines tell the mean loss since the line before, or since the epoch began, unless there
+    were no samples, and the throughput: the images of the steps since the line before over the
+    time that these steps, and the waiting for their images, took; evaluations do not count. The
+    bar disappears at the end.
 
     Args:
         console: where to write; a quiet one on ranks that say nothing.
@@ -84,7 +85,7 @@ class RunProgress:
             epoch: number of the epoch, counted from 1.
             loss: loss over the global batch.
             lr: learning rate of the step.
-            num_samples: what the loss is the mean of.
+            num_samples: what the loss is the mean of; 0 if a part of a graph has no training node.
             num_rows: images or nodes that the step took.
         """
         now = time.monotonic()
@@ -98,9 +99,9 @@ class RunProgress:
         if self._first_step is None:  # the first step of a process also compiles and allocates
             self._first_step, self._started = step, now
         rate = self._num_rows / self._seconds if self._seconds else 0.0
-        facts = (
-            f"loss {self._loss_sum / self._num_losses:.4f}, lr {lr:.3g}, {rate:.3g} {self._unit}/s"
-        )
+        facts = f"lr {lr:.3g}, {rate:.3g} {self._unit}/s"
+        if self._num_losses:
+            facts = f"loss {self._loss_sum / self._num_losses:.4f}, {facts}"
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}: {facts}")
         is_new, self._last_step = step > self._last_step, step
         if is_new and self._interval.is_over(step, now - self._begun):
