@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 
 def fit_costs(
@@ -19,6 +18,8 @@ def fit_costs(
     Returns:
         a, k numbers, and the constant if there is one.
     """
+    from scipy.optimize import nnls  # a third of a second, which few runs need
+
     columns = np.array(sizes, dtype=float)
     if constant:
         columns = np.column_stack((columns, np.ones(len(sizes))))

@@ -11,9 +11,7 @@ from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.metis import metis_parts
 from vigpipe.graphs.partitions.neighbours import neighbours
 from vigpipe.graphs.partitions.partition import METHODS, Method, Partition, measured
-from vigpipe.graphs.partitions.spectral import spectral_parts
 from vigpipe.graphs.partitions.uniform import uniform_parts
-from vigpipe.graphs.partitions.walks import walk_parts
 
 
 def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> Partition:
@@ -48,6 +46,10 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
     joined = neighbours(graph)
     if method == "metis":
         return metis_parts(joined, num_parts, draws)
+    # A second of scikit-learn, which no other method needs.
+    from vigpipe.graphs.partitions.spectral import spectral_parts
+    from vigpipe.graphs.partitions.walks import walk_parts
+
     parts = uniform_parts(graph.num_nodes, num_parts, draws)
     nodes = np.flatnonzero(np.diff(joined.indptr))
     if len(nodes):
