@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
-OPENERS = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}  # of the data of each job
+# What `run.open_job` imports for each kind of job.
+OPENERS = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 

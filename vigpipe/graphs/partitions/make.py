@@ -46,7 +46,7 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
     joined = neighbours(graph)
     if method == "metis":
         return metis_parts(joined, num_parts, draws)
-    # A second of scikit-learn, which no other method needs.
+    # 0.7 s of scikit-learn, which no other method needs.
     from vigpipe.graphs.partitions.spectral import spectral_parts
     from vigpipe.graphs.partitions.walks import walk_parts
 
