@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
 TIMEOUT_SECONDS = 60.0  # of collectives in training, where no rank waits long for another
 PLANNER = "vigpipe.commands.plan:replan"  # chooses the plan of --stages auto
-# What `run.open_job` imports for each kind of job.
-OPENERS = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 
@@ -66,15 +64,15 @@ def run_on_ranks(
     """
     from vigpipe.launch.environment import from_environment
     from vigpipe.launch.failures import run_rank
-    from vigpipe.launch.local import COMMAND_LINE, preload
+    from vigpipe.launch.local import preload
+    from vigpipe.run.open_job import MODULES
 
     launch = from_environment(os.environ)
     has_server = config.strategy == "server"
     starts_ranks = config.stages != 1 or config.dp + has_server > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and starts_ranks:
-        opener = OPENERS[MODEL_DEFAULTS[config.model].job]
-        command = COMMAND_LINE.partition(":")[0]
-        preload("vigpipe.training", opener, "vigpipe.ops.registered", command, "rich.progress")
+        of_job = MODULES[MODEL_DEFAULTS[config.model].job]
+        preload("vigpipe.training", of_job, "vigpipe.ops.registered", "rich.progress")
 
     def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*rank_arguments, **options or {})

@@ -226,9 +226,8 @@ class _EmulatedRank:
         stage_modules = [
             StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32) for m in self.models
         ]
-        self.replicas = Replicas(
-            stage_modules, replica_group, options.sync, num_microbatches=layout.num_microbatches
-        )
+        num_microbatches = layout.num_microbatches
+        self.replicas = Replicas(stage_modules, replica_group, num_microbatches, options.sync)
         self.pipeline = Pipeline(
             stage_modules,
             self.replicas.modules,
@@ -239,7 +238,7 @@ class _EmulatedRank:
             Loss(),
             send=lambda tensor: tensor,
         )
-        num_samples = layout.num_microbatches * case.microbatch_size
+        num_samples = num_microbatches * case.microbatch_size
         self.batch = ReplicaBatch(
             step=0,
             num_samples=num_samples * layout.num_replicas,

@@ -30,8 +30,11 @@ COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command ru
 
 
 def preload(*modules: str) -> None:
-    """Let the server that ranks are forked from import modules; return at once."""
-    fork_server.start_fork_server(modules)
+    """Let the server that ranks are forked from import modules; return at once.
+
+    The command line is always among them, because all ranks run it.
+    """
+    fork_server.start_fork_server((*modules, COMMAND_LINE.partition(":")[0]))
 
 
 def start_local(

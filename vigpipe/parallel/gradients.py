@@ -252,21 +252,21 @@ class Replicas:
     Args:
         stage_modules: this rank's stages; the modules that the schedule must run are in `modules`.
         group: the ranks that hold the same stages; None if there is one replica.
+        num_microbatches: M, by which each replica's gradients are added up. The gradient of a
+            single micro-batch of a single replica is its sum already, and takes no more memory.
         sync: how gradients are added up, see the module's docstring.
         reducing: under ddp, called when a backward has only the last all-reduce left to do.
         compressor: adds up the gradients instead; None to send them whole.
-        num_microbatches: M, by which each replica's gradients are added up. The gradient of a
-            single micro-batch of a single replica is its sum already, and takes no more memory.
     """
 
     def __init__(
         self,
         stage_modules: Sequence[nn.Module],
         group: dist.ProcessGroup | None,
+        num_microbatches: int,
         sync: Sync = "double",
         reducing: Callable[[], None] | None = None,
         compressor: Compressor | None = None,
-        num_microbatches: int | None = None,
     ) -> None:
         self.compressor = compressor
         self.group = group if group is not None and group.size() > 1 else None

@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +22,11 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
 from vigpipe.replication.feedback import notes_on_compression
-from vigpipe.run.open_job import LeftOut, open_job
+from vigpipe.run.open_job import open_job
 from vigpipe.run.trackers import check_tracker
+
+if TYPE_CHECKING:
+    from vigpipe.run.open_job import LeftOut
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ class Run:
 def prepare(
     config: TrainConfig,
     dtype: torch.dtype,
-    left_out: LeftOut = frozenset(),
+    left_out: "LeftOut" = frozenset(),
     ranks_on_host: int | None = None,
     num_hosts: int | None = None,
 ) -> Run:

@@ -1,15 +1,25 @@
-"""Open the job that a run's model is for; the only place that knows every kind of job."""
+"""Open the job that a run's model is for; the only file that knows every kind of job.
 
-from vigpipe.config.options import TrainConfig
+It imports neither torch nor a job until one is opened.
+"""
+
+from typing import TYPE_CHECKING
+
+from vigpipe.config.choices import Job as Kind
 from vigpipe.config.recipes import MODEL_DEFAULTS
-from vigpipe.data.job import open_images
-from vigpipe.data.stored import ImageId
-from vigpipe.job.job import Job
 
-LeftOut = frozenset[ImageId]
+if TYPE_CHECKING:
+    from vigpipe.config.options import TrainConfig
+    from vigpipe.data.stored import ImageId
+    from vigpipe.job.job import Job
+
+    LeftOut = frozenset[ImageId]
+
+# What opening a job imports, so that ranks can be forked from a process that has it already.
+MODULES: dict[Kind, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}
 
 
-def open_job(config: TrainConfig, left_out: LeftOut = frozenset()) -> Job:
+def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":
     """Open the data that the options name, for the kind of job that their model is for.
 
     Args:
@@ -20,8 +30,9 @@ def open_job(config: TrainConfig, left_out: LeftOut = frozenset()) -> Job:
         InputError: there is no such data, or it does not fit the options.
     """
     if MODEL_DEFAULTS[config.model].job == "graph":
-        # A second of SciPy and scikit-learn, which no run on images needs.
-        from vigpipe.graphs.job import open_graph_job
+        from vigpipe.graphs.job import open_graph_job  # and SciPy, which no run on images needs
 
         return open_graph_job(config)
+    from vigpipe.data.job import open_images
+
     return open_images(config, left_out)

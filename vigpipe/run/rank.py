@@ -293,8 +293,9 @@ def make_rank_state(
     compressor = None
     if config.strategy == "synchronous":
         compressor = make_compressor(config, Exchange(summed), parameters)
-    num_microbatches = layout.num_microbatches
-    replicas = Replicas(stage_modules, groups.summed, sync, reducing, compressor, num_microbatches)
+    replicas = Replicas(
+        stage_modules, groups.summed, layout.num_microbatches, sync, reducing, compressor
+    )
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
     pipeline = Pipeline(
