@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vigpipe.bench.accuracy import pixel_baselines
+from vigpipe.bench.accuracy import curves_of, pixel_baselines
 from vigpipe.cli import main
 from vigpipe.data import open_source
 
@@ -64,6 +64,20 @@ def test_the_page_has_the_last_scores_and_the_baselines(run, tmp_path, capsys):
     assert "out" not in tomllib.loads((out / "config.toml").read_text())
     pixels = np.asarray(Image.open(out / "curve.png").convert("RGB"))
     assert pixels.std() > 10  # something is drawn
+
+
+def test_replicas_with_steps_of_their_own_have_a_curve_each():
+    rows = [
+        {"step": 1, "epoch": 1, "loss": 2.0, "replica": 0},
+        {"step": 1, "epoch": 1, "loss": 3.0, "replica": 1},
+        {"step": 2, "event": "average"},
+        {"step": 2, "epoch": 1, "loss": 1.0, "replica": 0},
+        {"epoch": 1, "loss": 9.0, "top1": 0.5},
+        {"step": 2, "epoch": 1, "loss": 2.5, "replica": 1},
+    ]
+    assert curves_of(rows) == [([1, 2], [2.0, 1.0]), ([1, 2], [3.0, 2.5])]
+    together = [{"step": i, "epoch": 1, "loss": float(i)} for i in (1, 2)]
+    assert curves_of(together) == [([1, 2], [1.0, 2.0])]
 
 
 def test_raw_pixels_tell_digits_apart_and_noise_not():

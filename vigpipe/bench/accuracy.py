@@ -15,6 +15,7 @@ from vigpipe.config.options import parse_image_size
 from vigpipe.data import Source, open_source
 from vigpipe.errors import InputError
 from vigpipe.run.folder import make_output_folder
+from vigpipe.run.follow import step_rows
 from vigpipe.run.provenance import format_versions, this_command
 
 FILES = ("README.md", "rows.csv", "config.toml", "curve.png")
@@ -141,9 +142,8 @@ def _final_scores(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
 def _write_epochs(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write one row per epoch: mean training loss, and the scores of the test images."""
     losses: dict[int, list[float]] = {}
-    for row in rows:
-        if "step" in row:
-            losses.setdefault(row["epoch"], []).append(row["loss"])
+    for row in step_rows(rows):
+        losses.setdefault(row["epoch"], []).append(row["loss"])
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["epoch", "training_loss", "test_loss", "top1", "top5", "ema_top1"])
@@ -155,19 +155,33 @@ def _write_epochs(path: Path, rows: list[dict[str, Any]]) -> None:
                 table.writerow([row["epoch"], mean, *scores])
 
 
+def curves_of(rows: list[dict[str, Any]]) -> list[tuple[list[int], list[float]]]:
+    """Return steps and losses of each replica that takes steps of its own; else of the run.
+
+    Args:
+        rows: of metrics.jsonl.
+    """
+    by_replica: dict[int, list[dict[str, Any]]] = {}
+    for row in step_rows(rows):
+        by_replica.setdefault(row.get("replica", 0), []).append(row)
+    return [([r["step"] for r in own], [r["loss"] for r in own]) for own in by_replica.values()]
+
+
 def _draw(path: Path, rows: list[dict[str, Any]], scores: list[tuple[str, float, Any]]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    steps = [row for row in rows if "step" in row]
     tests = [row for row in rows if "top1" in row]
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     losses, accuracies = figure.subplots(1, 2)
-    losses.plot([r["step"] for r in steps], [r["loss"] for r in steps], lw=0.5, color="0.6")
-    width = max(len(steps) // 50, 1)
-    smooth = np.convolve([r["loss"] for r in steps], np.ones(width) / width, "valid")
-    losses.plot([r["step"] for r in steps][width - 1 :], smooth, color="C0")
+    curves = curves_of(rows)
+    for steps, values in curves:
+        losses.plot(steps, values, lw=0.5, color="0.6")
+    for steps, values in curves:
+        width = max(len(values) // 50, 1)
+        smooth = np.convolve(values, np.ones(width) / width, "valid")
+        losses.plot(steps[width - 1 :], smooth, color="C0")
     losses.set(xlabel="step", ylabel="training loss (augmented images)")
     epochs = [r["epoch"] for r in tests]
     accuracies.plot(epochs, [100 * r["top1"] for r in tests], label="trained weights")
