@@ -15,7 +15,7 @@ from vigpipe.config.options import parse_image_size
 from vigpipe.data import Source, open_source
 from vigpipe.errors import InputError
 from vigpipe.run.folder import make_output_folder
-from vigpipe.run.follow import step_rows
+from vigpipe.run.follow import step_rows, steps_by_replica
 from vigpipe.run.provenance import format_versions, this_command
 
 FILES = ("README.md", "rows.csv", "config.toml", "curve.png")
@@ -161,10 +161,8 @@ def curves_of(rows: list[dict[str, Any]]) -> list[tuple[list[int], list[float]]]
     Args:
         rows: of metrics.jsonl.
     """
-    by_replica: dict[int, list[dict[str, Any]]] = {}
-    for row in step_rows(rows):
-        by_replica.setdefault(row.get("replica", 0), []).append(row)
-    return [([r["step"] for r in own], [r["loss"] for r in own]) for own in by_replica.values()]
+    replicas = steps_by_replica(rows).values()
+    return [([r["step"] for r in own], [r["loss"] for r in own]) for own in replicas]
 
 
 def _draw(path: Path, rows: list[dict[str, Any]], scores: list[tuple[str, float, Any]]) -> None:
@@ -175,10 +173,8 @@ def _draw(path: Path, rows: list[dict[str, Any]], scores: list[tuple[str, float,
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     losses, accuracies = figure.subplots(1, 2)
-    curves = curves_of(rows)
-    for steps, values in curves:
-        losses.plot(steps, values, lw=0.5, color="0.6")
-    for steps, values in curves:
+    for steps, values in curves_of(rows):
+        losses.plot(steps, values, lw=0.5, color="0.6", zorder=1)  # below the smooth ones of all
         width = max(len(values) // 50, 1)
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         losses.plot(steps[width - 1 :], smooth, color="C0")

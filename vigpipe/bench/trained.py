@@ -20,7 +20,7 @@ from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
 from vigpipe.replication.metrics import accounted_seconds
 from vigpipe.run.folder import SUMMARY
-from vigpipe.run.follow import step_rows
+from vigpipe.run.follow import step_rows, steps_by_replica
 from vigpipe.run.provenance import format_versions, this_command
 
 T = TypeVar("T")
@@ -128,11 +128,10 @@ def slowest_step(rows: Sequence[dict[str, Any]]) -> float:
     Args:
         rows: of metrics.jsonl.
     """
-    by_replica: dict[int, list[float]] = {}
-    for row in step_rows(rows):
-        seconds = row["step_seconds"] + row["data_seconds"]
-        by_replica.setdefault(row.get("replica", 0), []).append(seconds)
-    return max(map(median, by_replica.values()))
+    return max(
+        median(row["step_seconds"] + row["data_seconds"] for row in own)
+        for own in steps_by_replica(rows).values()
+    )
 
 
 def largest_peak(summary: Mapping[str, Any]) -> int:

@@ -17,6 +17,17 @@ def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "step" in row and "event" not in row]
 
 
+def steps_by_replica(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of optimizer steps of each replica that takes steps of its own.
+
+    Where replicas take every step together, rows name none, and are those of replica 0.
+    """
+    by_replica: dict[int, list[dict[str, Any]]] = {}
+    for row in step_rows(rows):
+        by_replica.setdefault(row.get("replica", 0), []).append(row)
+    return by_replica
+
+
 class RowFollower:
     """Reads the rows of a run that goes on; the run may be resumed meanwhile.
 
