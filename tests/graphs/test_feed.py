@@ -20,6 +20,7 @@ from vigpipe.graphs.samplers.saint import Saint, by_walks
 from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
 from vigpipe.job.batch import NO_LABEL
+from vigpipe.ops.adjacency import Adjacency
 from vigpipe.parallel.layout import Layout
 
 CPU = torch.device("cpu")
@@ -34,9 +35,9 @@ WALKS = Saint(NUMBERED, DRAW, 45, count(NUMBERED, DRAW, 5, seed=3), seed=3)
 NEIGHBOURS = InLayers(NUMBERED, Neighbours(NUMBERED, (3, 2)), 25, 2, seed=3)
 
 
-def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
+def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, device=CPU, **needs) -> Any:
     needs = {"has_first": True, "has_last": True, **needs}
-    return GraphFeed(graph, sampler, layout, 3, CPU, torch.float32, **needs)
+    return GraphFeed(graph, sampler, layout, 3, device, torch.float32, **needs)
 
 
 @pytest.mark.parametrize(("dp", "num_microbatches"), [(1, 1), (1, 3), (2, 2), (3, 1)])
@@ -212,3 +213,19 @@ def test_an_error_in_what_is_drawn_ahead_comes_with_its_item(monkeypatch):
     with pytest.raises(MemoryError, match="sub-graph 2"):
         feed.batch(2, (3,))
     feed.close()
+
+
+def test_the_whole_graph_is_sent_to_a_device_once(monkeypatch):
+    """A step on a GPU would otherwise wait for its edges, and transpose them anew."""
+    num_sent = 0
+
+    def to(graph, device):
+        nonlocal num_sent
+        num_sent += 1
+        return Adjacency(graph.indptr, graph.indices, graph.num_sources)
+
+    monkeypatch.setattr(Adjacency, "to", to)
+    feed = feed_of(Layout(1, 1, 1), sampler=WholeGraph(NUMBERED))
+    (first,), (second,) = (feed.batch(item).structures for item in range(2))
+    assert first[0] is second[0]
+    assert num_sent == 1

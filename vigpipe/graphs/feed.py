@@ -172,7 +172,8 @@ class GraphFeed:
 
     def _structure(self, sub_graph: SubGraph) -> tuple[Any, ...]:
         """Return what a model takes besides rows: the edges, and features that are sparse."""
-        adjacency = sub_graph.adjacency.to(self._device)
+        takes_all = self._sampler.takes_all
+        adjacency = self._whole.adjacency if takes_all else sub_graph.adjacency.to(self._device)
         if self._is_sparse and self._has_first:
             return adjacency, self._features_of(sub_graph)
         return (adjacency,)
