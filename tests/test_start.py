@@ -17,10 +17,10 @@ def options_of(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("vigpipe.training.train", lambda run, *_: seen.append(as_toml(run.config)))
 
-    def start(*arguments, device=None, pipeline_size=1, verb="train"):
+    def start(*arguments, device=None, pipeline_size=1, replicas=1, verb="train"):
         if device is not None:
             monkeypatch.setattr(joining, "join", lambda *_, **__: device)
-        if pipeline_size > 1:
+        if pipeline_size * replicas > 1:
             monkeypatch.setattr(agreement, "broadcast_value", lambda value, _: value)
             monkeypatch.setattr(agreement, "check_alike", lambda *_: None)
             values = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -28,7 +28,8 @@ def options_of(monkeypatch, tmp_path):
             for name, value in values.items():
                 monkeypatch.setenv(name, value)
             monkeypatch.setattr("vigpipe.launch.failures._has_process_group", lambda: False)
-        arguments = (*arguments, "--stages", str(pipeline_size), "--threads", "1")
+        layout = ("--stages", str(pipeline_size), "--dp", str(replicas))
+        arguments = (*arguments, *layout, "--threads", "1")
         assert main([verb, *arguments, "--out", str(tmp_path / "run")]) == 0
         return seen[-1]
 
@@ -36,16 +37,19 @@ def options_of(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "pipeline_size", "sync"),
+    ("device", "stages", "replicas", "sync"),
     [
-        (None, 1, "double"),
-        (torch.device("cpu"), 2, "double"),
-        (GPU, 1, "ddp"),
-        (GPU, 2, "drain"),
+        (None, 1, 1, "double"),
+        (torch.device("cpu"), 2, 1, "double"),
+        (GPU, 1, 1, "drain"),
+        (GPU, 1, 2, "ddp"),
+        (GPU, 2, 1, "drain"),
     ],
 )
-def test_how_gradients_are_added_up_depends_on_the_device(options_of, device, pipeline_size, sync):
-    assert options_of(device=device, pipeline_size=pipeline_size)["sync"] == sync
+def test_how_gradients_are_added_up_depends_on_the_device(
+    options_of, device, stages, replicas, sync
+):
+    assert options_of(device=device, pipeline_size=stages, replicas=replicas)["sync"] == sync
 
 
 def test_a_given_way_to_add_gradients_up_stays(options_of):

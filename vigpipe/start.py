@@ -189,7 +189,8 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None and config.strategy == "synchronous":
-        default = default_sync(device, run.layout.pipeline_size, config.cuda_graph)
+        is_graph = config.cuda_graph or world_size == 1
+        default = default_sync(device, run.layout.pipeline_size, is_graph)
         config = replace(config, sync=run.config.sync or default)  # --compress has one of its own
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
@@ -342,7 +343,12 @@ def set_up_rank(
     """
     import torch
 
-    from vigpipe.launch.device import allow_tf32, count_gpus, keep_freed_memory
+    from vigpipe.launch.device import (
+        allow_tf32,
+        count_gpus,
+        keep_freed_memory,
+        repeat_convolutions,
+    )
     from vigpipe.launch.environment import threads_per_rank
     from vigpipe.launch.join import choose_gpu
     from vigpipe.ops.compiler import be_silent
@@ -354,6 +360,7 @@ def set_up_rank(
         be_silent()
     keep_freed_memory()
     allow_tf32(options.tf32)
+    repeat_convolutions()
     return gpu
 
 

@@ -14,6 +14,7 @@ from vigpipe.checkpoint.state import named_tensors
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.step_graph import NUM_WARMUP
+from vigpipe.run import rank
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
@@ -102,6 +103,28 @@ def test_a_step_that_cannot_be_recorded_is_refused(recorded, changes, why):
         InputError, match=rf"^--cuda-graph: .*{why}.*; change that, or leave it out"
     ):
         make_rank_state(run, 0, CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_recorded"),
+    [
+        ({}, True),
+        ({"sync": None}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"cuda_graph": False}, False),
+        ({"dtype": "float16"}, False),
+        ({"compile": True}, False),
+        ({"batch_size": 301}, False),
+        ({"detect_anomaly": True}, False),
+        ({"stages": 2}, False),
+        ({"dp": 2}, False),
+    ],
+)
+def test_steps_are_recorded_by_default_where_that_has_been_tried(recorded, changes, is_recorded):
+    config = replace(CONFIG, **{"cuda_graph": None, **changes})
+    run = prepare(config, torch.float32)
+    assert rank._is_recorded(run, config.sync or "drain", CPU, is_timed=False) == is_recorded
+    assert not rank._is_recorded(run, config.sync or "drain", CPU, is_timed=True)
 
 
 def test_a_cpu_and_a_timed_run_have_no_graph():

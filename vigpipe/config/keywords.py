@@ -21,7 +21,7 @@ class TrainKeywords(TypedDict, total=False):
     compat: choices.Compat | None
     impl: choices.Impl
     compile: bool
-    cuda_graph: bool
+    cuda_graph: bool | None
     norm: choices.Norm | choices.GraphNorm | None
     layers: int | None
     width: int | None

@@ -77,7 +77,8 @@ class TrainConfig:
         compile: run every block through torch.compile; this pays off on GPUs, where it fuses what
             vigpipe has no operator for.
         cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
-            their kernels at once; for one stage on a GPU.
+            their kernels at once; for one stage on a GPU. By default on where one rank trains on
+            images on a GPU in float32 or bfloat16, neither compiled nor timed.
         norm: normalisation layer; with layer and group, the result does not depend on how a batch
             is cut into micro-batches. By default batch for images, and none for a graph.
         layers: number of layers of a graph model; by default 2, and 16 for gcn2.
@@ -274,7 +275,7 @@ class TrainConfig:
     compat: Compat | None = None
     impl: Impl = "fused"
     compile: bool = False
-    cuda_graph: bool = False
+    cuda_graph: bool | None = None
     norm: Norm | GraphNorm | None = None
     layers: int | None = None
     width: int | None = None

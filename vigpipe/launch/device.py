@@ -70,7 +70,7 @@ def default_sync(device: torch.device, pipeline_size: int, is_graph: bool = Fals
     The sums in float64 cost a GPU a kernel for each parameter and micro-batch and 16 bytes a
     parameter, and hide behind nothing. DDP's reductions hide behind the backward, but behind a
     pipeline they stand in series: a stage's come before its last gradient leaves for the stage
-    before it. A CUDA graph records neither.
+    before it. A CUDA graph records neither, and a rank alone needs none.
     """
     if device.type == "cpu":
         return "double"
@@ -85,6 +85,15 @@ def allow_tf32(allowed: bool) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def repeat_convolutions() -> None:
+    """Let cuDNN choose only convolutions whose results are the same in every run.
+
+    Some of its gradients of weights are added up by whichever block comes first, as that of the
+    stem's first convolution is on an H200. All else in a step has a fixed order.
+    """
+    torch.backends.cudnn.deterministic = True
 
 
 def keep_freed_memory() -> None:

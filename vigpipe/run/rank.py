@@ -237,9 +237,9 @@ def make_rank_state(
         strategy: that of a rank without peers; by default the one that the options name.
     """
     layout, config = run.layout, run.config
-    sync = config.sync or default_sync(device, layout.pipeline_size, config.cuda_graph)
-    if config.cuda_graph:
-        _check_graph(run, sync, device, is_timed=recorder is not None)
+    is_graph = config.cuda_graph or layout.world_size == 1
+    sync = config.sync or default_sync(device, layout.pipeline_size, is_graph)
+    is_recorded = _is_recorded(run, sync, device, is_timed=recorder is not None)
     groups = Groups()
     if layout.world_size > 1 and strategy is None:
         linked = config.strategy in OUTLIVING
@@ -310,7 +310,7 @@ def make_rank_state(
         recorder,
         stopwatch,
     )
-    if config.cuda_graph:
+    if is_recorded:
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // of_batch.num_teams)
     merged = None
@@ -403,9 +403,15 @@ def _give_up(team: int) -> None:
         declare_lost(Path(folder), team)
 
 
-def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> None:
-    """Raise InputError if the steps of a run cannot be recorded as a CUDA graph."""
+def _is_recorded(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> bool:
+    """Decide whether the steps of a run are recorded as a CUDA graph.
+
+    Raises:
+        InputError: they are to be, and cannot be.
+    """
     layout, config = run.layout, run.config
+    if config.cuda_graph is False:
+        return False
     not_recorded = run.job.why_not_recorded(layout)
     why_not = {
         "a graph runs on a GPU, and this rank computes on the CPU": not runs_ahead(device),
@@ -416,9 +422,13 @@ def _check_graph(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> 
         "a recorded step has no parts that could be timed": is_timed,
         "--detect-anomaly looks at numbers, which a graph does not show": config.detect_anomaly,
     }
-    for reason, holds in why_not.items():
-        if holds:
-            raise InputError(f"--cuda-graph: {reason}; change that, or leave it out")
+    reason = next((reason for reason, holds in why_not.items() if holds), None)
+    if config.cuda_graph is None:
+        untried = layout.world_size > 1 or config.compile or run.lowered_dtype == torch.float16
+        return reason is None and not untried
+    if reason is not None:
+        raise InputError(f"--cuda-graph: {reason}; change that, or leave it out")
+    return True
 
 
 def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any]]:
