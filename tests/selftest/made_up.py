@@ -83,7 +83,7 @@ def profile_rows():
 def speed_rows():
     for model, ways in speed.models(machine(1)).items():
         for mode in speed.MODES:
-            entries = [speed.Entry(way, mode) for way in ways]
+            entries = [entry for entry in speed.entries_of(ways) if entry.mode == mode]
             for i, entry in enumerate(entries):
                 base = {"bfloat16": 0.12, "tf32": 0.2, "float32": 0.35}[entry.way.precision]
                 base /= 2.9 if entry.way.formulation == "ours" else 1

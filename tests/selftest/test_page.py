@@ -14,7 +14,7 @@ from vigpipe.selftest.rows import Row
 def test_the_summary_counts_and_names_what_failed():
     text = summary(result())
     assert text.startswith(
-        "On 8 × NVIDIA H200; Some processor, 16 cores: 18 passed, 5 failed, 131 measured, "
+        "On 8 × NVIDIA H200; Some processor, 16 cores: 18 passed, 5 failed, 152 measured, "
         "1 skipped, in 571 s. Failed: operators: knn: ties, 37 nodes (Triton) ("
     )
     assert "; check: 4 stages × 1 replica, float64 (differs" in text

@@ -52,13 +52,13 @@ def test_a_cpu_runs_a_small_model_and_a_gpu_large_ones():
     assert list(speed.models(CPU)) == ["vig_cifar_ti"]
     ways = speed.models(machine(1))["vig_ti_224"]
     assert {str(w) for w in ways} == {
-        f"{formulation}{compiled}, {precision}"
+        f"{formulation}{kind}, {precision}"
         for formulation in ("reference", "ours")
-        for compiled in ("", ", compiled")
+        for kind in ("", ", CUDA graph", ", compiled", ", compiled, CUDA graph")
         for precision in ("bfloat16", "TF32", "float32")
-        if not compiled or precision != "float32"
+        if (not kind.startswith(", compiled") or precision != "float32")
+        and (kind != ", CUDA graph" or formulation == "ours")
     }
-    assert not any(w.compiled for w in ways[:6])  # they come first, for compiling takes long
 
 
 @pytest.mark.parametrize(("gigabytes", "batch_size"), [(139, 128), (45, 64), (24, 32), (11, 16)])
@@ -97,7 +97,7 @@ def test_what_failed_beside_others_is_tried_alone():
     fine = entry(EAGER_AMP, FakeWorker(replies=[prepared]))
     gone = entry(EXACT, FakeWorker(replies=[WorkerError("its process ended with SIGSEGV")]))
     gone.worker.has_ended = True
-    speed._prepare([crowded, too_large, gone, fine], Budget(1000))
+    speed._prepare([crowded, too_large, gone, fine], Budget(1000), 20.0)
     assert (gone.outcome, gone.note) == ("failed", "its process ended with SIGSEGV")
     assert (crowded.prepared, fine.prepared) == (prepared, prepared)
     assert (too_large.outcome, too_large.prepared) == ("failed", None)
@@ -108,16 +108,16 @@ def test_what_failed_beside_others_is_tried_alone():
 @pytest.mark.parametrize(("left", "outcome"), [(1000, "failed"), (100, "skipped")])
 def test_compiling_that_never_ends_fails_but_a_short_budget_skips(left, outcome):
     slow = entry(OURS, FakeWorker(replies=[OutOfTime("no result")]))
-    speed._prepare([slow], Budget(left))
+    speed._prepare([slow], Budget(left), 20.0)
     assert slow.outcome == outcome
 
 
 def test_compiling_is_not_begun_without_time_for_it():
     compiled, eager = (Entry(Way("ours", c, "bfloat16"), "training") for c in (True, False))
-    assert not speed._has_time(compiled, Budget(70))
+    assert not speed._has_time(compiled, Budget(70), 20.0)
     assert compiled.outcome == "skipped"
-    assert speed._has_time(compiled, Budget(90)) is False  # it was given up
-    assert speed._has_time(eager, Budget(70))
+    assert speed._has_time(compiled, Budget(90), 20.0) is False  # it was given up
+    assert speed._has_time(eager, Budget(70), 20.0)
 
 
 def test_ratios_are_to_eager_amp_and_to_the_best_reference():

@@ -46,7 +46,8 @@ def make(
 
     Args:
         model_name: name of the model.
-        name: `reference`, `plain` or `fused`; with `, compiled` it runs through torch.compile.
+        name: `reference`, `plain` or `fused`; with `, compiled` it runs through torch.compile, and
+            with `, compiled, CUDA graph` that replays CUDA graphs (mode reduce-overhead).
         dtype: `float32`, or `bfloat16` for autocast.
         batch_size: images of a step.
         train: whether to make a training step.
@@ -55,7 +56,9 @@ def make(
     model = make_model(model_name, name).to(device).train(train)
     if not train and name.startswith("fused"):
         model = reparameterize_model(model)  # norms folded into the weights
-    run: Any = torch.compile(model) if name.endswith("compiled") else model
+    is_graph = name.endswith("CUDA graph")
+    mode = "reduce-overhead" if is_graph else None
+    run: Any = torch.compile(model, mode=mode) if "compiled" in name else model
     generator = torch.Generator().manual_seed(0)
     size = VIG_SHAPES[model_name].img_size
     images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
@@ -68,6 +71,8 @@ def make(
     optimizer = torch.optim.AdamW(model.parameters(), fused=not name.startswith("reference"))
 
     def train_step() -> Tensor:
+        if is_graph:
+            torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad()
         with autocast:
             logits = run(images)
@@ -77,6 +82,8 @@ def make(
 
     @torch.inference_mode()
     def infer() -> Tensor:
+        if is_graph:
+            torch.compiler.cudagraph_mark_step_begin()
         with autocast:
             return run(images)
 

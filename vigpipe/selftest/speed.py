@@ -21,7 +21,7 @@ from vigpipe.report.markup import paragraph, size
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Outcome, Row
 from vigpipe.selftest.tables import Column, rows_table
-from vigpipe.selftest.way import Contender, Mode, Prepared, Way
+from vigpipe.selftest.way import Contender, Formulation, Mode, Precision, Prepared, Way
 from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
 MODES: tuple[Mode, ...] = ("training", "inference")
@@ -29,7 +29,7 @@ EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
 MOST_REPEATS = 5
 MOST_AT_ONCE = 8  # processes that are prepared, and share the memory of a GPU
 ABOUT_EAGER_SECONDS, ABOUT_COMPILE_SECONDS, MOST_PREPARE_SECONDS = 10.0, 60.0, 240.0
-ABOUT_TURNS_SECONDS = 20.0  # of a model, kept for what is prepared already
+ABOUT_TURN_SECONDS = 2.0  # of a way; kept for all that will be prepared
 MOST_TURN_SECONDS = 60.0
 BATCH_SIZES = ((70e9, 128), (30e9, 64), (14e9, 32), (0.0, 16))  # by bytes of the GPU
 CPU_BATCH_SIZE = 16
@@ -69,17 +69,19 @@ class Entry:
 
 
 def models(machine: Machine) -> dict[Model, list[Way]]:
-    """Return the models to time, the most wanted first, and the ways of each, eager ones first."""
+    """Return the models to time, the most wanted first, and the ways of each, likewise."""
     if machine.device == "cpu":
         eager = [Way(f, False, p) for p in ("float32", "bfloat16") for f in ("reference", "ours")]
         return {"vig_cifar_ti": [*eager, *(Way(f, True, "float32") for f in ("reference", "ours"))]}
-    ways = [
-        Way(formulation, compiled, precision)
-        for compiled in (False, True)
-        for precision in ("bfloat16", "tf32", "float32")
-        for formulation in ("reference", "ours")
-        if not compiled or precision != "float32"  # nobody compiles and leaves TF32 out
-    ]
+    formulations: tuple[Formulation, ...] = "reference", "ours"
+    precisions: tuple[Precision, ...] = "bfloat16", "tf32", "float32"
+    ways: list[Way] = []
+    for precision in precisions:
+        ways += [Way(formulation, False, precision) for formulation in formulations]
+        ways += [Way("ours", False, precision, graph=True)]
+        if precision != "float32":  # nobody compiles and leaves TF32 out
+            for graph in (True, False):
+                ways += [Way(formulation, True, precision, graph) for formulation in formulations]
     amp = [way for way in ways if way.precision == "bfloat16"]
     return {"vig_ti_224": ways, "vig_s_224": amp, "pvig_s_224": amp}
 
@@ -88,6 +90,17 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Time the models in turn, as far as the budget goes."""
     for model, ways in models(machine).items():
         yield from _measure_model(model, ways, batch_size_of(machine), machine, budget)
+
+
+def entries_of(ways: Sequence[Way]) -> list[Entry]:
+    """Return the ways in every mode that they are for, those that take no compiling first."""
+    entries = [
+        Entry(way, mode)
+        for mode in MODES
+        for way in ways
+        if mode == "training" or way.compiled or not way.graph
+    ]
+    return sorted(entries, key=lambda e: (e.way.compiled, e.way.precision != "bfloat16"))
 
 
 def batch_size_of(machine: Machine) -> int:
@@ -103,15 +116,16 @@ def _measure_model(
 ) -> Iterator[Row]:
     at_once = min(MOST_AT_ONCE, max(1, machine.num_threads // 2))  # while nothing is timed
     compilers = max(1, machine.num_threads // at_once)
-    entries = [Entry(way, mode) for mode in MODES for way in ways]
-    entries.sort(key=lambda entry: entry.way.compiled)
+    entries = entries_of(ways)
+    turns_seconds = ABOUT_TURN_SECONDS * len(entries)
     try:
         for start in range(0, len(entries), at_once):
-            chosen = [e for e in entries[start : start + at_once] if _has_time(e, budget)]
+            group = entries[start : start + at_once]
+            chosen = [entry for entry in group if _has_time(entry, budget, turns_seconds)]
             for entry in chosen:
                 shape = (model, entry.way, entry.mode, batch_size, machine.device)
                 entry.worker = Worker(Contender, *shape, machine.num_threads, compilers)
-            _prepare(chosen, budget)
+            _prepare(chosen, budget, turns_seconds)
         for mode in MODES:
             take_turns([entry for entry in entries if entry.mode == mode], budget)
     finally:
@@ -121,19 +135,25 @@ def _measure_model(
         yield from rows_of(model, batch_size, [e for e in entries if e.mode == mode])
 
 
-def _has_time(entry: Entry, budget: Budget) -> bool:
+def _has_time(entry: Entry, budget: Budget, turns_seconds: float) -> bool:
     about = ABOUT_COMPILE_SECONDS if entry.way.compiled else ABOUT_EAGER_SECONDS
-    if budget.left < about + ABOUT_TURNS_SECONDS:
+    if budget.left < about + turns_seconds:
         entry.give_up("skipped", f"not begun: {budget.left:.0f} s were left")
     return entry.outcome == "measured"
 
 
-def _prepare(entries: Sequence[Entry], budget: Budget) -> None:
-    """Prepare some ways at once, and those that failed, maybe for want of memory, one by one."""
+def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> None:
+    """Prepare some ways at once, and those that failed, maybe for want of memory, one by one.
+
+    Args:
+        entries: the ways.
+        budget: the time that is left.
+        turns_seconds: what the turns of all that is prepared will take of it.
+    """
     for entry in entries:
         assert entry.worker is not None
         entry.worker.send("prepare")
-    room = max(1.0, budget.left - ABOUT_TURNS_SECONDS)
+    room = max(1.0, budget.left - turns_seconds)
     late: Outcome = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
     deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
     was_alone = len(entries) == 1
@@ -195,6 +215,7 @@ def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[R
             "mode": entry.mode,
             "formulation": entry.way.formulation,
             "compiled": entry.way.compiled,
+            "graph": entry.way.graph,
             "precision": entry.way.precision,
             "batch_size": batch_size,
         }

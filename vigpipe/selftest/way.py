@@ -15,7 +15,13 @@ from vigpipe.bench.alone import begin_peak, end_peak
 from vigpipe.bench.pipeline import step_of
 from vigpipe.config.choices import Device, Dtype, Model
 from vigpipe.config.options import TrainConfig
-from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize, weight_dtype
+from vigpipe.launch.device import (
+    allow_tf32,
+    keep_freed_memory,
+    repeat_convolutions,
+    synchronize,
+    weight_dtype,
+)
 from vigpipe.launch.join import device_alone
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
@@ -38,14 +44,17 @@ class Way:
         compiled: run the model through torch.compile.
         precision: float32 without any rounding, tf32 (matrix products on tensor cores), or bfloat16
             (autocast: AMP).
+        graph: replay CUDA graphs: those of torch.compile (mode reduce-overhead), or, of training
+            that is ours, that of --cuda-graph.
     """
 
     formulation: Formulation
     compiled: bool
     precision: Precision
+    graph: bool = False
 
     def __str__(self) -> str:
-        compiled = ", compiled" if self.compiled else ""
+        compiled = ", compiled" * self.compiled + ", CUDA graph" * self.graph
         precision = "TF32" if self.precision == "tf32" else self.precision
         return f"{self.formulation}{compiled}, {precision}"
 
@@ -68,7 +77,12 @@ class Prepared:
 
 
 def training_step(
-    model: Model, batch_size: int, dtype: Dtype, compiled: bool, device: torch.device
+    model: Model,
+    batch_size: int,
+    dtype: Dtype,
+    compiled: bool,
+    device: torch.device,
+    graph: bool | None = None,
 ) -> Callable[[], object]:
     """Make the step of `vigpipe train` on one batch of noise.
 
@@ -78,7 +92,9 @@ def training_step(
         dtype: the option --dtype.
         compiled: the option --compile.
         device: device to run on.
+        graph: the option --cuda-graph.
     """
+    repeat_convolutions()
     config = TrainConfig(
         model=model,
         data="fake",
@@ -87,6 +103,7 @@ def training_step(
         epochs=10**6,
         dtype=dtype,
         compile=compiled,
+        cuda_graph=graph,
     )
     return step_of(make_rank_state(prepare(config, weight_dtype(dtype)), 0, device))
 
@@ -179,7 +196,7 @@ def _make_step(
 ) -> Callable[[], object]:
     dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
     if mode == "training" and way.formulation == "ours":
-        return training_step(model, batch_size, dtype, way.compiled, device)
+        return training_step(model, batch_size, dtype, way.compiled, device, way.graph)
     name = "reference" if way.formulation == "reference" else "fused"
-    name += ", compiled" if way.compiled else ""
+    name += ", compiled" * way.compiled + ", CUDA graph" * way.graph
     return throughput.make(model, name, dtype, batch_size, mode == "training", device=device)
