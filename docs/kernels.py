@@ -7,7 +7,9 @@ registers and shared memory into docs/operators.md.
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -71,10 +73,11 @@ class Usage:
     blocks: int
 
 
-def launches() -> dict[Launch, str]:
+def launches(capability: int) -> dict[Launch, str]:
     """Find what training and evaluation of MODELS launch in every dtype: the dtype by launch.
 
-    The features that knn compares are float32 whatever the model's dtype.
+    Args:
+        capability: of the GPU, such as 90.
     """
     found: dict[Launch, str] = {}
 
@@ -106,12 +109,14 @@ def launches() -> dict[Launch, str]:
         found.setdefault(launch, str(kind).removeprefix("torch."))
 
     before, gpu.launch = gpu.launch, note
+    multiplies = gpu.multiplies_tf32
+    gpu.multiplies_tf32 = lambda device: capability >= 80
     try:
         for kind in KINDS:
             for name in MODELS:
                 _run(name, kind)
     finally:
-        gpu.launch = before
+        gpu.launch, gpu.multiplies_tf32 = before, multiplies
     return found
 
 
@@ -163,10 +168,12 @@ def compile_for(launch: Launch, capability: int) -> Usage:
 def compile_all() -> dict[tuple[str, str, int], list[Usage]]:
     """Compile every launch for every capability: what they take, by kernel, dtype, capability."""
     used: dict[tuple[str, str, int], list[Usage]] = {}
-    for launch, kind in launches().items():
+    with ProcessPoolExecutor() as processes:
         for capability in SHARED_KIB:
-            usage = compile_for(launch, capability)
-            used.setdefault((launch.kernel, kind, capability), []).append(usage)
+            found = launches(capability)
+            usages = processes.map(compile_for, found, repeat(capability))
+            for (launch, kind), usage in zip(found.items(), usages, strict=True):
+                used.setdefault((launch.kernel, kind, capability), []).append(usage)
     return used
 
 

@@ -172,10 +172,10 @@ def check_knn(gpu, x, y, bias, k, dilation, loop):
 
 
 def run():
-    from tests.ops.test_gpu import interpret_topk
+    from tests.ops.test_gpu import mend_interpreter
     from vigpipe.ops import gpu
 
-    interpret_topk()
+    mend_interpreter()
     gpu.launch = with_guards(gpu.launch)
     cases = {name: (check_aggregate, arguments) for name, arguments in aggregate_cases()}
     cases |= {f"winners-{mode}": (check_winners, (mode,)) for mode in ("max", "max_mean")}

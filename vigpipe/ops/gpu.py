@@ -37,11 +37,14 @@ def _neighbour(graph: tl.tensor, at: tl.tensor, mask: tl.tensor, num_candidates:
 
 
 @triton.jit
-def _unit_kernel(
-    x: tl.tensor, unit: tl.tensor, squares: tl.tensor, num_rows: int, num_channels: int,
+def _lengths_kernel(
+    x: tl.tensor, scales: tl.tensor, squares: tl.tensor, num_rows: int, num_channels: int,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Scale rows to unit length, and square their lengths; 0 and inf if a norm is not finite."""
+    """Find what scales rows to unit length, and their squared lengths then.
+
+    A row whose length is not finite has the scale 0 and the square inf.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at, mask = _places(row, row < num_rows, tl.arange(0, BLOCK_C), num_channels)
     value = tl.load(x + at, mask=mask, other=0).to(tl.float32)
@@ -49,17 +52,18 @@ def _unit_kernel(
     is_finite = norm < float("inf")  # false for NaN too
     norm = tl.where(norm < 1e-12, 1e-12, norm)
     value = tl.where(is_finite[:, None], tl.div_rn(value, norm[:, None]), 0.0)
-    tl.store(unit + at, value, mask=mask)
+    tl.store(scales + row, tl.where(is_finite, 1.0 / norm, 0.0), mask=row < num_rows)
     square = tl.where(is_finite, tl.sum(value * value, 1), float("inf"))
     tl.store(squares + row, square, mask=row < num_rows)
 
 
 @triton.jit
 def _knn_kernel(
-    x: tl.tensor, y: tl.tensor, squares: tl.tensor, bias: tl.tensor, graph: tl.tensor,
-    num_nodes: int, num_candidates: int, num_channels: int, num_biases: int,
-    K: tl.constexpr, DILATION: tl.constexpr, LOOP: tl.constexpr, TOP: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    x: tl.tensor, y: tl.tensor, scales: tl.tensor, other_scales: tl.tensor, squares: tl.tensor,
+    bias: tl.tensor, graph: tl.tensor,
+    num_nodes: int, num_candidates: int, num_channels: int, num_biases: int, k: int, dilation: int,
+    LOOP: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """Go through one image's candidates in tiles, keeping the TOP nearest of ROWS of its nodes.
 
@@ -71,6 +75,7 @@ def _knn_kernel(
     row = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_nodes
     node = image * num_nodes + row
+    scale = tl.load(scales + node, mask=is_row, other=0)[:, None]
     best = tl.full([ROWS, TOP], -(2**63), tl.int64)  # the nearest comes last
     for start in range(0, num_candidates, BLOCK_M):
         column = start + tl.arange(0, BLOCK_M)
@@ -83,7 +88,10 @@ def _knn_kernel(
             nodes = tl.load(x + at, mask=mask, other=0)
             at, mask = _places(other, is_column, channel, num_channels)
             others = tl.load(y + at, mask=mask, other=0)
-            dots = tl.dot(nodes, tl.trans(others), dots, input_precision="ieee")
+            dots = tl.dot(nodes, tl.trans(others), dots, input_precision=PRECISION)
+        other_scale = tl.load(other_scales + other, mask=is_column, other=0)[None, :]
+        # Lengths that are not finite have the scale 0, and products with them are NaN.
+        dots = tl.where((scale > 0) & (other_scale > 0), dots * scale * other_scale, 0.0)
         nearness = 2.0 * dots - tl.load(squares + other, mask=is_column, other=0)[None, :]
         if bias is not None:
             at = (image % num_biases * num_nodes + row)[:, None] * num_candidates + column[None, :]
@@ -99,8 +107,8 @@ def _knn_kernel(
         # and form a bitonic row.
         best = tl.bitonic_merge(tl.maximum(best, tl.topk(keys, TOP)))
     rank = TOP - 1 - tl.arange(0, TOP)
-    is_kept = (rank % DILATION == 0) & (rank < K * DILATION)
-    at = node[:, None] * K + (rank // DILATION)[None, :]
+    is_kept = (rank % dilation == 0) & (rank < k * dilation)
+    at = node[:, None] * k + (rank // dilation)[None, :]
     index = num_candidates - 1 - (best & 0xFFFFFFFF)
     tl.store(graph + at, index, mask=is_row[:, None] & is_kept[None, :])
 
@@ -157,51 +165,130 @@ def _aggregate_kernel(
 
 
 @triton.jit
-def _backward_kernel(
-    y: tl.tensor, grad: tl.tensor, graph: tl.tensor, weights: tl.tensor, winners: tl.tensor,
-    grad_own: tl.tensor, grad_others: tl.tensor, grad_weights: tl.tensor,
-    num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
-    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr, SHARED: tl.constexpr,
+def _own_gradient(
+    grad: tl.tensor, graph: tl.tensor, winners: tl.tensor, row: tl.tensor, channel: tl.tensor,
+    num_rows: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return what x_i in a tile of outputs adds to the gradients of nodes, NaN for a bad index."""
+    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
+    is_row = row < num_rows
+    at, mask = _places(row, is_row, channel, num_channels)
+    own = tl.zeros(at.shape, NUMBER)
+    if MODE != "sum":
+        own -= tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
+    if MODE == "max_mean":
+        own -= tl.load(grad + at * OUTPUTS + WITH_SELF + 1, mask=mask, other=0).to(NUMBER)
+    if MODE == "max" or MODE == "max_mean":
+        winner = tl.load(winners + at, mask=mask, other=0).to(tl.int64)
+        winner_at = row[:, None] * K + winner
+        _chosen, is_chosen = _neighbour(graph, winner_at, mask & (winner < K), num_candidates)
+        own = tl.where(is_chosen, own, float("nan"))
+    if MODE != "max":
+        for j in range(K):
+            _index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
+            own = tl.where(is_index[:, None], own, float("nan"))
+    if WITH_SELF:
+        own += tl.load(grad + at * OUTPUTS, mask=mask, other=0).to(NUMBER)
+    return own
+
+
+@triton.jit
+def _nodes_kernel(
+    grad: tl.tensor, graph: tl.tensor, winners: tl.tensor, grad_x: tl.tensor,
+    num_rows: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the gradients of neighbours to grad_others and, if SHARED, those of the nodes as well."""
-    NUMBER: tl.constexpr = grad_others.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    """Write the gradients of nodes that are no candidates."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = _own_gradient(
+        grad, graph, winners, row, channel, num_rows, num_candidates, num_channels,
+        K, MODE, WITH_SELF,
+    )  # fmt: skip
+    at, mask = _places(row, row < num_rows, channel, num_channels)
+    tl.store(grad_x + at, own, mask=mask)
+
+
+@triton.jit
+def _candidates_kernel(
+    grad: tl.tensor, graph: tl.tensor, weights: tl.tensor, winners: tl.tensor,
+    edges: tl.tensor, starts: tl.tensor, grad_y: tl.tensor,
+    num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Sum, for ROWS candidates, what the edges to each bring, EDGES at a time, in their order.
+
+    If SHARED, the candidates are the nodes, and their gradients as nodes are added.
+    """
+    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_row = row < num_rows
-    at, mask = _places(row, is_row, channel, num_channels)
-    base = row // num_nodes * num_candidates
-    output = tl.load(grad + at * OUTPUTS + (OUTPUTS - 1), mask=mask, other=0).to(NUMBER)
-    own = tl.zeros([ROWS, BLOCK_C], NUMBER) if MODE == "sum" else -output
-    if MODE == "max" or MODE == "max_mean":
-        largest = tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
-        winner = tl.load(winners + at, mask=mask, other=0).to(tl.int64)
-        winner_at = row[:, None] * K + winner
-        chosen, is_chosen = _neighbour(graph, winner_at, mask & (winner < K), num_candidates)
-        target = grad_others + (base[:, None] + chosen) * num_channels + channel[None, :]
-        tl.atomic_add(target, largest, mask=is_chosen, sem="relaxed")
-        if MODE == "max_mean":
-            own -= largest
-        own = tl.where(is_chosen, own, float("nan"))
-    if MODE != "max":
-        for j in range(K):
-            index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
-            other_at, inside = _places(base + index, is_index, channel, num_channels)
-            share = output if MODE == "sum" else output / K
+    image = row // num_candidates
+    first = tl.load(starts + row + image, mask=is_row, other=0)
+    last = tl.load(starts + row + image + 1, mask=is_row, other=0)
+    total = tl.zeros([ROWS, BLOCK_C], NUMBER)
+    most = tl.max(last - first, 0)
+    for step in range(0, most, EDGES):  # pyright: ignore[reportArgumentType]
+        place = (first + step)[:, None] + tl.arange(0, EDGES)[None, :]
+        is_edge = place < last[:, None]
+        edge = tl.load(edges + (image * num_nodes * K)[:, None] + place, mask=is_edge, other=0)
+        node = (image * num_nodes)[:, None] + edge // K
+        at = node[:, :, None] * num_channels + channel[None, None, :]
+        mask = is_edge[:, :, None] & (channel < num_channels)[None, None, :]
+        value = tl.zeros([ROWS, EDGES, BLOCK_C], NUMBER)
+        if MODE == "max" or MODE == "max_mean":
+            is_winner = tl.load(winners + at, mask=mask, other=K) == (edge % K)[:, :, None]
+            value += tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask & is_winner, other=0)
+        if MODE != "max":
+            share = tl.load(grad + at * OUTPUTS + OUTPUTS - 1, mask=mask, other=0).to(NUMBER)
+            if MODE != "sum":
+                share /= K
             if weights is not None:
-                share *= tl.load(weights + row * K + j, mask=is_row, other=0).to(NUMBER)[:, None]
-                value = tl.load(y + other_at, mask=inside, other=0).to(NUMBER)
-                dot = tl.where(is_index, tl.sum(output * value, 1), float("nan"))
-                tl.atomic_add(grad_weights + row * K + j, dot, mask=is_row, sem="relaxed")
-            tl.atomic_add(grad_others + other_at, share, mask=inside, sem="relaxed")
-            own = tl.where(is_index[:, None], own, float("nan"))
-    if WITH_SELF:
-        own += tl.load(grad + at * OUTPUTS, mask=mask, other=0).to(NUMBER)
+                weight = tl.load(weights + node * K + edge % K, mask=is_edge, other=0).to(NUMBER)
+                share *= weight[:, :, None]
+            value += share
+        total += tl.sum(value, 1)
     if SHARED:
-        tl.atomic_add(grad_own + at, own, mask=mask, sem="relaxed")
-    elif grad_own is not None:
-        tl.store(grad_own + at, own, mask=mask)
+        total += _own_gradient(
+            grad, graph, winners, row, channel, num_rows, num_candidates, num_channels,
+            K, MODE, WITH_SELF,
+        )  # fmt: skip
+    at, inside = _places(row, is_row, channel, num_channels)
+    tl.store(grad_y + at, total, mask=inside)
+
+
+@triton.jit
+def _weights_kernel(
+    y: tl.tensor, grad: tl.tensor, graph: tl.tensor, grad_weights: tl.tensor,
+    num_rows: int, num_nodes: int, num_candidates: int, num_channels: int,
+    K: tl.constexpr, WITH_SELF: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write the gradients of a sum's weights: products of its gradient with the neighbours."""
+    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    OUTPUTS: tl.constexpr = WITH_SELF + 1
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = row < num_rows
+    for j in range(K):
+        index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
+        other = row // num_nodes * num_candidates + index
+        dot = tl.zeros([ROWS], NUMBER)
+        for start in range(0, num_channels, BLOCK_C):
+            channel = start + tl.arange(0, BLOCK_C)
+            at, mask = _places(row, is_row, channel, num_channels)
+            output = tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
+            other_at, inside = _places(other, is_index, channel, num_channels)
+            dot += tl.sum(output * tl.load(y + other_at, mask=inside, other=0).to(NUMBER), 1)
+        tl.store(grad_weights + row * K + j, tl.where(is_index, dot, float("nan")), mask=is_row)
 
 
 def knn(
@@ -227,20 +314,39 @@ def knn(
     if torch.float64 in (x.dtype, x.dtype if y is None else y.dtype):
         raise NotImplementedError("kNN graph: the kernel takes distances in float32, not float64")
     num_images, num_nodes, num_channels = x.shape
-    nodes, squares = _unit_length(x)
-    others, squares = (nodes, squares) if y is None else _unit_length(y)
+    scales, squares = _lengths(x)
+    other_scales, squares = (scales, squares) if y is None else _lengths(y)
+    kind = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
+    nodes, others = x.to(kind), x.to(kind) if y is None else y.to(kind)
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
     top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
-    rows = 32 if top <= 32 else 16  # so that the keys of a tile stay in registers
+    rows, columns, channels, precision, warps = _searching(kind, top, multiplies_tf32(x.device))
     launch(
         _knn_kernel,
         (num_images * triton.cdiv(num_nodes, rows),),
-        (nodes, others, squares, bias, graph),
-        (num_nodes, others.shape[1], num_channels, 1 if bias is None else len(bias)),
-        (k, dilation, loop, top, rows, max(64, top), 32),
-        num_warps=8 if top > 128 else 4,
+        (nodes, others, scales, other_scales, squares, bias, graph),
+        (num_nodes, others.shape[1], num_channels, 1 if bias is None else len(bias), k, dilation),
+        (loop, top, rows, columns, channels, precision),
+        num_warps=warps,
     )
     return graph
+
+
+def multiplies_tf32(device: torch.device) -> bool:
+    """Whether a device multiplies TF32 and bfloat16, as GPUs do since the A100."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _searching(kind: torch.dtype, top: int, has_tf32: bool) -> tuple[int, int, int, str, int]:
+    """Choose how the nearest are found: a tile's rows, columns, channels; precision; warps.
+
+    Products of float32 are three of TF32 each, which together round as float32 does.
+    """
+    precision = "tf32x3" if kind == torch.float32 and has_tf32 else "ieee"
+    if top <= 64 and has_tf32:  # each warp has 16 rows of its own, and shares no keys
+        return 64, 64, 32 if kind == torch.float32 else 64, precision, 4
+    rows = 32 if top <= 32 else 16  # so that the keys of a tile stay in registers
+    return rows, max(64, top), 32, precision, 8 if top > 128 else 4
 
 
 def aggregate(
@@ -278,8 +384,9 @@ def aggregate_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Compute the gradients of `aggregate`.
 
-    They are summed in float32 (float64 if y is), in no fixed order, so the last bits change from
-    run to run. Values of x and y are read only for the gradient of the weights.
+    They are summed in float32 (float64 if y is), in an order that depends on the graph alone. So
+    the bits are the same in every run. Values of x and y are read only for the gradient of the
+    weights.
 
     Args:
         grad: gradient of `out`, (B, N, C * P).
@@ -297,30 +404,68 @@ def aggregate_backward(
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
-    table = (*graph.shape[:2], others.shape[2])
-    number = torch.promote_types(others.dtype, torch.float32)
-    grad_y = others.new_zeros(others.shape, dtype=number)
-    grad_x = grad_y if y is None else None if x is None else x.new_empty(table)
-    grad_weights = None if weights is None else weights.new_zeros(weights.shape, dtype=number)
+    kind = (graph.shape[2], mode, interleave)
     grid, sizes, tile = _tiling(graph, others)
-    tensors = (others, grad, graph, weights, winners, grad_x, grad_y, grad_weights)
-    constants = (graph.shape[2], mode, interleave, y is None, *tile)
-    launch(_backward_kernel, grid, tensors, sizes, constants)
-    if weights is not None and grad_weights is not None:
-        grad_weights = grad_weights.to(weights.dtype)
-    grad_y = grad_y.to(others.dtype)
+    grad_x = grad_weights = None
+    if x is not None and y is not None:
+        grad_x = x.new_empty(x.shape)
+        outer = sizes[0], *sizes[2:]
+        launch(_nodes_kernel, grid, (grad, graph, winners, grad_x), outer, (*kind, *tile))
+    if weights is not None:
+        grad_weights = weights.new_empty(weights.shape)
+        launch(
+            _weights_kernel, grid[:1], (others, grad, graph, grad_weights),
+            sizes, (graph.shape[2], interleave, *tile),
+        )  # fmt: skip
+    grad_y = others.new_empty(others.shape)
+    edges, starts = _edges_to(graph, others.shape[1])
+    rows, at_once, block, warps = _gathering(graph, others)
+    launch(
+        _candidates_kernel,
+        (triton.cdiv(len(others) * others.shape[1], rows), triton.cdiv(others.shape[2], block)),
+        (grad, graph, weights, winners, edges, starts, grad_y),
+        (len(others) * others.shape[1], *sizes[1:]),
+        (*kind, y is None, rows, at_once, block),
+        num_warps=warps,
+    )
     return (grad_y, None, grad_weights) if y is None else (grad_x, grad_y, grad_weights)
 
 
-def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale nodes to unit length, (B, N, C), with their squared lengths, (B, N), in float32."""
-    unit = x.new_empty(x.shape, dtype=torch.float32)
-    squares = x.new_empty(x.shape[:2], dtype=torch.float32)
+def _edges_to(graph: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """Sort each image's edges by the candidate that they come from, and keep their order otherwise.
+
+    Args:
+        graph: indices of each node's neighbours, (B, N, K) int64.
+        num_candidates: M; indices outside 0 ... M - 1 are of no candidate.
+
+    Returns:
+        edges: numbers n * K + k of the sorted edges, (B, N * K) int64.
+        starts: where the edges of each candidate begin and end, (B, M + 1) int64.
+    """
+    candidates, edges = graph.flatten(1).clamp(-1, num_candidates).to(torch.int32).sort(stable=True)
+    numbers = torch.arange(num_candidates + 1, dtype=torch.int32, device=graph.device)
+    return edges, torch.searchsorted(candidates, numbers.repeat(len(graph), 1))
+
+
+def _gathering(graph: Tensor, others: Tensor) -> tuple[int, int, int, int]:
+    """Choose how gradients are gathered: rows, edges and channels at a time, and warps."""
+    block = min(128, max(16, triton.next_power_of_2(others.shape[2])))
+    if graph.shape[1] <= others.shape[1]:  # few edges come from each candidate
+        return 512 // block, 1, block, 1
+    return 1, 1024 // block, block, 4
+
+
+def _lengths(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what scales nodes (B, N, C) to unit length, and their squares then: (B, N) float32."""
+    scales = x.new_empty(x.shape[:2], dtype=torch.float32)
+    squares = torch.empty_like(scales)
     block = triton.next_power_of_2(x.shape[2])
     rows = max(1, 1024 // block)
     sizes = (squares.numel(), x.shape[2])
-    launch(_unit_kernel, (triton.cdiv(sizes[0], rows),), (x, unit, squares), sizes, (rows, block))
-    return unit, squares
+    launch(
+        _lengths_kernel, (triton.cdiv(sizes[0], rows),), (x, scales, squares), sizes, (rows, block)
+    )
+    return scales, squares
 
 
 def _tiling(graph: Tensor, others: Tensor) -> tuple[tuple[int, ...], ...]:

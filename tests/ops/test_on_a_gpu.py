@@ -1,0 +1,71 @@
+"""What a GPU alone can show; `pytest -m gpu` runs it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from vigpipe.checkpoint.state import named_tensors
+from vigpipe.config.options import TrainConfig
+from vigpipe.launch.device import allow_tf32, repeat_convolutions, weight_dtype
+from vigpipe.ops import plain, self_check
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.step import complete_step, train_step
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+CONFIG = TrainConfig(data="digits", batch_size=120, microbatches=2, epochs=1, cuda_graph=False)
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    repeat_convolutions()
+    allow_tf32(False)
+
+
+def state_after(**options):
+    config = replace(CONFIG, **options)
+    rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), 0, GPU)
+    for batch in batches(rank_state):
+        train_step(rank_state, batch)
+        complete_step(rank_state)
+    rank_state.feed.close()
+    return {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
+
+
+@pytest.mark.parametrize("name", ["knn", "aggregate", "csr"])
+def test_the_kernels_compute_what_plain_torch_does(name):
+    assert self_check.problem(name, GPU) == ""
+
+
+@pytest.mark.parametrize(("n", "m"), [(196, None), (784, 49)])
+@pytest.mark.parametrize("mode", ["max", "max_mean"])
+def test_gradients_have_the_same_bits_in_every_run(n, m, mode):
+    from vigpipe.ops import gpu
+
+    draw = torch.Generator(GPU).manual_seed(0)
+    x = torch.randn(64, n, 192, device=GPU, generator=draw)
+    y = None if m is None else torch.randn(64, m, 192, device=GPU, generator=draw)
+    graph = gpu.knn(x, y, None, 9, 1, True)
+    out, winners = gpu.aggregate(x, y, graph, None, mode, False, True)
+    grad = torch.randn(out.shape, device=GPU, generator=draw)
+    runs: list[Any] = [
+        gpu.aggregate_backward(grad, x, y, graph, winners, None, mode, False) for _ in range(5)
+    ]
+    wide = [None if t is None else t.double().requires_grad_() for t in (x, y)]
+    plain.aggregate(wide[0], wide[1], graph, None, mode, False).backward(grad.double())
+    for i, tensor in enumerate(wide):
+        if tensor is not None:
+            assert all(torch.equal(run[i], runs[0][i]) for run in runs)
+            torch.testing.assert_close(runs[0][i].double(), tensor.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_recorded_run_has_the_bits_of_one_that_is_not(dtype):
+    """Weights, moments and statistics after an epoch, whose last batch is a smaller one."""
+    state = state_after(dtype=dtype)
+    for other in (state_after(dtype=dtype), state_after(dtype=dtype, cuda_graph=None)):
+        assert all(torch.equal(tensor, state[name]) for name, tensor in other.items())
