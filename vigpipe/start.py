@@ -189,8 +189,7 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None and config.strategy == "synchronous":
-        is_graph = config.cuda_graph or world_size == 1
-        default = default_sync(device, run.layout.pipeline_size, is_graph)
+        default = default_sync(device, run.layout.pipeline_size, world_size, config.cuda_graph)
         config = replace(config, sync=run.config.sync or default)  # --compress has one of its own
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:

@@ -35,9 +35,9 @@ WALKS = Saint(NUMBERED, DRAW, 45, count(NUMBERED, DRAW, 5, seed=3), seed=3)
 NEIGHBOURS = InLayers(NUMBERED, Neighbours(NUMBERED, (3, 2)), 25, 2, seed=3)
 
 
-def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, device=CPU, **needs) -> Any:
+def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
     needs = {"has_first": True, "has_last": True, **needs}
-    return GraphFeed(graph, sampler, layout, 3, device, torch.float32, **needs)
+    return GraphFeed(graph, sampler, layout, 3, CPU, torch.float32, **needs)
 
 
 @pytest.mark.parametrize(("dp", "num_microbatches"), [(1, 1), (1, 3), (2, 2), (3, 1)])

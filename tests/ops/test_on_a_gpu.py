@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from vigpipe.checkpoint.state import named_tensors
+from tests.steps import state_after
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import allow_tf32, repeat_convolutions, weight_dtype
 from vigpipe.ops import plain, self_check
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
-from vigpipe.run.rank import make_rank_state
-from vigpipe.run.step import complete_step, train_step
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -26,14 +23,9 @@ def exact():
     allow_tf32(False)
 
 
-def state_after(**options):
+def trained(**options):
     config = replace(CONFIG, **options)
-    rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), 0, GPU)
-    for batch in batches(rank_state):
-        train_step(rank_state, batch)
-        complete_step(rank_state)
-    rank_state.feed.close()
-    return {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
+    return state_after(prepare(config, weight_dtype(config.dtype)), GPU)[1]
 
 
 @pytest.mark.parametrize("name", ["knn", "aggregate", "csr"])
@@ -66,6 +58,6 @@ def test_gradients_have_the_same_bits_in_every_run(n, m, mode):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_recorded_run_has_the_bits_of_one_that_is_not(dtype):
     """Weights, moments and statistics after an epoch, whose last batch is a smaller one."""
-    state = state_after(dtype=dtype)
-    for other in (state_after(dtype=dtype), state_after(dtype=dtype, cuda_graph=None)):
+    state = trained(dtype=dtype)
+    for other in (trained(dtype=dtype), trained(dtype=dtype, cuda_graph=None)):
         assert all(torch.equal(tensor, state[name]) for name, tensor in other.items())

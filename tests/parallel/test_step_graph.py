@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from tests.oracle import images_of, shortened, with_images
-from vigpipe.checkpoint.state import named_tensors
+from tests.steps import state_after
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.step_graph import NUM_WARMUP
 from vigpipe.run import rank
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
-from vigpipe.run.step import complete_step, train_step
 from vigpipe.timing.clock import HostClock
 from vigpipe.timing.recorder import Recorder
 
@@ -64,23 +62,16 @@ def recorded(monkeypatch):
     return recorded
 
 
-def state_after(config):
+def short_run(config):
     run = prepare(config, torch.float32)
-    run = with_images(run, shortened(images_of(run), 20, 4))
-    rank_state, losses = make_rank_state(run, 0, CPU), []
-    for batch in batches(rank_state):
-        step = train_step(rank_state, batch)
-        complete_step(rank_state)
-        losses.append(step.loss)
-    rank_state.feed.close()
-    return losses, {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
+    return with_images(run, shortened(images_of(run), 20, 4))
 
 
 def test_replayed_steps_are_those_that_were_not_recorded(recorded):
     """Losses, weights, moments, statistics and moving average, with a smaller batch between."""
-    losses, state = state_after(CONFIG)
+    losses, state = state_after(short_run(CONFIG), CPU)
     assert (recorded.num_recorded, recorded.num_replayed) == (1, 4 * 2 - NUM_WARMUP)
-    expected_losses, expected = state_after(replace(CONFIG, cuda_graph=False))
+    expected_losses, expected = state_after(short_run(replace(CONFIG, cuda_graph=False)), CPU)
     assert losses == expected_losses
     assert state.keys() == expected.keys()
     for name, tensor in state.items():

@@ -166,7 +166,7 @@ def _sync(config: PlanConfig, profile: Profile | None, device: torch.device) -> 
     measured = profile.options.get("sync") if profile is not None else None
     if measured in get_args(Sync):
         return cast(Sync, measured)
-    return default_sync(device, config.stages)
+    return default_sync(device, config.stages, config.stages * config.dp)
 
 
 def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
@@ -218,7 +218,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
             batch_size=run.batch_size * num_replicas // layout.num_replicas,
             microbatches=(layout.num_microbatches,),
             schedules=((layout.schedule, layout.virtual_stages),),
-            sync=run.config.sync or default_sync(device, layout.pipeline_size),
+            sync=run.config.sync or default_sync(device, layout.pipeline_size, layout.world_size),
             typical=run.job.typical_microbatch,
         )
         best = search(profile, request)[0]

@@ -64,7 +64,9 @@ def weight_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype == "float64" else torch.float32
 
 
-def default_sync(device: torch.device, pipeline_size: int, is_graph: bool = False) -> Sync:
+def default_sync(
+    device: torch.device, pipeline_size: int, num_ranks: int, is_graph: bool | None = False
+) -> Sync:
     """Return how gradients are added up over replicas where the user leaves it open.
 
     The sums in float64 cost a GPU a kernel for each parameter and micro-batch and 16 bytes a
@@ -74,7 +76,7 @@ def default_sync(device: torch.device, pipeline_size: int, is_graph: bool = Fals
     """
     if device.type == "cpu":
         return "double"
-    return "ddp" if pipeline_size == 1 and not is_graph else "drain"
+    return "ddp" if pipeline_size == 1 and num_ranks > 1 and not is_graph else "drain"
 
 
 def allow_tf32(allowed: bool) -> None:

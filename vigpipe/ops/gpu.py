@@ -221,7 +221,7 @@ def _candidates_kernel(
     K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, EDGES: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sum, for ROWS candidates, what the edges to each bring, EDGES at a time, in their order.
+    """Sum, for ROWS candidates, what the edges from each bring, EDGES at a time, in their order.
 
     If SHARED, the candidates are the nodes, and their gradients as nodes are added.
     """
@@ -317,7 +317,8 @@ def knn(
     scales, squares = _lengths(x)
     other_scales, squares = (scales, squares) if y is None else _lengths(y)
     kind = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
-    nodes, others = x.to(kind), x.to(kind) if y is None else y.to(kind)
+    nodes = x.to(kind)
+    others = nodes if y is None else y.to(kind)
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
     top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
     rows, columns, channels, precision, warps = _searching(kind, top, multiplies_tf32(x.device))
@@ -418,20 +419,21 @@ def aggregate_backward(
             sizes, (graph.shape[2], interleave, *tile),
         )  # fmt: skip
     grad_y = others.new_empty(others.shape)
-    edges, starts = _edges_to(graph, others.shape[1])
+    edges, starts = _edges_by_candidate(graph, others.shape[1])
     rows, at_once, block, warps = _gathering(graph, others)
+    num_rows = len(others) * others.shape[1]
     launch(
         _candidates_kernel,
-        (triton.cdiv(len(others) * others.shape[1], rows), triton.cdiv(others.shape[2], block)),
+        (triton.cdiv(num_rows, rows), triton.cdiv(others.shape[2], block)),
         (grad, graph, weights, winners, edges, starts, grad_y),
-        (len(others) * others.shape[1], *sizes[1:]),
+        (num_rows, *sizes[1:]),
         (*kind, y is None, rows, at_once, block),
         num_warps=warps,
     )
     return (grad_y, None, grad_weights) if y is None else (grad_x, grad_y, grad_weights)
 
 
-def _edges_to(graph: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+def _edges_by_candidate(graph: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Sort each image's edges by the candidate that they come from, and keep their order otherwise.
 
     Args:

@@ -237,8 +237,9 @@ def make_rank_state(
         strategy: that of a rank without peers; by default the one that the options name.
     """
     layout, config = run.layout, run.config
-    is_graph = config.cuda_graph or layout.world_size == 1
-    sync = config.sync or default_sync(device, layout.pipeline_size, is_graph)
+    sync = config.sync or default_sync(
+        device, layout.pipeline_size, layout.world_size, config.cuda_graph
+    )
     is_recorded = _is_recorded(run, sync, device, is_timed=recorder is not None)
     groups = Groups()
     if layout.world_size > 1 and strategy is None:
