@@ -279,8 +279,12 @@ def test_a_second_step_on_the_same_port_stays_out_and_disturbs_nothing(slurm, tm
         wait_until(lambda: at_step(folder, 2), "step 2")
         done = run_command([*step, *line, str(tmp_path / "second")], env)
         assert done.returncode == 2
-        (told,) = own(done.stderr)
-        assert told.startswith(f"vigpipe: rank 0 cannot listen on port {port} of ")
+        # A rank 1 that rank 0 is late for, on a busy machine, says what it has found itself.
+        told = own(done.stderr)
+        by_rank_1 = [text for text in told if " found another run " in text]
+        (by_rank_0,) = [text for text in told if text not in by_rank_1]
+        assert by_rank_0.startswith(f"vigpipe: rank 0 cannot listen on port {port} of ")
+        assert len(by_rank_1) <= 1
         for task in (0, 1):
             assert f"task {task}: Exited with exit code 2" in done.stderr
         steps = max(losses(folder))
