@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot, glorot_linear
-from vigpipe.model.keyed_dropout import ChannelDropout, pair_keys
+from vigpipe.model.keyed_dropout import ChannelDropout
 from vigpipe.model.slicing import Roles
-from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import attention_sum, edge_softmax, pair_scores, pair_softmax
 from vigpipe.ops.sparse_rows import linear
 
 SLOPE = 0.2  # of the leaky ReLU, in both papers
@@ -35,19 +34,13 @@ class AttentionLayer(GraphLayer):
         self.heads, self.head_channels = heads, out_channels // heads
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
-    def by_heads(self, x: Tensor) -> Tensor:
-        """Split channels into heads: (n, H * c) -> (n, H, c)."""
-        return x.unflatten(-1, (self.heads, self.head_channels))
-
-    def attend(
-        self, shares: Tensor, values: Tensor, adjacency: Adjacency, keys: Tensor | None
-    ) -> Tensor:
+    def attend(self, shares: Tensor, values: Tensor, edges: Edges, keys: Tensor | None) -> Tensor:
         """Sum values with weights of the edges.
 
         Args:
             shares: the softmax of the edges' scores, (e, H).
-            values: (n, H, c).
-            adjacency: edges from the n sources to m targets, self-loops included.
+            values: (n, H * c).
+            edges: from the n sources to m targets, self-loops included.
             keys: the nodes' keys, (n,); None in evaluation mode.
 
         Returns:
@@ -55,10 +48,9 @@ class AttentionLayer(GraphLayer):
         """
         if self.attention_dropout.is_on:
             assert keys is not None
-            keys = keys.to(shares.device)
-            edges = pair_keys(keys[adjacency.targets], keys[adjacency.indices])
-            shares = self.attention_dropout.masked(shares, edges)
-        return attention_sum(adjacency, shares, values, fused=self.fused).flatten(1)
+            of_edges = edges.pair_keys(keys.to(shares.device))
+            shares = self.attention_dropout.masked(shares, of_edges)
+        return edges.attention_sum(shares, values)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Add the bias: (m, C') -> (m, C')."""
@@ -99,18 +91,16 @@ class GatLayer(AttentionLayer):
         return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
-        adjacency = adjacency.with_loops()
-        values = self.by_heads(messages)  # (n, H, c)
+        edges = edges.with_loops()
         ends = messages @ torch.cat(
             [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)], 1
         )
         of_sources, of_targets = ends.chunk(2, dim=1)  # (n, H) each
-        of_targets = adjacency.own(of_targets)
-        shares = pair_softmax(adjacency, of_sources, of_targets, SLOPE, fused=self.fused)
-        return self.attend(shares, values, adjacency, keys)
+        shares = edges.pair_softmax(of_sources, edges.own(of_targets), SLOPE)
+        return self.attend(shares, messages, edges, keys)
 
 
 def columns_of_heads(weights: Tensor) -> Tensor:
@@ -153,12 +143,10 @@ class Gatv2Layer(AttentionLayer):
         return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
-        adjacency = adjacency.with_loops()
-        weights, fused = self.att[0], self.fused
-        right = linear(own, self.lin_r.weight, self.lin_r.bias, fused=fused)
-        scores = pair_scores(adjacency, messages, right, weights, SLOPE, fused=fused)
-        shares = edge_softmax(adjacency, scores, fused=fused)
-        return self.attend(shares, self.by_heads(messages), adjacency, keys)
+        edges = edges.with_loops()
+        right = linear(own, self.lin_r.weight, self.lin_r.bias, fused=self.fused)
+        shares = edges.edge_softmax(edges.pair_scores(messages, right, self.att[0], SLOPE))
+        return self.attend(shares, messages, edges, keys)

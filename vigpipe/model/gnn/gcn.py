@@ -5,10 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot_linear
 from vigpipe.model.slicing import Roles
-from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import constant_sum
 from vigpipe.ops.sparse_rows import linear
 
 
@@ -33,11 +32,10 @@ class GcnLayer(GraphLayer):
         return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what edges and a self-loop bring, with normalised weights, and a bias: (m, C')."""
-        looped = adjacency.with_loops()
-        return constant_sum(looped, messages, "gcn", self.bias, fused=self.fused)
+        return edges.with_loops().sums(messages, "gcn", self.bias)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Return the sum as it is: (m, C') -> (m, C')."""

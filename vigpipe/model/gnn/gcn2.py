@@ -6,11 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.slicing import Roles
-from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import constant_sum
 
 ALPHA, THETA = 0.1, 0.5  # share of the first features; how fast the share of the weights falls
 
@@ -47,15 +46,15 @@ class Gcn2Layer(GraphLayer):
         return x[:, : self.width]
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges and a self-loop bring, with normalised weights: (m, C)."""
-        return constant_sum(adjacency.with_loops(), messages, "gcn", fused=self.fused)
+        return edges.with_loops().sums(messages, "gcn")
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Mix in the first features, and multiply by the weights: (m, C), (m, 2C) -> (m, C)."""
         z = (1 - ALPHA) * total + ALPHA * own[:, self.width :]
         return torch.addmm(z, z, self.weight1, beta=1 - self.beta, alpha=self.beta)
 
-    def _finished(self, total: Tensor, own: Features) -> Tensor:
-        return torch.cat((super()._finished(total, own), own[:, self.width :]), dim=1)
+    def _finished(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
+        return torch.cat((super()._finished(total, own, edges), own[:, self.width :]), dim=1)

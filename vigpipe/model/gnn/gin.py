@@ -5,10 +5,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
-from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import constant_sum
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
@@ -45,11 +44,11 @@ class GinLayer(GraphLayer):
         return linear(x, first.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, and the node itself: (m, M)."""
-        itself = (1 + self.eps) * adjacency.own(messages)
-        return constant_sum(adjacency, messages, "ones", itself, fused=self.fused)
+        itself = (1 + self.eps) * edges.own(messages)
+        return edges.sums(messages, "ones", itself)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Run what is left of the MLP: (m, M) -> (m, C')."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.norm import NORM_ROLES
 from vigpipe.model.regions import region
@@ -67,22 +68,23 @@ class GraphLayer(nn.Module):
         self.norm, self.activation = setting.norm, setting.activation
         self.dropout = ChannelDropout(setting.dropout, stream=2 * setting.index)
 
-    def forward(self, x: Features, draws: Draws | None, adjacency: Adjacency) -> Tensor:
+    def forward(self, x: Features, draws: Draws | None, adjacency: Adjacency | Edges) -> Tensor:
         """Run the layer.
 
         Args:
             x: node features, (n, C).
             draws: random choices for the nodes; None in evaluation mode.
             adjacency: edges between the nodes; those that they end in may be the first m only.
+                Or what stands for it where several ranks share a graph.
 
         Returns:
             New features of these, (m, C').
         """
-        x = self.dropped(x, draws)
+        x, edges = self.dropped(x, draws), self._edges(adjacency)
         keys = None if draws is None else draws.keys
-        own = first_rows(x, adjacency.num_targets)
+        own = first_rows(x, edges.num_targets)
         # Nothing keeps the messages while the update runs.
-        return self._updated(self._aggregated(self.messages(x), own, adjacency, keys), own)
+        return self._updated(self._aggregated(self.messages(x), own, edges, keys), own, edges)
 
     def sides(self, prefix: str, index: int, ends: tuple[Side | None, Side | None]) -> SidesByName:
         """Return the sides of the layer's tensors.
@@ -126,18 +128,22 @@ class GraphLayer(nn.Module):
         Returns:
             New features of the targets, (m, C').
         """
-        return self._updated(self._aggregated(messages, own, adjacency, keys), own)
+        edges = self._edges(adjacency)
+        return self._updated(self._aggregated(messages, own, edges, keys), own, edges)
+
+    def _edges(self, adjacency: Adjacency | Edges) -> Edges:
+        return adjacency if isinstance(adjacency, Edges) else Edges(adjacency, fused=self.fused)
 
     def _aggregated(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        return region("aggregation", self.aggregate, messages, own, adjacency, keys)
+        return region("aggregation", self.aggregate, messages, own, edges, keys)
 
-    def _updated(self, total: Tensor, own: Features) -> Tensor:
-        return region("update", self._finished, total, own)
+    def _updated(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
+        return region("update", self._finished, total, own, edges)
 
-    def _finished(self, total: Tensor, own: Features) -> Tensor:
-        y = self.norm(self.update(total, own))
+    def _finished(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
+        y = edges.normalised(self.norm, self.update(total, own))
         return y if self.activation is None else self.activation(y)
 
     def dropped(self, x: Features, draws: Draws | None) -> Features:
@@ -149,7 +155,7 @@ class GraphLayer(nn.Module):
         raise NotImplementedError
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Reduce what the edges bring; see `received`: (m, A)."""
         raise NotImplementedError

@@ -5,10 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
-from vigpipe.ops.adjacency import Adjacency
-from vigpipe.ops.sparse import maximum, mean, own_and_mean
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
@@ -50,11 +49,12 @@ class SageLayer(GraphLayer):
         return x.dense() if isinstance(x, SparseRows) else x
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Take the mean or the maximum of what the edges bring: (m, C)."""
-        reduce = mean if self.aggregator == "mean" else maximum
-        return reduce(adjacency, messages, fused=self.fused)
+        return (
+            edges.sums(messages, "mean") if self.aggregator == "mean" else edges.maximum(messages)
+        )
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
@@ -89,12 +89,12 @@ class NarrowingSageLayer(SageLayer):
         return linear(x, torch.cat((self.lin_l.weight, self.lin_r.weight)), bias)  # (n, 2 C')
 
     def aggregate(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Take the mean of what the edges bring: (m, C')."""
         if self.is_joint:
-            return own_and_mean(adjacency, messages, fused=self.fused)
-        return mean(adjacency, messages, self.lin_l.bias, fused=self.fused)
+            return edges.own_and_mean(messages)
+        return edges.sums(messages, "mean", self.lin_l.bias)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
         """Add what a node has for itself: (m, C'), (m, C) -> (m, C')."""

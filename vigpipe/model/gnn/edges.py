@@ -1,0 +1,134 @@
+"""What a layer asks of the edges between its nodes, whoever has them.
+
+A layer computes on rows: features, messages and results of the nodes that its rank has. Whatever
+follows an edge from one node to another goes through `Edges`. Here one rank has all nodes. Where
+several ranks share a graph (`vigpipe.graphs.split`), the same methods bring what other ranks have,
+so that a layer is written once.
+"""
+
+from torch import Tensor, nn
+
+from vigpipe.model.keyed_dropout import pair_keys
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse import (
+    attention_sum,
+    constant_sum,
+    edge_softmax,
+    maximum,
+    own_and_mean,
+    pair_scores,
+    pair_softmax,
+)
+
+
+class Edges:
+    """The edges between nodes of which one rank has all.
+
+    Of n nodes that a rank has, the first m are those that the edges end in; as a rule, all of them.
+
+    Args:
+        adjacency: the graph.
+        fused: use the fused kernels where there are any.
+
+    Attributes:
+        adjacency: the graph.
+        fused: whether the fused kernels are used.
+    """
+
+    def __init__(self, adjacency: Adjacency, *, fused: bool = True) -> None:
+        self.adjacency, self.fused = adjacency, fused
+
+    @property
+    def num_sources(self) -> int:
+        """Number n of rows that a layer takes."""
+        return self.adjacency.num_sources
+
+    @property
+    def num_targets(self) -> int:
+        """Number m of rows that it makes."""
+        return self.adjacency.num_targets
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the rows of x, (n, ...), of the nodes that edges end in: (m, ...)."""
+        return self.adjacency.own(x)
+
+    def with_loops(self) -> "Edges":
+        """Return the edges with a self-loop at every node; those that there are stay."""
+        return Edges(self.adjacency.with_loops(), fused=self.fused)
+
+    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+        """Sum what the edges bring, with weights that follow from the graph.
+
+        Args:
+            x: (n, C).
+            kind: which weights; see `Adjacency.weights`.
+            added: (m, C), or (C,) for all targets, that is added to the sums; None for nothing.
+
+        Returns:
+            (m, C).
+        """
+        return constant_sum(self.adjacency, x, kind, added, fused=self.fused)
+
+    def own_and_mean(self, both: Tensor) -> Tensor:
+        """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).
+
+        The first half of the channels is what a node sends, the second what it has for itself.
+        """
+        return own_and_mean(self.adjacency, both, fused=self.fused)
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Take the maximum of what the edges bring, for every channel: (n, C) -> (m, C)."""
+        return maximum(self.adjacency, x, fused=self.fused)
+
+    def pair_keys(self, keys: Tensor) -> Tensor:
+        """Make a key of each edge from those of its ends: (n,) int64 -> (e,) int64."""
+        return pair_keys(keys[self.adjacency.targets], keys[self.adjacency.indices])
+
+    def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
+        """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges into i.
+
+        Args:
+            of_sources: (n, H).
+            of_targets: (m, H).
+            slope: of the leaky ReLU where its input is below 0.
+
+        Returns:
+            (e, H).
+        """
+        adjacency, fused = self.adjacency, self.fused
+        return pair_softmax(adjacency, of_sources, of_targets, slope, fused=fused)
+
+    def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
+        """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
+
+        Args:
+            left: (n, H * c).
+            right: (m, H * c).
+            weights: (H, c), those of each head.
+            slope: of the leaky ReLU where its input is below 0.
+
+        Returns:
+            (e, H).
+        """
+        return pair_scores(self.adjacency, left, right, weights, slope, fused=self.fused)
+
+    def edge_softmax(self, scores: Tensor) -> Tensor:
+        """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
+        return edge_softmax(self.adjacency, scores, fused=self.fused)
+
+    def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
+        """Sum what the edges bring, with weights for every head.
+
+        Args:
+            shares: (e, H).
+            x: (n, H * c), with the channels of the heads side by side.
+
+        Returns:
+            (m, H * c).
+        """
+        by_heads = x.unflatten(1, (shares.shape[1], -1))
+        return attention_sum(self.adjacency, shares, by_heads, fused=self.fused).flatten(1)
+
+    def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Normalise the rows that a layer has made, with the statistics of all nodes: (m, C)."""
+        return norm(x)
