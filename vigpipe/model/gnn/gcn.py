@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot_linear
 from vigpipe.model.slicing import Roles
-from vigpipe.ops.sparse_rows import linear
+from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class GcnLayer(GraphLayer):
     """Compute D^-1/2 (A + I) D^-1/2 X W + b, equation 2, as torch-geometric's GCNConv does.
+
+    The sum and the product may change places, so what has fewer channels is summed.
 
     Args:
         in_channels: C.
@@ -24,19 +26,24 @@ class GcnLayer(GraphLayer):
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
+        self.narrows = in_channels >= out_channels
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def messages(self, x: Features) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, C')."""
-        return linear(x, self.lin.weight, fused=self.fused)
+        """Return what nodes send: (n, C) -> (n, M)."""
+        return linear(x, self.lin.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
         self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what edges and a self-loop bring, with normalised weights, and a bias: (m, C')."""
-        return edges.with_loops().sums(messages, "gcn", self.bias)
+        """Sum what edges and a self-loop bring, with normalised weights: (m, M)."""
+        bias = self.bias if self._multiplies_first(own) else None
+        return edges.with_loops().sums(messages, "gcn", bias)
 
     def update(self, total: Tensor, own: Features) -> Tensor:
-        """Return the sum as it is: (m, C') -> (m, C')."""
-        return total
+        """Do what is left to do: (m, M) -> (m, C')."""
+        return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
+
+    def _multiplies_first(self, x: Features) -> bool:
+        return isinstance(x, SparseRows) or self.narrows
