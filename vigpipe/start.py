@@ -189,7 +189,8 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None and config.strategy == "synchronous":
-        default = default_sync(device, run.layout.pipeline_size, world_size, config.cuda_graph)
+        degrees = run.layout.pipeline_size, world_size, config.cuda_graph, run.layout.num_shards
+        default = default_sync(device, *degrees)
         config = replace(config, sync=run.config.sync or default)  # --compress has one of its own
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
@@ -253,19 +254,25 @@ def fit_to_world_size(config: TrainConfig, layout: "Layout", world_size: int) ->
         The options with other values of --dp, --microbatches and perhaps --stages.
 
     Raises:
-        InputError: --stages is a plan, and world_size is not a multiple of its number of ranks.
+        InputError: --stages is a plan, and world_size is not a multiple of its number of ranks; or
+            it is not one of --shards.
     """
-    pipeline_size = layout.pipeline_size
-    if world_size % pipeline_size:
+    replica_size = layout.replica_size
+    if layout.num_shards > 1 and world_size % replica_size:
+        raise InputError(
+            f"--elastic: {world_size} ranks do not make whole replicas of --shards {replica_size}; "
+            "start a multiple of that"
+        )
+    if world_size % replica_size:
         if isinstance(config.stages, Path):
             raise InputError(
-                f"--elastic: {world_size} ranks do not make whole pipelines of {pipeline_size}, "
+                f"--elastic: {world_size} ranks do not make whole pipelines of {replica_size}, "
                 f"which {config.stages} has; give --stages a number, which may change"
             )
         divisors = [s for s in range(1, world_size + 1) if world_size % s == 0]
-        pipeline_size = min(divisors, key=lambda s: (abs(s - layout.pipeline_size), s))
-        config = replace(config, stages=pipeline_size)
-    num_replicas = world_size // pipeline_size
+        replica_size = min(divisors, key=lambda s: (abs(s - layout.pipeline_size), s))
+        config = replace(config, stages=replica_size)
+    num_replicas = world_size // replica_size
     num_microbatches = -(-layout.num_microbatches * layout.num_replicas // num_replicas)
     return replace(config, dp=num_replicas, microbatches=num_microbatches)
 

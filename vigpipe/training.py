@@ -76,7 +76,7 @@ from vigpipe.run.step import (
 )
 from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
 from vigpipe.run.stragglers import Stragglers
-from vigpipe.run.summary import gather_accounts, gather_compression, summarize
+from vigpipe.run.summary import gather_accounts, gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
 MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
@@ -278,7 +278,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             rates = run.job.rates(*size, step.seconds)
             row = step_row(*facts, step.seconds, rates, waited, **whose)
             if record is None:
-                if of_team == 0:
+                if of_team == 0 and rank_state.shards.place == 0:
                     strategy.note(row)
                 return
             record.add_step(row)
@@ -348,7 +348,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         strategy.close()
         if not agree(Status(finite=is_saved), strategy.peers).finite:
             raise error
-        if rank_state.pipeline.has_last:
+        if rank_state.pipeline.has_last and rank_state.shards.place == 0:
             who = "the server" if run.layout.has_server else f"replica {team}"
             tell(f"{error}; {who} has saved what it has; go on with --resume auto")
         return SAVED
@@ -373,7 +373,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         accounts = None
         if not strategy.sums_replicas:
             accounts = gather_accounts(rank_state, share=strategy.share)
-        compression = gather_compression(rank_state)
+        compression, sent = gather_compression(rank_state), gather_sent(rank_state)
         timing = gather_timing(rank_state, clocks) if rank_state.recorder is not None else None
         save = save_run_weights if rank_state.rows is None else save_wide_weights
         save(rank_state, folder / WEIGHTS)
@@ -383,7 +383,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         checkpoints.finish()
         if record is None:
             return
-        summary = summarize(rank_state, scores, loss, started, accounts, compression)
+        summary = summarize(rank_state, scores, loss, started, accounts, compression, sent)
         if resumed is not None:
             summary["resumed_at_step"] = resumed.step
         if checkpoints.best is not None:
@@ -521,7 +521,8 @@ def _on_failure(rank_state: RankState, save: Callable[[], None]) -> Iterator[Non
     except Exception as error:
         is_own = not is_lost_peer(error) and not isinstance(error, WorkerError)
         strategy.fail(ends_run=is_own)  # which would happen to the others too
-        has_copies = strategy.sums_replicas and rank_state.run.layout.num_replicas > 1
+        layout = rank_state.run.layout
+        has_copies = strategy.sums_replicas and layout.num_replicas * layout.num_shards > 1
         has_copies &= rank_state.replicas.compressor is None
         if has_copies and is_lost_peer(error) and settle_after_loss(rank_state):
             save()

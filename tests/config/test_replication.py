@@ -113,6 +113,11 @@ def test_options_that_are_resolved_stay_as_they_are(config):
             replace(GOSSIP, compress="powersgd:2", average="weights"),
             "--compress powersgd:2: sends the largest part of a difference, .* no common weights",
         ),
+        (TrainConfig(shards=2, sync="ddp"), "--sync ddp: .* in which the ranks of --shards 2 exch"),
+        (
+            TrainConfig(shards=2, dp=2, strategy="subnetworks"),
+            "--shards 2: lets ranks share the channels of a model, .* leave one of the two out",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(config, message):

@@ -93,6 +93,10 @@ def put(place: str, step: int, what: str) -> None:
         wrap(schedule._Stage, "forward_one_chunk")
     if place == "backward":
         wrap(schedule._Stage, "backward_one_chunk")
+    if place == "exchange":  # of ranks that share a graph
+        from vigpipe.parallel.shards import Shards
+
+        wrap(Shards, "exchange")
     if place == "all-reduce":
         from vigpipe.parallel.gradients import DoubleGradients
 

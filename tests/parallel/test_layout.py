@@ -92,7 +92,8 @@ def test_the_groups_agree_with_the_layout():
     members = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
     for rank, place in enumerate(run_ranks(place_of, 4, layout)):
         pipeline, replicas = members[rank]
-        together = {"pipeline": pipeline, "replicas": replicas, "summed": replicas}
+        of_stage = ("replicas", "teammates", "summed")
+        together = {"pipeline": pipeline, **dict.fromkeys(of_stage, replicas)}
         assert place == (layout.replica_index(rank), layout.pipeline_rank(rank), together)
 
 
@@ -100,8 +101,38 @@ def test_the_groups_agree_with_the_layout():
 def test_a_team_adds_up_by_itself_and_meets_the_others_place_by_place():
     for rank, (four, two) in enumerate(run_ranks(members_in_teams, 4)):
         team, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
-        assert four == {"replicas": [0, 1, 2, 3], "summed": team, "between": across, "team": team}
+        summed = {"teammates": team, "summed": team}
+        assert four == {"replicas": [0, 1, 2, 3], **summed, "between": across, "team": team}
         assert two == {"pipeline": team, "replicas": across, "between": across, "team": team}
+
+
+def test_ranks_of_two_replicas_of_three_shards():
+    layout = Layout(num_replicas=2, num_shards=3)
+    assert layout.world_size == 6
+    assert [(layout.replica_index(rank), layout.shard_of(rank)) for rank in range(6)] == [
+        *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)),
+    ]
+    assert {layout.stages_of(rank) for rank in range(6)} == {(0,)}
+    assert str(layout) == "2 replicas × 3 shards, 1 micro-batch, gpipe"
+    with pytest.raises(InputError, match="8 ranks were started, but --shards 3 x --dp 2 needs 6"):
+        layout.check_world(8)
+
+
+def members_with_shards(rank, world_size):
+    """Two replicas of two shards in one team, and in a team each."""
+    layouts = Layout(num_replicas=2, num_shards=2), Layout(1, 1, 2, num_teams=2, num_shards=2)
+    return [members_of(make_groups(layout, 5.0)) for layout in layouts]
+
+
+@pytest.mark.multiprocess
+def test_shards_add_up_with_all_of_their_team_and_have_a_group_of_their_own():
+    for rank, (one, two) in enumerate(run_ranks(members_with_shards, 4)):
+        shards, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        everybody = [0, 1, 2, 3]
+        counterparts = {"replicas": across, "teammates": across}
+        assert one == {"shards": shards, "summed": everybody, **counterparts}
+        alone = {"shards": shards, "summed": shards, "team": shards}
+        assert two == {**alone, "replicas": across, "between": across}
 
 
 def wait_for_nobody(rank, world_size):

@@ -44,21 +44,28 @@ class Checkpoints:
         # A server has all there is; otherwise every rank has a share.
         replicas = [layout.writer] if layout.has_server else range(layout.num_replicas)
         self._replica_of = {
-            rank_file_name(pipeline_rank, replica_index): replica_index
+            rank_file_name(pipeline_rank, replica_index * layout.num_shards + shard): replica_index
             for replica_index in replicas
+            for shard in range(layout.num_shards)
             for pipeline_rank in range(layout.pipeline_size)
         }
         self.best = None if resumed is None else best_in(resumed, folder)
         self._saver = Saver(
             folder,
             list(self._replica_of),
-            rank_file_name(rank_state.pipeline_rank, rank_state.replica_index),
+            rank_file_name(rank_state.pipeline_rank, self._copy),
             is_writer=rank_state.is_writer,
             keep=rank_state.run.config.keep,
             token=broadcast_value(secrets.token_hex(4), layout.world_size),
             log=log,
             is_lost=partial(_is_lost, self._replica_of, rank_state),
         )
+
+    @property
+    def _copy(self) -> int:
+        """Which copy of its stages this rank has: one that shares a batch has all of them."""
+        shards = self.rank_state.shards
+        return self.rank_state.replica_index * shards.size + shards.place
 
     @property
     def folder(self) -> Path:
@@ -116,8 +123,8 @@ class Checkpoints:
         rank_state, strategy = self.rank_state, self.rank_state.strategy
         layout = rank_state.run.layout
         run_with_heartbeats(self._saver.finish, *strategy.peers)
-        _, of_team = layout.team_of(rank_state.replica_index)
-        own = share_of(named_tensors(rank_state), of_team, layout.team_size)
+        num_copies = layout.team_size * layout.num_shards
+        own = share_of(named_tensors(rank_state), self._copy % num_copies, num_copies)
         prefix = replica_prefix(layout.state_of(rank_state.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
         share |= residuals(rank_state)

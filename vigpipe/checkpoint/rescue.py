@@ -96,7 +96,7 @@ def salvage(run: Path) -> None:
 
 def _complete(place: Path, run: Path) -> None:
     """Give the folder its manifest and the name of a checkpoint, unless a stage is missing."""
-    replicas: dict[int, dict[int, Manifest]] = {}  # by replica and pipeline rank
+    replicas: dict[int, dict[int, Manifest]] = {}  # by replica, or copy of it, and pipeline rank
     for note in sorted(place.glob("stage*-replica*.json")):
         pipeline_rank, replica = map(int, re.findall("[0-9]+", note.name))
         replicas.setdefault(replica, {})[pipeline_rank] = read_manifest_file(note)
@@ -132,7 +132,8 @@ def _whole(replicas: Mapping[int, Mapping[int, Manifest]]) -> dict[int, Mapping[
         manifest = next(iter(stages.values()))
         if len(stages) == manifest.layout.get("num_stages") and max(stages) < len(stages):
             taken = manifest.replicas.get("progress", {}).get("taken") or [0]
-            team_size = max(manifest.config.get("dp", 1) // len(taken), 1)
+            of_replica = manifest.config.get("shards", 1)
+            team_size = max(manifest.config.get("dp", 1) * of_replica // len(taken), 1)
             chosen.setdefault(replica // team_size, stages)
     return chosen
 

@@ -38,6 +38,7 @@ MAY_DIFFER = {
     *("config", "weights", "new_classifier", "out"),
     *("data", "data_dir", "download", "workers", "skip_bad_images"),
     *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic", "final"),
+    *("shards", "split"),
     *(
         "device",
         "threads",
@@ -63,7 +64,7 @@ _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 # Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.
 _SAME_IN_REPLAY = {
-    *("dp", "microbatches", "steps", "epochs"),
+    *("dp", "microbatches", "shards", "split", "steps", "epochs"),
     *("device", "impl", "compile", "cuda_graph", "tf32", "boundary", "recompute"),
 }
 

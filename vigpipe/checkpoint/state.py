@@ -72,7 +72,7 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
     that is theirs, see `named_tensors`.
     """
     compressor = rank_state.replicas.compressor
-    if compressor is None:
+    if compressor is None or rank_state.shards.place > 0:  # all that share its batch have the same
         return {}
     prefix = replica_prefix(rank_state.replica_index)
     return {f"{prefix}{name}": tensor for name, tensor in compressor.residuals().items()}

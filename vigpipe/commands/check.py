@@ -82,7 +82,8 @@ def compare_steps(run: Run, rank: int, device: torch.device, num_steps: int) -> 
         f"{num_steps} steps of {run.job.describe_step(run.layout)}"
     )
     # With one replica, every sum has the same terms in the same order as the reference's.
-    exact = layout.num_replicas == 1 and layout.schedule != "loopedbfs" and device.type == "cpu"
+    is_alone = layout.num_replicas == layout.num_shards == 1
+    exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
     return Compared(differences(of_layout, reference), against, exact)
 
 

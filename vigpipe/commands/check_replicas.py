@@ -72,7 +72,7 @@ def compare_replicas(
         f"{num_steps * layout.num_teams} items, {num_averages} averages"
     )
     # The replicas of a host add their gradients up, in an order that a single process has not.
-    is_alone = layout.team_size == 1
+    is_alone = layout.team_size == layout.num_shards == 1
     exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
     return Compared(compare(_merged(traces), _merged(reference)), against, exact)
 
@@ -159,6 +159,8 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
         last = layout.pipeline_size - 1
         rows = gather_named(dict(stored), rank_state.pipeline_group, last)
         own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
+    if rank_state.shards.place > 0:  # of the ranks that share a replica's batch, one is enough
+        own = None
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None

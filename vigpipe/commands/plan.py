@@ -84,6 +84,10 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    if config.shards > 1:
+        raise InputError(
+            f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out"
+        )
     check_cluster(config)
     out = plan_file(config)
     check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)

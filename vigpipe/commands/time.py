@@ -22,7 +22,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.step import complete_step, train_step
-from vigpipe.run.summary import gather_compression, summarize
+from vigpipe.run.summary import gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
 
@@ -71,7 +71,7 @@ def time_steps(
     scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
     rank_state.feed.close()
     timing = gather_timing(rank_state, clocks)
-    compression = gather_compression(rank_state)
+    compression, sent = gather_compression(rank_state), gather_sent(rank_state)
     if record is None or timing is None or scores is None:
         return
     medians = {
@@ -79,9 +79,8 @@ def time_steps(
         for name, is_timed in (("timed", True), ("untimed", False))
         if seconds[is_timed]  # a single step after the warm-up is timed, and none untimed
     }
-    summary = summarize(
-        rank_state, Scores(scores["test"], None), loss, started, compression=compression
-    )
+    of_test = Scores(scores["test"], None)
+    summary = summarize(rank_state, of_test, loss, started, compression=compression, sent=sent)
     summary["timing"] = {**timing.summary(), "median_seconds": medians}
     record.finish(summary)
     write_timing(timing, run, folder, device)

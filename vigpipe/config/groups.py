@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Layout": (
         *("stages", "microbatches", "schedule", "virtual_stages", "boundary", "recompute"),
+        *("shards", "split"),
         *("device", "threads", "timeout"),
     ),
     "Replicas": (

@@ -66,6 +66,8 @@ class TrainKeywords(TypedDict, total=False):
     dp: int
     schedule: Schedule
     virtual_stages: int
+    shards: int
+    split: choices.Split | None
     sync: choices.Sync | None
     strategy: choices.Strategy
     average_every: int | None

@@ -33,6 +33,7 @@ from vigpipe.config.choices import (
     Recipe,
     Recompute,
     Sampler,
+    Split,
     Strategy,
     Sync,
     Track,
@@ -149,6 +150,10 @@ class TrainConfig:
         dp: number of data-parallel replicas.
         schedule: order of forwards and backwards.
         virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
+        shards: number of ranks that share each sub-graph of a replica, where a graph's features do
+            not fit one rank: dp times as many ranks are started. Only with one stage.
+        split: how they share it: mixed, the default, where each has the features of some nodes, and
+            while neighbours are summed some channels of all nodes (MixGCN).
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
@@ -320,6 +325,8 @@ class TrainConfig:
     dp: int = 1
     schedule: Schedule = "gpipe"
     virtual_stages: int = 1
+    shards: int = 1
+    split: Split | None = None
     sync: Sync | None = None
     strategy: Strategy = "synchronous"
     average_every: int | None = None
@@ -501,6 +508,7 @@ def check_numbers(config: TrainConfig) -> None:
         "batch_size": (1, 1 << 24),
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
+        "shards": (1, 1 << 16),
         "keep": (1, 1e6),
         "max_restarts": (0, 1e6),
         "evaluate_every": (1, 1e6),

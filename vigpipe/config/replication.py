@@ -25,7 +25,7 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
     Raises:
         InputError: two options do not go together.
     """
-    config = _with_compress_defaults(config)
+    config = _with_shards(_with_compress_defaults(config))
     for name in _OF_SUBNETWORKS:
         if (value := getattr(config, name)) and config.strategy != "subnetworks":
             raise InputError(
@@ -112,6 +112,24 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
             "--compress bfloat16, or --average gradients or outer"
         )
     return config
+
+
+def _with_shards(config: TrainConfig) -> TrainConfig:
+    """Check --shards against how gradients are added up, and choose how a graph is shared."""
+    if config.shards == 1:
+        return config
+    what = f"--shards {config.shards}"
+    if config.sync == "ddp":
+        raise InputError(
+            f"--sync ddp: adds gradients up during the backward, in which the ranks of {what} "
+            "exchange rows; leave it out, or choose double or drain"
+        )
+    if config.strategy == "subnetworks":
+        raise InputError(
+            f"{what}: lets ranks share the channels of a model, and with --strategy subnetworks "
+            "each replica has some of them already; leave one of the two out"
+        )
+    return replace(config, split=config.split or "mixed")
 
 
 def _check_together(config: TrainConfig) -> None:

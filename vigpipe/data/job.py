@@ -31,6 +31,7 @@ from vigpipe.model.vig import VisionGnn
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,9 @@ class ImageJob:
         *,
         has_first: bool,
         has_last: bool,
+        shards: Shards | None = None,
     ) -> ImageFeed:
-        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
+        """Return the batches of a rank, all of them its own; see `vigpipe.job.job.Job.feed`."""
         config = self.config
         return ImageFeed(
             self.source,

@@ -9,7 +9,7 @@ labels, while the trainer works on the one before.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +20,36 @@ from vigpipe.graphs.features import StoredFeatures, are_sparse, for_model, in_me
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.graphs.samplers.whole import whole
+from vigpipe.graphs.split.mixed import MixedEdges
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
-from vigpipe.ops.adjacency import Layered
+from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.shards import Shards
 
 if TYPE_CHECKING:
     from vigpipe.graphs.repartition import Repartition
 
 _OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its features
+
+
+class Share(NamedTuple):
+    """What a rank has of a sub-graph: all, or the rows of some of its nodes.
+
+    Attributes:
+        nodes: (b,) int64, those of the rank.
+        edges: what the model gets for the edges.
+        num_targets: how many of the nodes, the first ones, get logits.
+        weights: as in `SubGraph`, of the rank's nodes.
+    """
+
+    nodes: np.ndarray
+    edges: Adjacency | Layered | Edges
+    num_targets: int
+    weights: np.ndarray | None
 
 
 class GraphFeed:
@@ -46,6 +65,7 @@ class GraphFeed:
         has_first: whether it has the first stage, and so needs features.
         has_last: whether it has the last stage, and so needs labels.
         repartition: balances the parts of the sampler by measured time; None if nothing does.
+        shards: the ranks that share the batches; None if this one has them for itself.
     """
 
     def __init__(
@@ -60,8 +80,10 @@ class GraphFeed:
         has_first: bool,
         has_last: bool,
         repartition: "Repartition | None" = None,
+        shards: Shards | None = None,
     ) -> None:
         self._graph, self._sampler, self._seed = graph, sampler, seed
+        self._shards = shards or Shards()
         self._repartition = repartition
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
@@ -76,17 +98,17 @@ class GraphFeed:
         return self._ahead.take(item, ahead)
 
     def _batch(self, item: int) -> ReplicaBatch:
-        layout, bound = self._layout, self._sampler.most_nodes
+        layout, bound = self._layout, self._shards.count(self._sampler.most_nodes)
         step, replica = divmod(item, layout.num_replicas)
         num_microbatches = layout.num_microbatches
         epoch, numbers = sub_graphs(step, replica, self._sampler, layout)
-        drawn = [None if n is None else self._sampler.draw(epoch, n) for n in numbers]
-        sizes = tuple(0 if sub_graph is None else len(sub_graph.nodes) for sub_graph in drawn)
+        drawn = [None if n is None else self._draw(epoch, n) for n in numbers]
+        sizes = tuple(0 if share is None else len(share.nodes) for share in drawn)
         first = (step * layout.num_replicas + replica) * num_microbatches
         keys = torch.full((num_microbatches, bound), PADDING)
-        for i, (sub_graph, size) in enumerate(zip(drawn, sizes, strict=True)):
-            if sub_graph is not None:
-                nodes = torch.from_numpy(sub_graph.nodes)
+        for i, (share, size) in enumerate(zip(drawn, sizes, strict=True)):
+            if share is not None:
+                nodes = torch.from_numpy(share.nodes)
                 keys[i, :size] = sample_keys(self._seed, first + i, nodes)
         return ReplicaBatch(
             step,
@@ -105,28 +127,31 @@ class GraphFeed:
         """Yield the whole graph; see `vigpipe.job.job.Feed.test_batches`.
 
         Every pipeline computes all of it, and the first one counts: the others would only wait.
-        Features in files stay there, unless training has taken all of them into memory.
+        Features in files stay there, unless training has taken all of them into memory, or several
+        ranks have some of them each.
         """
         graph, whole_graph = self._graph, self._whole
-        counts = self._has_last and place == 0
-        inputs, structure = None, (whole_graph.adjacency,)
-        if isinstance(graph.features, StoredRows) and "_all_features" not in vars(self):
+        counts, num_rows = self._has_last and place == 0, len(whole_graph.nodes)
+        inputs, structure = None, (whole_graph.edges,)
+        is_kept = self._shards.size > 1 or "_all_features" in vars(self)
+        if isinstance(graph.features, StoredRows) and not is_kept:
             if self._has_first:
-                inputs = torch.empty(graph.num_nodes, 0, dtype=self._dtype, device=self._device)
+                inputs = torch.empty(num_rows, 0, dtype=self._dtype, device=self._device)
                 stored = StoredFeatures(graph.features, self._device, self._dtype)
-                structure = whole_graph.adjacency, stored
+                structure = whole_graph.edges, stored
         else:
-            inputs = self._inputs([whole_graph], graph.num_nodes) if self._has_first else None
+            inputs = self._inputs([whole_graph], num_rows) if self._has_first else None
             structure = self._structure(whole_graph)
         yield ReplicaBatch(
             0,
             graph.num_nodes,
-            (graph.num_nodes,),
-            torch.full((graph.num_nodes,), PADDING),
+            (num_rows,),
+            torch.full((num_rows,), PADDING),
             inputs,
-            torch.from_numpy(graph.labels) if counts else None,
+            torch.from_numpy(self._labels_of(whole_graph)) if counts else None,
             (structure,),
             by_layer=True,
+            samples=None if self._shards.size == 1 else whole_graph.nodes,
         )
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
@@ -149,36 +174,62 @@ class GraphFeed:
         self._ahead.close()
 
     @cached_property
-    def _whole(self) -> SubGraph:
+    def _whole(self) -> Share:
         """All nodes, with the edges that are trained on where these are all."""
         takes_all = self._sampler.takes_all
-        sub_graph = self._sampler.draw(1, 0) if takes_all else whole(self._graph)
-        return sub_graph._replace(adjacency=sub_graph.adjacency.to(self._device))
+        return self._share(self._sampler.draw(1, 0) if takes_all else whole(self._graph))
+
+    def _draw(self, epoch: int, number: int) -> Share:
+        """Draw a sub-graph, or take the whole graph, whose edges stay on the device."""
+        if self._sampler.takes_all:
+            return self._whole
+        return self._share(self._sampler.draw(epoch, number))
+
+    def _share(self, sub_graph: SubGraph) -> Share:
+        """Choose what this rank has of a sub-graph, with the edges on its device."""
+        nodes, weights = sub_graph.nodes, sub_graph.weights
+        edges = sub_graph.adjacency.to(self._device)
+        if self._shards.size == 1:
+            return Share(nodes, edges, edges.num_targets, weights)
+        assert isinstance(edges, Adjacency)  # `GraphJob.check` has refused others
+        own = self._shards.own(len(nodes))
+        nodes, weights = nodes[own], None if weights is None else weights[own]
+        features = None
+        if self._sampler.takes_all and self._has_first and not self._is_sparse:
+            features = self._all_features
+        return Share(nodes, MixedEdges(edges, self._shards, features), len(nodes), weights)
 
     @cached_property
     def _all_features(self) -> Any:  # noqa: ANN401
-        return self._sent(in_memory(self._graph.features))
+        """The features of all nodes, or of this rank's."""
+        features = self._graph.features
+        if self._shards.size == 1:
+            return self._sent(in_memory(features))
+        own = self._shards.own(self._graph.num_nodes)
+        return self._sent(features[np.arange(own.start, own.stop)])
+
+    def _labels_of(self, share: Share) -> np.ndarray:
+        labels = self._graph.labels
+        return labels if self._shards.size == 1 else labels[share.nodes]
 
     def _features(self, nodes: np.ndarray) -> Any:  # noqa: ANN401
         """Return a tensor or SparseRows on the device; of all nodes it stays if it comes again."""
-        if len(nodes) < self._graph.num_nodes:
-            return self._sent(self._graph.features[nodes])
         if self._sampler.takes_all:
             return self._all_features
+        if len(nodes) < self._graph.num_nodes:
+            return self._sent(self._graph.features[nodes])
         return self._sent(in_memory(self._graph.features))
 
     def _sent(self, rows: Rows) -> Any:  # noqa: ANN401
         return for_model(rows, self._is_sparse).to(self._device, self._dtype)
 
-    def _structure(self, sub_graph: SubGraph) -> tuple[Any, ...]:
+    def _structure(self, share: Share) -> tuple[Any, ...]:
         """Return what a model takes besides rows: the edges, and features that are sparse."""
-        takes_all = self._sampler.takes_all
-        adjacency = self._whole.adjacency if takes_all else sub_graph.adjacency.to(self._device)
         if self._is_sparse and self._has_first:
-            return adjacency, self._features_of(sub_graph)
-        return (adjacency,)
+            return share.edges, self._features_of(share)
+        return (share.edges,)
 
-    def _inputs(self, drawn: Sequence[SubGraph | None], bound: int) -> Tensor:
+    def _inputs(self, drawn: Sequence[Share | None], bound: int) -> Tensor:
         """Return the features of all micro-batches, padded: (M * bound, d).
 
         If features are sparse there are no columns, because the tensors of a pipeline are dense.
@@ -188,15 +239,15 @@ class GraphFeed:
         if num_columns and len(drawn) == 1 and first is not None and len(first.nodes) == bound:
             return self._features_of(first)
         inputs = self._zeros(len(drawn), bound, num_columns)
-        for rows, sub_graph in zip(inputs, drawn, strict=True):
-            if num_columns and sub_graph is not None:
-                rows[: len(sub_graph.nodes)] = self._features_of(sub_graph)
+        for rows, share in zip(inputs, drawn, strict=True):
+            if num_columns and share is not None:
+                rows[: len(share.nodes)] = self._features_of(share)
         return inputs.flatten(0, 1)
 
-    def _features_of(self, sub_graph: SubGraph) -> Any:  # noqa: ANN401
-        if isinstance(sub_graph.adjacency, Layered):  # the nodes are in an order of their own
-            return self._sent(self._graph.features[sub_graph.nodes])
-        return self._features(sub_graph.nodes)
+    def _features_of(self, share: Share) -> Any:  # noqa: ANN401
+        if isinstance(share.edges, Layered):  # the nodes are in an order of their own
+            return self._sent(self._graph.features[share.nodes])
+        return self._features(share.nodes)
 
     def _zeros(self, *shape: int) -> Tensor:
         """Make zeros on the device; on a CPU, what is never written takes neither time nor room."""
@@ -204,28 +255,29 @@ class GraphFeed:
             return torch.from_numpy(np.zeros(shape, _OF_NUMPY[self._dtype]))
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
-    def _labels(self, drawn: Sequence[SubGraph | None]) -> Tensor:
+    def _labels(self, drawn: Sequence[Share | None]) -> Tensor:
         """Return the labels of all micro-batches, padded; only training nodes have one."""
-        graph, bound = self._graph, self._sampler.most_targets
+        graph, bound = self._graph, self._shards.count(self._sampler.most_targets)
         dtype = self._dtype if graph.is_multi_label else torch.int64
         shape = len(drawn), bound, *graph.labels.shape[1:]
         labels = torch.full(shape, NO_LABEL, dtype=dtype)
-        for rows, sub_graph in zip(labels, drawn, strict=True):
-            if sub_graph is not None:
-                nodes = sub_graph.nodes[: sub_graph.adjacency.num_targets]
+        for rows, share in zip(labels, drawn, strict=True):
+            if share is not None:
+                nodes = share.nodes[: share.num_targets]
                 places = np.flatnonzero(graph.split[nodes] == TRAIN)
                 of_nodes = torch.from_numpy(graph.labels[nodes[places]])
                 rows[torch.from_numpy(places)] = of_nodes.to(dtype)
         return labels.flatten(0, 1)
 
-    def _weights(self, drawn: Sequence[SubGraph | None]) -> Tensor | None:
+    def _weights(self, drawn: Sequence[Share | None]) -> Tensor | None:
         """Return how often the loss of each row counts, padded; None if all count once."""
-        if all(sub_graph is None or sub_graph.weights is None for sub_graph in drawn):
+        if all(share is None or share.weights is None for share in drawn):
             return None
-        weights = torch.zeros(len(drawn), self._sampler.most_targets, dtype=self._dtype)
-        for rows, sub_graph in zip(weights, drawn, strict=True):
-            if sub_graph is not None and sub_graph.weights is not None:
-                rows[: len(sub_graph.nodes)] = torch.from_numpy(sub_graph.weights)
+        bound = self._shards.count(self._sampler.most_targets)
+        weights = torch.zeros(len(drawn), bound, dtype=self._dtype)
+        for rows, share in zip(weights, drawn, strict=True):
+            if share is not None and share.weights is not None:
+                rows[: len(share.nodes)] = torch.from_numpy(share.weights)
         return weights.flatten()
 
 

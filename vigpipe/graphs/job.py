@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.choices import GnnModel, GraphNorm
-from vigpipe.config.of_jobs import OF_SAMPLERS
+from vigpipe.config.of_jobs import OF_LAYERS, OF_SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
@@ -37,6 +37,7 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.parallel.schedule import Pipeline
+from vigpipe.parallel.shards import Shards
 from vigpipe.planning.profile import Amounts
 
 
@@ -113,7 +114,8 @@ class GraphJob:
         return model
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
-        """Raise InputError if an epoch has fewer sub-graphs than a step takes."""
+        """Raise InputError if an epoch has fewer sub-graphs than a step takes, or no share each."""
+        self._check_shards(layout)
         wanted, most = per_step(self.sampler, layout), min(self.sampler.shares)
         if wanted <= most:
             return
@@ -133,17 +135,33 @@ class GraphJob:
             step = f"a step takes {wanted}"
         raise InputError(f"{what}: {step} sub-graphs, but {of} {has}; {advice}")
 
+    def _check_shards(self, layout: Layout) -> None:
+        num_shards, sampler = layout.num_shards, self.config.sampler
+        if num_shards == 1:
+            return
+        if sampler in OF_LAYERS:
+            raise InputError(
+                f"--shards {num_shards}: the ranks of a replica share the nodes of a sub-graph, "
+                f"and with --sampler {sampler} every layer has nodes of its own; choose full, "
+                "parts or a saint sampler, or leave --shards out"
+            )
+        if self.sampler.most_nodes < num_shards:
+            raise InputError(
+                f"--shards {num_shards}: a sub-graph has {self.sampler.most_nodes} nodes at most; "
+                "take fewer shards"
+            )
+
     def batch_size(self, layout: Layout) -> int:
         """Return the rows of a full step over all replicas, padding included."""
         return layout.num_replicas * layout.num_microbatches * self.sampler.most_nodes
 
     def microbatch_size(self, layout: Layout) -> int:
-        """Return the nodes of a sub-graph, padding included: what the sampler is bound to."""
-        return self.sampler.most_nodes
+        """Return the nodes of a sub-graph that a rank has: at most what the sampler is bound to."""
+        return -(-self.sampler.most_nodes // layout.num_shards)
 
     def rows_before(self, layout: Layout, block: int) -> int:
-        """Return the nodes that reach a layer, padding included."""
-        return self.sampler.most_rows(block)
+        """Return the nodes of a rank that reach a layer, padding included."""
+        return -(-self.sampler.most_rows(block) // layout.num_shards)
 
     def most_microbatches(self, layout: Layout) -> int:
         """Return the number of sub-graphs of an epoch."""
@@ -201,6 +219,7 @@ class GraphJob:
         *,
         has_first: bool,
         has_last: bool,
+        shards: Shards | None = None,
     ) -> GraphFeed:
         """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
         repartition, sampler = None, self.sampler
@@ -219,6 +238,7 @@ class GraphJob:
             has_first=has_first,
             has_last=has_last,
             repartition=repartition,
+            shards=shards,
         )
 
     def merged(

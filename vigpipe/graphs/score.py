@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,7 +40,7 @@ class NodeScore(Score):
 
 
 class NodeTally:
-    """Counts what the scores of some splits are made of, from the logits of a whole graph.
+    """Counts what the scores of some splits are made of, from the logits of a graph.
 
     Args:
         graph: the graph.
@@ -58,19 +59,20 @@ class NodeTally:
         self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count the nodes of the whole graph.
+        """Count the nodes of the whole graph, or those that a rank has of it.
 
         Args:
-            batch: from `GraphFeed.test_batches`, with the classes of all nodes; without them where
-                another pipeline counts.
-            logits: (n, C).
+            batch: from `GraphFeed.test_batches`, with the classes of these nodes; without them
+                where another pipeline counts.
+            logits: (n, C), of the same nodes.
         """
         if batch.labels is None:
             return
+        split_of = self._graph.split if batch.samples is None else self._graph.split[batch.samples]
         for split, sums in zip(self._splits, self.sums.chunk(len(self._splits)), strict=True):
-            nodes = torch.from_numpy(self._graph.nodes_of(SPLITS[split]))
-            of_split = logits[nodes.to(logits.device)].double()
-            labels = batch.labels[nodes].to(logits.device)
+            rows = torch.from_numpy(np.flatnonzero(split_of == SPLITS[split]))
+            of_split = logits[rows.to(logits.device)].double()
+            labels = batch.labels[rows].to(logits.device)
             sums += (_multi if self._graph.is_multi_label else _single)(of_split, labels)
 
     def scores(self, sums: list[float]) -> Mapping[str, NodeScore]:

@@ -35,6 +35,7 @@ class ReplicaBatch:
             layer in turn, some at a time; only in evaluations.
         weights: where labels are, (M * b,) floating point, what the losses of the rows are
             multiplied by; None for 1.
+        samples: in evaluations, which of the job's samples the rows are; None for all, in order.
     """
 
     step: int
@@ -46,6 +47,7 @@ class ReplicaBatch:
     structures: tuple[tuple[Any, ...], ...] = ()
     by_layer: bool = False
     weights: Tensor | None = None
+    samples: Any = None  # (b,) int64, of NumPy
 
     def without_padding(self, rows: Tensor) -> Tensor:
         """Leave out the padding of (M * microbatch_size, ...); what is left are the samples."""

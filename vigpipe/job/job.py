@@ -15,6 +15,7 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
 from vigpipe.parallel.schedule import Loss, Pipeline
+from vigpipe.parallel.shards import Shards
 from vigpipe.planning.profile import Amounts
 
 
@@ -256,6 +257,7 @@ class Job(Protocol):
         *,
         has_first: bool,
         has_last: bool,
+        shards: Shards | None = None,
     ) -> Feed:
         """Return the batches of a rank.
 
@@ -266,6 +268,8 @@ class Job(Protocol):
             dtype: of the inputs, and of labels that are floating point.
             has_first: whether it has the first stage, and so needs inputs.
             has_last: whether it has the last stage, and so needs labels.
+            shards: the ranks that share the batches of the replica; None if this one has them for
+                itself.
         """
         ...
 

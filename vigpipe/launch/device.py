@@ -65,18 +65,24 @@ def weight_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def default_sync(
-    device: torch.device, pipeline_size: int, num_ranks: int, is_graph: bool | None = False
+    device: torch.device,
+    pipeline_size: int,
+    num_ranks: int,
+    is_graph: bool | None = False,
+    num_shards: int = 1,
 ) -> Sync:
     """Return how gradients are added up over replicas where the user leaves it open.
 
     The sums in float64 cost a GPU a kernel for each parameter and micro-batch and 16 bytes a
     parameter, and hide behind nothing. DDP's reductions hide behind the backward, but behind a
     pipeline they stand in series: a stage's come before its last gradient leaves for the stage
-    before it. A CUDA graph records neither, and a rank alone needs none.
+    before it. A CUDA graph records neither, and a rank alone needs none. Ranks that share a batch
+    exchange rows in the backward.
     """
     if device.type == "cpu":
         return "double"
-    return "ddp" if pipeline_size == 1 and num_ranks > 1 and not is_graph else "drain"
+    is_plain = pipeline_size == num_shards == 1 and num_ranks > 1
+    return "ddp" if is_plain and not is_graph else "drain"
 
 
 def allow_tf32(allowed: bool) -> None:

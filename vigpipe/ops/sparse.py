@@ -2,6 +2,7 @@
 
     weighted_sum, constant_sum, maximum         of the nodes that edges come from
     mean, own_and_mean                          their mean, alone or with the node itself
+    write_sums                                  some sums, written to where they are wanted
     pair_softmax, pair_scores, edge_softmax     weights of edges that are learned
     attention_sum                               a sum with a weight for every head
 
@@ -70,6 +71,48 @@ def constant_sum(
     if added is not None:
         check_shapes(added=(added, (adjacency.num_targets, num_channels)[-added.dim() :]))
     return _ConstantSum.apply(x, added, kind, adjacency, fused)  # pyright: ignore[reportReturnType]
+
+
+def write_sums(
+    adjacency: Adjacency,
+    x: Tensor,
+    kind: Kind,
+    rows: slice,
+    out: Tensor,
+    added: Tensor | None = None,
+    *,
+    transposed: bool = False,
+    fused: bool = True,
+) -> None:
+    """Write some rows of a `constant_sum` to where they are wanted, without a gradient.
+
+    Args:
+        adjacency: the graph, n sources and m targets.
+        x: features, (n, C), or (m, C) if transposed.
+        kind: which weights; see `Adjacency.weights`.
+        rows: which of the m sums, or n if transposed.
+        out: (number of rows, C), of x's type; its rows may be apart.
+        added: (C,), that is added to each sum; None for nothing.
+        transposed: sum over the edges that leave a node, as the backward does.
+        fused: see above.
+    """
+    graph = adjacency.transposed if transposed else adjacency
+    wide = _wide(x)
+    of_edges, of_sources, of_targets = adjacency.factors(kind, wide.dtype, transposed)
+    first, last = (int(graph.indptr[row]) for row in (rows.start, rows.stop))
+    indptr = graph.indptr[rows.start : rows.stop + 1] - first
+    part = Adjacency.unchecked(indptr, graph.indices[first:last], graph.num_sources)
+    factors = Factors(
+        None if of_edges is None else of_edges[first:last],
+        of_sources,
+        None if of_targets is None else of_targets[rows],
+    )
+    added = None if added is None else added.to(wide.dtype).contiguous()
+    kernels = kernels_for(x, fused)
+    if wide.dtype == out.dtype:
+        kernels.row_sums(part, wide, factors, added, out)
+    else:
+        out.copy_(kernels.row_sums(part, wide, factors, added))
 
 
 def mean(

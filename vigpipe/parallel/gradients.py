@@ -102,14 +102,22 @@ class CompressedGradients(FlatGradients):
     Args:
         parameters: the parameters to serve, in the order of the model.
         compressor: adds up.
+        shards: the ranks that share a replica's batch, whose gradients are added up whole before;
+            None if there is one.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], compressor: Compressor) -> None:
-        super().__init__(parameters, None)
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        compressor: Compressor,
+        shards: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__(parameters, shards)
         self._compressor = compressor
 
     def reduce(self) -> None:
         """Add up the gradients of all replicas, after the last backward of a step."""
+        super().reduce()
         for view, total in zip(self.views, self._compressor.add_up(self.views), strict=True):
             view.copy_(total)
 
@@ -251,12 +259,14 @@ class Replicas:
 
     Args:
         stage_modules: this rank's stages; the modules that the schedule must run are in `modules`.
-        group: the ranks that hold the same stages; None if there is one replica.
+        group: the ranks that hold the same stages, of all replicas and shards; None if there is
+            one.
         num_microbatches: M, by which each replica's gradients are added up. The gradient of a
             single micro-batch of a single replica is its sum already, and takes no more memory.
         sync: how gradients are added up, see the module's docstring.
         reducing: under ddp, called when a backward has only the last all-reduce left to do.
         compressor: adds up the gradients instead; None to send them whole.
+        shards: of these ranks, the ones that share a replica's batch; None if there is one.
     """
 
     def __init__(
@@ -267,6 +277,7 @@ class Replicas:
         sync: Sync = "double",
         reducing: Callable[[], None] | None = None,
         compressor: Compressor | None = None,
+        shards: dist.ProcessGroup | None = None,
     ) -> None:
         self.compressor = compressor
         self.group = group if group is not None and group.size() > 1 else None
@@ -275,7 +286,7 @@ class Replicas:
         parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]
         self.gradients: DoubleGradients | FlatGradients | DDPGradients
         if compressor is not None:
-            self.gradients = CompressedGradients(parameters, compressor)
+            self.gradients = CompressedGradients(parameters, compressor, shards)
         elif sync == "double" and is_sum:
             self.gradients = DoubleGradients(parameters, self.group)
         elif sync == "ddp" and self.group is not None:
@@ -290,5 +301,8 @@ class Replicas:
             self.compressor.commit(is_taken)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Gather a vector (n,) from each replica: (D, n), in the order of the replicas."""
+        """Gather a vector (n,) from each rank that holds the same stages, in rank order: (D, n).
+
+        Of m ranks that share a replica's batch, each has a row, and there are D * m.
+        """
         return gather_vectors(values, self.group)

@@ -11,6 +11,13 @@ replicas take steps of their own, each is a team, or those of a host are.
 
 With a server (--strategy server), its pipeline comes last, as if it were one more replica: it holds
 the same stages, but takes no items. The replicas are then called its workers.
+
+A replica of one stage may be shared by several neighbouring ranks (--shards). Each has all weights,
+and some of the rows of the replica's batch:
+
+                 shard 0   shard 1
+    replica 0    rank 0    rank 1
+    replica 1    rank 2    rank 3
 """
 
 import itertools
@@ -41,9 +48,12 @@ class Layout:
             `vigpipe.schedules.VIRTUAL`.
         num_teams: number of teams, each of as many neighbouring replicas.
         has_server: whether a server's pipeline follows those of the replicas.
+        num_shards: m, ranks that share the rows of a replica's batch; more than 1 only with one
+            stage.
 
     Raises:
-        InputError: a degree is below 1, or the schedule cannot run with these degrees.
+        InputError: a degree is below 1, or the schedule cannot run with these degrees, or there are
+            shards and stages.
     """
 
     pipeline_size: int = 1
@@ -53,6 +63,7 @@ class Layout:
     virtual_stages: int = 1
     num_teams: int = 1
     has_server: bool = False
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         assert self.num_replicas % self.num_teams == 0
@@ -61,6 +72,7 @@ class Layout:
             ("--microbatches", self.num_microbatches),
             ("--dp", self.num_replicas),
             ("--virtual-stages", self.virtual_stages),
+            ("--shards", self.num_shards),
         ):
             if degree < 1:
                 raise InputError(f"{flag} {degree}: must be at least 1")
@@ -69,6 +81,11 @@ class Layout:
         )
         if why_not is not None:
             raise InputError(why_not)
+        if self.num_shards > 1 and self.num_stages > 1:
+            raise InputError(
+                f"--shards {self.num_shards} with {self.num_stages} stages: the ranks of a replica "
+                "share either its batch or its layers; leave --shards out, or take --stages 1"
+            )
 
     @property
     def num_stages(self) -> int:
@@ -81,9 +98,14 @@ class Layout:
         return self.num_replicas + self.has_server
 
     @property
+    def replica_size(self) -> int:
+        """Number of ranks of a replica: S, or m if they share its batch."""
+        return self.pipeline_size * self.num_shards
+
+    @property
     def world_size(self) -> int:
-        """Number of ranks: S * D, or S * (D + 1) with a server."""
-        return self.pipeline_size * self.num_pipelines
+        """Number of ranks: those of D replicas, or of D + 1 with a server."""
+        return self.replica_size * self.num_pipelines
 
     @property
     def writer(self) -> int:
@@ -102,7 +124,11 @@ class Layout:
 
     def replica_index(self, rank: int) -> int:
         """Return the index of the replica that a rank belongs to."""
-        return rank // self.pipeline_size
+        return rank // self.replica_size
+
+    def shard_of(self, rank: int) -> int:
+        """Return which share of its replica's batch a rank has."""
+        return rank // self.pipeline_size % self.num_shards
 
     def team_of(self, replica_index: int) -> tuple[int, int]:
         """Return the team that a replica belongs to, and its place among the team's replicas."""
@@ -126,7 +152,7 @@ class Layout:
 
     def ranks_of_team(self, team: int) -> range:
         """Return the ranks of a team, or of the server, which comes after the teams."""
-        size = self.team_size * self.pipeline_size
+        size = self.team_size * self.replica_size
         return range(team * size, (team + 1) * size)
 
     def check_world(self, world_size: int) -> None:
@@ -135,8 +161,11 @@ class Layout:
             replicas = f"--dp {self.num_replicas}"
             if self.has_server:
                 replicas = f"({replicas} + 1 for --strategy server)"
+            of_replica = f"--stages {self.pipeline_size}"
+            if self.num_shards > 1:
+                of_replica = f"--shards {self.num_shards}"
             raise InputError(
-                f"{world_size} ranks were started, but --stages {self.pipeline_size} x "
+                f"{world_size} ranks were started, but {of_replica} x "
                 f"{replicas} needs {self.world_size}; start {self.world_size} "
                 "ranks or change the two options"
             )
@@ -146,8 +175,11 @@ class Layout:
         replicas = _counted(self.num_replicas, "worker" if self.has_server else "replica")
         if self.has_server:
             replicas = f"({replicas} + a server)"
+        of_replica = f"{_counted(self.pipeline_size, 'stage')}{virtual}"
+        if self.num_shards > 1:
+            of_replica = _counted(self.num_shards, "shard")
         return (
-            f"{replicas} × {_counted(self.pipeline_size, 'stage')}{virtual}, "
+            f"{replicas} × {of_replica}, "
             f"{_counted(self.num_microbatches, 'micro-batch')}, {self.schedule}"
         )
 
@@ -162,15 +194,20 @@ class Groups(NamedTuple):
 
     Attributes:
         pipeline: the ranks of its pipeline.
-        replicas: the ranks that hold the same stages, of all replicas and the server.
-        summed: of these, the ones in its team, which add their gradients up.
-        between: of these, the ones with its place in each team.
+        shards: the ranks that share its replica's batch.
+        replicas: the ranks that hold the same stages and the same share, of all replicas and the
+            server.
+        teammates: of these, the ones in its team.
+        summed: the ones in its team that hold the same stages, which add their gradients up.
+        between: of `replicas`, the ones with its place in each team.
         team: all ranks of its team; also None if they are all of the run.
         links: this rank and one of `between`, by the place of that one there; only on request.
     """
 
     pipeline: "ProcessGroup | None" = None
+    shards: "ProcessGroup | None" = None
     replicas: "ProcessGroup | None" = None
+    teammates: "ProcessGroup | None" = None
     summed: "ProcessGroup | None" = None
     between: "ProcessGroup | None" = None
     team: "ProcessGroup | None" = None
@@ -191,23 +228,33 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
     import numpy as np
     import torch.distributed as dist
 
-    shape = layout.num_teams + layout.has_server, layout.team_size, layout.pipeline_size
+    num_teams = layout.num_teams + layout.has_server
+    shape = num_teams, layout.team_size, layout.num_shards, layout.pipeline_size
     grid = np.arange(layout.world_size).reshape(shape)
     timeout = timedelta(seconds=timeout_seconds)
     made: dict[str, Any] = {}  # every grouping of the ranks is made once
 
-    def make(*axes: int) -> Any:  # noqa: ANN401 - of a type of torch's
-        """Group the ranks that differ in nothing but their place along some axes of the grid."""
+    def rows_along(*axes: int) -> list[list[int]]:
+        """List the ranks that differ in nothing but their place along some axes of the grid."""
         size = math.prod(shape[axis] for axis in axes)
-        if size == 1:
+        return np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
+
+    def make(*axes: int) -> Any:  # noqa: ANN401 - of a type of torch's
+        """Group these ranks."""
+        rows = rows_along(*axes)
+        if len(rows[0]) == 1:
             return None
-        rows = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
         if str(rows) not in made:
             made[str(rows)] = dist.new_subgroups_by_enumeration(rows, timeout=timeout)[0]
         return made[str(rows)]
 
-    pipeline, replicas, summed, between = make(2), make(0, 1), make(1), make(0)
-    team = make(1, 2) if shape[0] > 1 else None
+    pipeline, replicas, between = make(3), make(0, 1), make(0)
+    teammates, summed = make(1), make(1, 2)
+    team = make(1, 2, 3) if shape[0] > 1 else None
+    shards: Any = None
+    if layout.num_shards > 1:
+        # A group of its own: while a thread exchanges rows, another may tell peers that it works.
+        shards = dist.new_subgroups_by_enumeration(rows_along(2), timeout=timeout)[0]
     links: dict[int, Any] = {}
     here = int(np.argwhere(grid == dist.get_rank())[0][0])
     firsts = [*range(shape[0])] if linked else []
@@ -222,4 +269,4 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
             link = dist.new_subgroups_by_enumeration(rows, timeout=timeout / impatience)[0]
             if here in (one, other):
                 links[other if here == one else one] = link
-    return Groups(pipeline, replicas, summed, between, team, links)
+    return Groups(pipeline, shards, replicas, teammates, summed, between, team, links)

@@ -132,7 +132,8 @@ class StageModule(nn.Module):
         to wait for one.
 
         Args:
-            sizes: number of samples in each micro-batch, padding not counted.
+            sizes: number of samples in each micro-batch, padding not counted. Of a micro-batch that
+                several ranks share, one may have none; it has a structure, and takes part.
             draws: random choices for all rows of the step, padding included, on the device of the
                 stage; None for an evaluation.
             structures: what the model takes besides in each micro-batch, a tuple of arguments;
@@ -155,11 +156,11 @@ class StageModule(nn.Module):
         self.num_forwards += 1
         self.model.recompute = index < self.num_recomputed
         num_samples = self.sizes[index]
-        if num_samples == 0:
-            return self._connected_zeros(x)
+        structure = self.structures[index] if self.structures else ()
+        if num_samples == 0 and not structure:
+            return self._connected_zeros(x, num_rows)
         start = index * (len(x) if self.rows is None else self.microbatch_size)
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
-        structure = self.structures[index] if self.structures else ()
         with self._precision(x):
             y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
@@ -190,13 +191,14 @@ class StageModule(nn.Module):
         lowered = self.lowered
         return nullcontext() if lowered is None else torch.autocast(x.device.type, lowered)
 
-    def _connected_zeros(self, x: Tensor) -> Tensor:
+    def _connected_zeros(self, x: Tensor, num_rows: int) -> Tensor:
         # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so
         # these zeros depend on both.
         zero = 0 * x.sum()
         for parameter in self.parameters():
             zero = zero + 0 * parameter.sum()
-        return zero.to(self.output_dtype).expand(self.output_shape).contiguous()
+        shape = num_rows, *self.output_shape[1:]
+        return zero.to(self.output_dtype).expand(shape).contiguous()
 
 
 def cut_stages(

@@ -82,6 +82,7 @@ def evaluate(
     with counterparts.at_once():
         if pipeline.has_last:
             sums = counterparts.gather(sums).sum(0)
+    sums = rank_state.shards.total(sums, "scores")
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
         agree(NOTHING_WANTED, rank_state.strategy.peers, outcome.has_come, run.config.timeout)

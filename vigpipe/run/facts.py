@@ -264,6 +264,7 @@ def prepare(
         config.schedule,
         virtual_stages,
         has_server=config.strategy == "server",
+        num_shards=config.shards,
     )
     if num_hosts is not None and layout.world_size % num_hosts == 0:
         ranks_on_host = layout.world_size // num_hosts
@@ -332,11 +333,14 @@ def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -
     if config.gossip_between != "hosts":
         return layout.num_replicas
     on_host = layout.world_size if ranks_on_host is None else ranks_on_host
-    if on_host % layout.pipeline_size or layout.world_size % on_host:
+    if on_host % layout.replica_size or layout.world_size % on_host:
+        degree = f"--stages {layout.pipeline_size}"
+        if layout.num_shards > 1:
+            degree = f"--shards {layout.num_shards}"
         raise InputError(
             f"--gossip-between hosts: expected the same number of whole replicas on every host, "
-            f"and a host has {on_host} of {layout.world_size} ranks, with --stages "
-            f"{layout.pipeline_size}; start a multiple of {layout.pipeline_size} ranks on each"
+            f"and a host has {on_host} of {layout.world_size} ranks, with {degree}; start a "
+            f"multiple of {layout.replica_size} ranks on each"
         )
     num_teams = layout.world_size // on_host
     if config.pairs == "sets" and num_teams % 2:

@@ -33,6 +33,7 @@ from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.gradients import Replicas
 from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
+from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.exchange import Exchange
@@ -86,6 +87,7 @@ class RankState:
         replicas: adds up the gradients of the replicas that take a step together.
         counterparts: the ranks that hold the same stages, of all replicas.
         scorers: the replicas that share an evaluation.
+        shards: the ranks that share the batches of its replica.
         rows: what this rank stores of the wide model of sub-networks; None if there are none.
         merged: this rank's share of the wide model of sub-networks, which is evaluated instead of
             its own; None if there are none.
@@ -118,6 +120,7 @@ class RankState:
     replicas: Replicas
     counterparts: Counterparts
     scorers: Scorers
+    shards: Shards
     rows: Rows | None
     merged: Merged | None
     leads: bool
@@ -138,8 +141,8 @@ class RankState:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes the run's files: the last stage of the replica that leads."""
-        return self.leads and self.pipeline.has_last
+        """Whether this rank writes the run's files: one of the last stage of the first replica."""
+        return self.leads and self.pipeline.has_last and self.shards.place == 0
 
     @property
     def lr(self) -> float:
@@ -238,7 +241,7 @@ def make_rank_state(
     """
     layout, config = run.layout, run.config
     sync = config.sync or default_sync(
-        device, layout.pipeline_size, layout.world_size, config.cuda_graph
+        device, layout.pipeline_size, layout.world_size, config.cuda_graph, layout.num_shards
     )
     is_recorded = _is_recorded(run, sync, device, is_timed=recorder is not None)
     groups = Groups()
@@ -270,9 +273,9 @@ def make_rank_state(
             of_team=of_team,
             team_size=layout.team_size,
             is_server=replica_index == layout.num_replicas,
-            is_first=rank % (layout.team_size * layout.pipeline_size) == 0,
+            is_first=rank % (layout.team_size * layout.replica_size) == 0,
             rank=rank,
-            peers=Peers(layout.team_size * layout.pipeline_size, groups.team),
+            peers=Peers(layout.team_size * layout.replica_size, groups.team),
             num_ranks=layout.world_size,
             num_teams=layout.num_teams + layout.has_server,
             between=Counterparts(groups.between),
@@ -289,13 +292,19 @@ def make_rank_state(
             rows = Rows(describe_wide(run, models, optimizer), place.between)
         weights = Weights(parameters, running, rows)
         strategy = make_strategy(config, run.course, place, weights, recorded)
-    summed = Counterparts(groups.summed)
-    scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], summed)
+    teammates, shards = Counterparts(groups.teammates), Shards(groups.shards)
+    scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], teammates)
     compressor = None
     if config.strategy == "synchronous":
-        compressor = make_compressor(config, Exchange(summed), parameters)
+        compressor = make_compressor(config, Exchange(teammates), parameters)
     replicas = Replicas(
-        stage_modules, groups.summed, layout.num_microbatches, sync, reducing, compressor
+        stage_modules,
+        groups.summed,
+        layout.num_microbatches,
+        sync,
+        reducing,
+        compressor,
+        groups.shards,
     )
     stopwatch = Stopwatch(make_clock(device))
     loss_scale = LossScale(device) if run.lowered_dtype == torch.float16 else None
@@ -326,6 +335,7 @@ def make_rank_state(
         run.dtype,
         has_first=pipeline.has_first,
         has_last=pipeline.has_last,
+        shards=shards,
     )
     return RankState(
         run=run,
@@ -339,6 +349,7 @@ def make_rank_state(
         replicas=replicas,
         counterparts=Counterparts(groups.replicas),
         scorers=scorers,
+        shards=shards,
         rows=rows,
         merged=merged,
         leads=replica_index == layout.writer,

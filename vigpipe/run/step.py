@@ -269,15 +269,16 @@ def _gather_loss_and_moments(
     num_microbatches = rank_state.run.layout.num_microbatches
     moments = rank_state.statistics.take().flatten()
     own = moments if losses is None else torch.cat((moments, losses))
-    by_replica = rank_state.replicas.gather(own)  # (D, moments + M)
-    moments_by_replica = by_replica[:, : len(moments)].unflatten(
+    by_rank = rank_state.replicas.gather(own)  # (D * m, moments + M)
+    # Ranks that share a batch have the same moments, those of all its rows.
+    moments_by_replica = by_rank[:: rank_state.shards.size, : len(moments)].unflatten(
         1, (num_microbatches, 3, rank_state.statistics.num_channels)
     )
     all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
     if losses is None:
         return None, all_moments
     # Summed in the order of the D * M micro-batches, which is the same for every layout.
-    return by_replica[:, len(moments) :].flatten().sum(), all_moments
+    return by_rank[:, len(moments) :].flatten().sum(), all_moments
 
 
 def _is_finite(gradients: list[Tensor], loss: Tensor | None) -> Tensor:

@@ -23,6 +23,7 @@ def summarize(
     started: float,
     accounts: Sequence[Sequence[dict[str, Any]]] | None = None,
     compression: Mapping[str, Any] | None = None,
+    sent: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Describe a finished run and its results.
 
@@ -33,6 +34,7 @@ def summarize(
         started: when the run began, on `time.perf_counter`.
         accounts: what the ranks of each replica have counted; None if all did the same.
         compression: what `gather_compression` returned.
+        sent: what `gather_sent` returned.
     """
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
@@ -52,6 +54,9 @@ def summarize(
         replicas["subnetworks"] = rank_state.own_scores
     if compression is not None:
         replicas["compression"] = dict(compression)
+    if sent is not None:
+        number = layout.num_shards
+        replicas["shards"] = {"number": number, "split": run.config.split, "sent_bytes": dict(sent)}
     return {
         "model": run.config.model,
         "data": run.job.name,
@@ -97,6 +102,20 @@ def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
         "bytes_of_ring": of_ring,
         "ratio": sent / of_ring if of_ring else None,
     }
+
+
+def gather_sent(rank_state: RankState) -> dict[str, int] | None:
+    """Add up the bytes that the ranks of a replica have sent one another; all of them call this.
+
+    Returns:
+        The bytes since the start, evaluations included, by what they were for; None if there is one
+        rank.
+    """
+    shards = rank_state.shards
+    if shards.size == 1:
+        return None
+    by_rank = all_gather_values(dict(shards.sent), shards.size, shards.group)
+    return {what: sum(sent.get(what, 0) for sent in by_rank) for what in sorted(by_rank[0])}
 
 
 def gather_accounts(

@@ -48,6 +48,14 @@ class Edges:
         """Number m of rows that it makes."""
         return self.adjacency.num_targets
 
+    def of_layer(self, index: int) -> "Edges":
+        """Return the edges of a layer: all take the same ones."""
+        return self
+
+    def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
+        """Whether these are edges of so many nodes of the rank; see `Adjacency.suits`."""
+        return {self.num_sources, self.num_targets} == {num_nodes}
+
     def own(self, x: Tensor) -> Tensor:
         """Return the rows of x, (n, ...), of the nodes that edges end in: (m, ...)."""
         return self.adjacency.own(x)

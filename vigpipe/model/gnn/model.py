@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.chunks import in_chunks, part, rows_at_once
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.input_columns import of_columns
 from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
 from vigpipe.model.graph import report_anomaly
@@ -112,7 +113,7 @@ class GraphModel(StagedModel):
         self,
         x: Features,
         keys: Tensor | Draws | None = None,
-        adjacency: Adjacency | Layered | None = None,
+        adjacency: Adjacency | Layered | Edges | None = None,
         features: SparseRows | None = None,
     ) -> Tensor:
         """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
@@ -123,7 +124,8 @@ class GraphModel(StagedModel):
                 that its last layer has made.
             keys: keys of the nodes, which random masks depend on, (n,) int64; by default drawn from
                 torch's own generator in training mode. Or what `draw` made of them.
-            adjacency: edges between these nodes, or the edges of each layer.
+            adjacency: edges between these nodes, or the edges of each layer; or what stands for
+                them where several ranks share a graph, each with some of the nodes.
             features: the graph's features where these are sparse and x, from a pipeline, has no
                 columns; x may be sparse, too.
 
@@ -153,7 +155,7 @@ class GraphModel(StagedModel):
     def by_layer(
         self,
         x: Features,
-        adjacency: Adjacency,
+        adjacency: Adjacency | Edges,
         features: Features | None = None,
         *,
         chunk: int,
@@ -166,7 +168,8 @@ class GraphModel(StagedModel):
 
         Args:
             x: as for `forward`, for all n nodes.
-            adjacency: edges of the graph.
+            adjacency: edges of the graph. If several ranks share it, each takes all of its nodes
+                through a layer at once.
             features: as for `forward`, or anything of a shape (n, in_channels) whose
                 `part(start, end)` are the features of some nodes.
             chunk: number of nodes that are computed at a time, at most; fewer where they have many
@@ -186,7 +189,10 @@ class GraphModel(StagedModel):
             x = in_chunks(lambda start, end: self.embed(part(x, start, end)), len(x), rows)
         for layer in self.convs.values():
             assert isinstance(layer, GraphLayer)
-            x = _layer_in_chunks(layer, x, adjacency, chunk)
+            if isinstance(adjacency, Edges):
+                x = layer(x, None, adjacency)
+            else:
+                x = _layer_in_chunks(layer, x, adjacency, chunk)
         if self.has_readout:
             x = in_chunks(lambda start, end: self.read_out(x[start:end], None), len(x), chunk)
         return x

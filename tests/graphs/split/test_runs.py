@@ -1,0 +1,148 @@
+"""Runs of ranks that share a graph: what they write, how they go on, and what is refused."""
+
+import json
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.test_faults import ENV, FAULTY, line
+from tests.world import run_command, run_ranks
+from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.run.facts import prepare
+from vigpipe.training import train
+
+BASE = TrainConfig(
+    model="sage",
+    data="sbm:300,4,12,6",
+    layers=3,
+    width=10,
+    dropout=0.3,
+    norm="batch",
+    opt="sgd",
+    lr=0.05,
+    epochs=6,
+    ema=0.5,
+    dtype="float64",
+    checkpoint_every=2,
+    seed=3,
+)
+
+
+def run_rank(rank, world_size, config, folder):
+    torch.set_num_threads(1)
+    folder.mkdir(exist_ok=True)
+    return train(prepare(config, torch.float64), rank, torch.device("cpu"), folder)
+
+
+def run(config, folder):
+    if config.shards == 1:
+        run_rank(0, 1, config, folder)
+    else:
+        run_ranks(run_rank, config.shards * config.dp, config, folder)
+    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["loss"] for row in rows if "step_seconds" in row}
+    scores = {row["epoch"]: row["macro_f1"] for row in rows if "macro_f1" in row}
+    return losses, scores
+
+
+def has_the_same(folder, other, tolerance=1e-10):
+    for name in ("model.safetensors", "model-ema.safetensors"):
+        ours, theirs = (load_file(run / name) for run in (folder, other))
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.multiprocess
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
+    whole, shared = tmp_path / "whole", tmp_path / "shared"
+    losses, scores = run(BASE, whole)
+    run(replace(BASE, shards=2, epochs=3), shared)
+    newest = list_checkpoints(shared)[0]
+    assert {path.name for path in newest.iterdir()} == {
+        *("manifest.json", "stage0-replica0.safetensors", "stage0-replica1.safetensors"),
+    }
+    again = run(replace(BASE, shards=3, resume="auto"), shared)
+    assert again[0] == pytest.approx(losses, rel=1e-10)
+    assert again[1] == pytest.approx(scores, rel=1e-10)
+    has_the_same(shared, whole)
+    summary = json.loads((shared / "summary.json").read_text())
+    assert summary["layout"]["ranks"] == 3
+    assert summary["shards"]["number"] == 3
+    assert summary["shards"]["split"] == "mixed"
+    assert set(summary["shards"]["sent_bytes"]) == {"norms", "scores", "switches"}
+    run(replace(BASE, resume="auto", epochs=7), shared)  # one process goes on, too
+
+
+@pytest.mark.multiprocess
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"strategy": "periodic", "average_every": 2},
+        {"strategy": "gossip", "average_every": 2},
+        {"strategy": "server"},
+    ],
+    ids=lambda options: options["strategy"],
+)
+def test_replicas_of_several_ranks_come_to_the_end_with_every_strategy(strategy, tmp_path):
+    config = replace(BASE, sampler="parts", parts=6, shards=2, dp=2, ema=0.0, **strategy)
+    num_ranks = 2 * (2 + (config.strategy == "server"))
+    assert run_ranks(run_rank, num_ranks, config, tmp_path / "run") == [0] * num_ranks
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test"]["nodes"] == 60
+    assert summary["steps"] == 18
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights(tmp_path):
+    options = [
+        *("--model", "gcn", "--data", "sbm:300,4,12,6", "--layers", "3", "--width", "8"),
+        *("--dropout", "0.3", "--norm", "batch", "--opt", "sgd", "--threads", "1"),
+        *("--dtype", "float64", "--steps", "8", "--checkpoint-every", "2"),
+    ]
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    newest = folder / "checkpoints" / "step-00000002"
+    env = {**ENV, "FAULT_DONE": str(tmp_path / "done"), "FAULT_AFTER": str(newest)}
+    layout = ["--shards", "2", "--out", str(folder)]
+    done = run_command(line(FAULTY, "exchange:4:1:kill", "2", "train", *options, *layout), env)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr.splitlines() == ["vigpipe: rank 1 was ended by SIGKILL; out of memory?"]
+    for place, more in ((folder, ["--resume", "auto"]), (whole, [])):
+        command = [sys.executable, "-m", "vigpipe", "train", *options, "--out", str(place), *more]
+        done = run_command(command, ENV)
+        assert done.returncode == 0, done.stderr
+        if place == folder:
+            rows = (folder / "metrics.jsonl").read_text().splitlines()
+            resumed = [row for row in map(json.loads, rows) if row.get("event") == "resumed"]
+            assert [row["step"] for row in resumed] == [3]  # what rank 0 had saved
+    ours, theirs = (load_file(run / "model.safetensors") for run in (folder, whole))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 2}, "--shards 2 with 2 stages: .* leave --shards out, or take --stages 1"),
+        ({"sampler": "neighbour"}, "--shards 2: .* with --sampler neighbour every layer has nodes"),
+        ({"shards": 301}, "--shards 301: a sub-graph has 300 nodes at most; take fewer"),
+        ({"shards": 0}, "--shards 0: must be a number from 1"),
+        ({"model": "vig_digits", "data": "digits"}, "--shards 2: is for a graph"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(options, message):
+    config = TrainConfig(**{"model": "gcn", "data": "sbm:300,4,12,6", "shards": 2, **options})
+    with pytest.raises(InputError, match=message):
+        prepare(config, torch.float32)
+
+
+def test_a_host_has_all_ranks_of_a_replica():
+    options = {"strategy": "gossip", "gossip_between": "hosts", "average_every": 1, "dp": 2}
+    config = replace(BASE, sampler="parts", parts=6, shards=2, ema=0.0, **options)
+    assert prepare(config, torch.float64, ranks_on_host=2).layout.num_teams == 2
+    with pytest.raises(InputError, match="a host has 1 of 4 ranks, with --shards 2; start a mult"):
+        prepare(config, torch.float64, ranks_on_host=1)

@@ -1,0 +1,133 @@
+"""Nodes split for what acts on each node, channels split for what acts on each channel (MixGCN).
+
+A layer multiplies, drops out and normalises rows, of which every rank has some. A sum or a maximum
+over edges takes each channel by itself, so that a rank can do some of the channels for all nodes,
+without a partition of the graph and without copies of boundary nodes; between the two forms the
+ranks switch (`switch`). Every rank has all edges.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.graphs.split.norm import shared_batch_norm
+from vigpipe.graphs.split.switch import SCORES, all_rows, switched_sums, to_columns, to_rows, total
+from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.norm import BatchNorm
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.parallel.shards import Shards
+
+
+class MixedEdges(Edges):
+    """The edges between nodes that several ranks share; see `vigpipe.model.gnn.edges.Edges`.
+
+    Rows are those of this rank's nodes, `shards.own(n)`; columns of all nodes are between methods
+    only, except for what has few numbers: weights of edges, (e, H), are the same on all ranks.
+
+    Args:
+        adjacency: the whole graph, which edges may end anywhere in.
+        shards: the ranks.
+        features: rows that are the same in every call, and whose columns are therefore kept; None
+            for none.
+        fused: use the fused kernels where there are any.
+    """
+
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        shards: Shards,
+        features: Tensor | None = None,
+        *,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(adjacency, fused=fused)
+        self.shards, self._features = shards, features
+        self._kept: dict[str, Tensor] = {}  # also of the same edges with loops
+        self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
+
+    @property
+    def num_sources(self) -> int:
+        """Number of rows that this rank has."""
+        return self.shards.count(self.adjacency.num_targets)
+
+    @property
+    def num_targets(self) -> int:
+        """The same number: all nodes of the graph are targets."""
+        return self.num_sources
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the rank's rows as they are."""
+        return x
+
+    def with_loops(self) -> "MixedEdges":
+        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        adjacency, fused = self.adjacency.with_loops(), self.fused
+        looped = MixedEdges(adjacency, self.shards, self._features, fused=fused)
+        looped._kept = self._kept
+        return looped
+
+    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+        """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
+        columns = self._to_columns(x) if self._is_features(x) else None
+        rest = kind, self.adjacency, self.shards, self.fused
+        return switched_sums(x, columns, added, *rest)
+
+    def own_and_mean(self, both: Tensor) -> Tensor:
+        """Add what a node has for itself, which does not travel; see `Edges.own_and_mean`."""
+        sent, kept = both.chunk(2, dim=1)
+        return self.sums(sent, "mean", kept)
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
+        return self._to_rows(super().maximum(self._to_columns(x)), x.shape[1])
+
+    def pair_keys(self, keys: Tensor) -> Tensor:
+        """Make a key of each edge, from the nodes' keys of all ranks: (n_k,) -> (e,) int64."""
+        counts = self.shards.counts(self.adjacency.num_targets)
+        return super().pair_keys(self.shards.gathered(keys, counts, SCORES))
+
+    def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
+        """Score all edges on every rank; see `Edges.pair_softmax`."""
+        ends = torch.cat((of_sources, of_targets), 1)
+        of_sources, of_targets = all_rows(ends, self.shards, self.adjacency.num_targets).chunk(2, 1)
+        return super().pair_softmax(of_sources, of_targets, slope)
+
+    def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
+        """Score all edges with the rank's columns of each head, and add up; see `Edges`."""
+        heads = len(weights)
+        columns = self._to_columns(left, heads), self._to_columns(right, heads)
+        self._last = left, columns[0]
+        own = weights[:, self.shards.own(weights.shape[1])]
+        return total(super().pair_scores(*columns, own.contiguous(), slope), self.shards)
+
+    def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
+        """Sum what the edges bring, some columns of each head on every rank: (n_k, H * c)."""
+        heads, (last, columns) = shares.shape[1], self._last or (None, None)
+        self._last = None
+        if columns is None or last is not x:
+            columns = self._to_columns(x, heads)
+        return self._to_rows(super().attention_sum(shares, columns), x.shape[1], heads)
+
+    def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Normalise the rank's rows; BatchNorm with the statistics of all."""
+        if isinstance(norm, BatchNorm) and norm.training:
+            return shared_batch_norm(norm, x, self.shards, self.adjacency.num_targets)
+        return norm(x)
+
+    def _to_columns(self, x: Tensor, heads: int = 1) -> Tensor:
+        is_kept = self._is_features(x)
+        if is_kept and "columns" in self._kept:
+            return self._kept["columns"]
+        columns = to_columns(x, self.shards, self.adjacency.num_targets, heads)
+        if is_kept:
+            self._kept["columns"] = columns
+        return columns
+
+    def _to_rows(self, x: Tensor, num_channels: int, heads: int = 1) -> Tensor:
+        return to_rows(x, self.shards, num_channels, heads)
+
+    def _is_features(self, x: Tensor) -> bool:
+        """Whether these are the rows that are the same in every call, perhaps in another view."""
+        kept = self._features
+        if kept is None or x.requires_grad or x.dtype != kept.dtype:
+            return False
+        return x.data_ptr() == kept.data_ptr() and x.shape == kept.shape

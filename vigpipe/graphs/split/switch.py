@@ -1,0 +1,232 @@
+"""What ranks that share a graph exchange in a layer, with gradients.
+
+Of n nodes and C channels, rank k of m has in one form some rows, (n_k, C), and in the other some
+columns of all rows, (n, C_k). A switch goes from one form to the other; its gradient goes back:
+
+    rows      rank 0: node 0 ... |a a|b b|     columns    rank 0: nodes 0 ... n - 1   |a a|
+              rank 1: node k ... |a a|b b|                rank 1: nodes 0 ... n - 1   |b b|
+
+A switch sends every number once, unless it stays where it is: n C (m - 1) / m numbers in all,
+however many ranks there are. Channels may be those of several heads side by side; then every rank
+has some of the channels of each head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse import write_sums
+from vigpipe.parallel.shards import Shards
+
+SWITCHES, SCORES = "switches", "scores"  # what is sent
+_EVERY = slice(None)
+
+
+def to_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
+    """Switch from rows to columns: (n_k, H * c) -> (n, H * c_k).
+
+    Args:
+        x: the rank's rows.
+        shards: the ranks.
+        num_rows: n, of all ranks together.
+        heads: H.
+    """
+    return _ToColumns.apply(x, shards, num_rows, heads)  # pyright: ignore[reportReturnType]
+
+
+def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Tensor:
+    """Switch from columns to rows: (n, H * c_k) -> (n_k, H * c).
+
+    Args:
+        x: the rank's columns.
+        shards: the ranks.
+        num_channels: H * c, of all ranks together.
+        heads: H.
+    """
+    return _ToRows.apply(x, shards, num_channels, heads)  # pyright: ignore[reportReturnType]
+
+
+def switched_sums(
+    x: Tensor,
+    columns: Tensor | None,
+    added: Tensor | None,
+    kind: Kind,
+    adjacency: Adjacency,
+    shards: Shards,
+    fused: bool,
+) -> Tensor:
+    """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
+
+    Each rank sums its columns of another's rows into the memory of that one, so that the second
+    switch takes no time of its own.
+
+    Args:
+        x: the rank's rows.
+        columns: the rank's columns of all rows, if they are known; x then needs no gradient.
+        added: (n_k, C), or (C,) for all nodes, that is added to the sums; None for nothing.
+        kind: which weights; see `Adjacency.weights`.
+        adjacency: the whole graph.
+        shards: the ranks.
+        fused: use the fused kernels where there are any.
+    """
+    y = _SwitchedSums.apply(x, columns, added, kind, adjacency, shards, fused)
+    return y  # pyright: ignore[reportReturnType]
+
+
+def all_rows(x: Tensor, shards: Shards, num_rows: int) -> Tensor:
+    """Give every rank the rows of all: (n_k, C) -> (n, C)."""
+    return _AllRows.apply(x, shards, num_rows)  # pyright: ignore[reportReturnType]
+
+
+def total(x: Tensor, shards: Shards) -> Tensor:
+    """Add up what all ranks have, of one shape; each gets the sum."""
+    return _Total.apply(x, shards)  # pyright: ignore[reportReturnType]
+
+
+class _ToColumns(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int, heads: int) -> Tensor:  # noqa: ANN401
+        ctx.shards, ctx.num_channels, ctx.heads = shards, x.shape[1], heads
+        return _send_columns(x, shards, num_rows, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _send_rows(grad, ctx.shards, ctx.num_channels, ctx.heads), None, None, None
+
+
+class _ToRows(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shards: Shards, num_channels: int, heads: int) -> Tensor:  # noqa: ANN401
+        ctx.shards, ctx.num_rows, ctx.heads = shards, len(x), heads
+        return _send_rows(x, shards, num_channels, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _send_columns(grad, ctx.shards, ctx.num_rows, ctx.heads), None, None, None
+
+
+class _SwitchedSums(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        columns: Tensor | None,
+        added: Tensor | None,
+        kind: Kind,
+        adjacency: Adjacency,
+        shards: Shards,
+        fused: bool,
+    ) -> Tensor:
+        ctx.kind, ctx.adjacency, ctx.shards, ctx.fused = kind, adjacency, shards, fused
+        ctx.added = None if added is None else (added.dim(), added.dtype)
+        if columns is None:
+            columns = _send_columns(x, shards, adjacency.num_sources)
+        num_channels, of_columns = x.shape[1], None
+        if added is not None and added.dim() == 1:
+            of_columns = added[shards.own(num_channels)]
+
+        def write(rows: slice, out: Tensor) -> None:
+            write_sums(adjacency, columns, kind, rows, out, of_columns, fused=fused)
+
+        y = _written_rows(write, shards, adjacency.num_targets, num_channels, columns)
+        return y if added is None or added.dim() == 1 else y.add_(added)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        adjacency, kind, fused, d_x, d_added = ctx.adjacency, ctx.kind, ctx.fused, None, None
+        if ctx.needs_input_grad[0]:
+            columns = _send_columns(grad, ctx.shards, adjacency.num_targets)
+
+            def write(rows: slice, out: Tensor) -> None:
+                write_sums(adjacency, columns, kind, rows, out, transposed=True, fused=fused)
+
+            num_rows, num_channels = adjacency.num_sources, grad.shape[1]
+            d_x = _written_rows(write, ctx.shards, num_rows, num_channels, columns)
+        if ctx.needs_input_grad[2]:
+            dim, dtype = ctx.added
+            d_added = (grad.sum(0) if dim == 1 else grad).to(dtype)
+        return d_x, None, d_added, None, None, None, None
+
+
+class _AllRows(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int) -> Tensor:  # noqa: ANN401
+        ctx.shards = shards
+        return shards.gathered(x, shards.counts(num_rows), SCORES)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        shards: Shards = ctx.shards
+        rows = shards.slices(len(grad))
+        parts = shards.exchange(
+            lambda to, out: out.copy_(grad[rows[to]]),
+            [(shards.size, _length(of_rank), grad.shape[1]) for of_rank in rows],
+            lambda of, to: (slice(of, of + 1),),
+            grad,
+            SCORES,
+        )
+        return parts.sum(0), None, None
+
+
+class _Total(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shards: Shards) -> Tensor:  # noqa: ANN401
+        ctx.shards = shards
+        return shards.total(x, SCORES)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.shards.total(grad, SCORES), None
+
+
+def _send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
+    """Send every rank its columns of this rank's rows; see `to_columns`."""
+    by_heads = x.reshape(len(x), heads, x.shape[1] // heads)
+    rows, columns = shards.slices(num_rows), shards.slices(by_heads.shape[2])
+    y = shards.exchange(
+        lambda to, out: out.copy_(by_heads[:, :, columns[to]]),
+        [(num_rows, heads, _length(of_rank)) for of_rank in columns],
+        lambda of, to: (rows[of],),
+        x,
+        SWITCHES,
+    )
+    return y.flatten(1)
+
+
+def _send_rows(x: Tensor, shards: Shards, num_channels: int, heads: int) -> Tensor:
+    """Send every rank its rows of this rank's columns; see `to_rows`."""
+    by_heads, num = x.reshape(len(x), heads, x.shape[1] // heads), num_channels // heads
+    rows, columns = shards.slices(len(x)), shards.slices(num)
+    y = shards.exchange(
+        lambda to, out: out.copy_(by_heads[rows[to]]),
+        [(_length(of_rank), heads, num) for of_rank in rows],
+        lambda of, to: (_EVERY, _EVERY, columns[of]),
+        x,
+        SWITCHES,
+    )
+    return y.flatten(1)
+
+
+def _written_rows(
+    write: Callable[[slice, Tensor], None],
+    shards: Shards,
+    num_rows: int,
+    num_channels: int,
+    like: Tensor,
+) -> Tensor:
+    """Let every rank write its columns of some rows, (n_k, C_j), into the rows of rank k."""
+    rows, columns = shards.slices(num_rows), shards.slices(num_channels)
+    return shards.exchange(
+        lambda to, out: write(rows[to], out),
+        [(_length(of_rank), num_channels) for of_rank in rows],
+        lambda of, to: (_EVERY, columns[of]),
+        like,
+        SWITCHES,
+    )
+
+
+def _length(entries: slice) -> int:
+    return entries.stop - entries.start

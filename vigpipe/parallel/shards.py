@@ -1,0 +1,206 @@
+"""The ranks that share the batch of one replica, and what they send one another."""
+
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
+
+Index = tuple[slice, ...]
+MEMORY_BYTES = 1 << 18  # of a tensor that all ranks of one machine write into, at least
+
+
+class Shards:
+    """The m ranks that share a replica's batch; they call each method together.
+
+    Args:
+        group: the ranks; None for a rank that has a batch for itself.
+
+    Attributes:
+        group: the ranks.
+        size: m.
+        place: of this rank among them.
+        sent: bytes that this rank has given to others so far, by what they were for. Of a sum,
+            those that an all-reduce sends at least.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.size, self.place = (1, 0) if group is None else (group.size(), group.rank())
+        self.sent: Counter[str] = Counter()
+        self._pool = Pool()
+        self._windows = self._open_windows()
+
+    def counts(self, num: int) -> list[int]:
+        """Divide a number of rows or channels: the first ranks have one more than the last."""
+        return [num // self.size + (place < num % self.size) for place in range(self.size)]
+
+    def count(self, num: int) -> int:
+        """Return how many of so many rows or channels are this rank's; of fewer, no more are."""
+        return self.counts(num)[self.place]
+
+    def slices(self, num: int) -> list[slice]:
+        """Return which of so many rows or channels are whose; a rank's are neighbours."""
+        ends = [0]
+        for count in self.counts(num):
+            ends.append(ends[-1] + count)
+        return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+    def own(self, num: int) -> slice:
+        """Return which of so many rows or channels are this rank's."""
+        return self.slices(num)[self.place]
+
+    def exchange(
+        self,
+        write: Callable[[int, Tensor], object],
+        shapes: Sequence[tuple[int, ...]],
+        index: Callable[[int, int], Index],
+        like: Tensor,
+        what: str,
+    ) -> Tensor:
+        """Make a tensor for every rank, of which each rank writes some entries.
+
+        Args:
+            write: writes what this rank has for another, the first argument, into the second.
+            shapes: of the tensors of all ranks, in their order.
+            index: returns which entries a rank, the first argument, writes in the tensor of
+                another, the second.
+            like: a tensor of their type, on their device.
+            what: what it is for, for the account.
+
+        Returns:
+            The tensor of this rank.
+        """
+        if self.size == 1:
+            mine = like.new_empty(shapes[0])
+            write(0, mine[index(0, 0)])
+            return mine
+        is_written = self._windows and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
+        make = self._written if is_written else self._received
+        mine, num_given = make(write, shapes, index, like)
+        self.sent[what] += num_given * like.itemsize
+        return mine
+
+    def gathered(self, rows: Tensor, counts: Sequence[int], what: str) -> Tensor:
+        """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...).
+
+        Args:
+            rows: those of this rank.
+            counts: how many each has.
+            what: what they are for, for the account.
+        """
+        shape = sum(counts), *rows.shape[1:]
+        firsts = [sum(counts[:place]) for place in range(self.size)]
+        own = [(slice(first, first + n),) for first, n in zip(firsts, counts, strict=True)]
+        return self.exchange(
+            lambda to, out: out.copy_(rows),
+            [shape] * self.size,
+            lambda of, to: own[of],
+            rows,
+            what,
+        )
+
+    def total(self, values: Tensor, what: str) -> Tensor:
+        """Return the sum of what all ranks have, with the same bits on all of them.
+
+        Args:
+            values: of any shape, the same for all.
+            what: what it is for, for the account.
+        """
+        if self.size == 1:
+            return values
+        total = values.contiguous().clone()
+        self.sent[what] += 2 * (self.size - 1) * total.nbytes // self.size
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def _written(
+        self,
+        write: Callable[[int, Tensor], object],
+        shapes: Sequence[tuple[int, ...]],
+        index: Callable[[int, int], Index],
+        like: Tensor,
+    ) -> tuple[Tensor, int]:
+        """Let every rank write into the tensors of all; returns this one's, and what it gave."""
+        mine, segment = self._pool.empty(shapes[self.place], like.dtype)
+        segments = torch.empty(self.size, 2, dtype=torch.int64)
+        dist.all_gather_into_tensor(segments, torch.tensor([segment]), group=self.group)
+        num_given = 0
+        for step in range(self.size):  # each begins elsewhere
+            to = (self.place + step) % self.size
+            theirs = mine
+            if to != self.place:
+                of_rank = Segment(*segments[to].tolist())
+                theirs = self._windows[to].tensor(of_rank, shapes[to], like.dtype)
+            block = theirs[index(self.place, to)]
+            write(to, block)
+            num_given += block.numel() * (to != self.place)
+        # Nobody reads before all have written; a barrier of gloo takes longer than this.
+        dist.all_reduce(torch.zeros(1), group=self.group)
+        return mine, num_given
+
+    def _received(
+        self,
+        write: Callable[[int, Tensor], object],
+        shapes: Sequence[tuple[int, ...]],
+        index: Callable[[int, int], Index],
+        like: Tensor,
+    ) -> tuple[Tensor, int]:
+        """Send every rank what this one has for it; returns this one's, and what it gave."""
+        everybody = range(self.size)
+        given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
+        taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
+        sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]
+        parts, out = (like.new_empty(sum(of_blocks)) for of_blocks in reversed(sizes))
+        for to, part in enumerate(parts.split(sizes[1])):
+            write(to, part.view(given[to]))
+        if like.itemsize < 4:  # gloo ends the process for half-precision numbers
+            in_bytes = [[like.itemsize * size for size in of_blocks] for of_blocks in sizes]
+            ends = out.view(torch.uint8), parts.view(torch.uint8)
+            dist.all_to_all_single(*ends, *in_bytes, group=self.group)
+        else:
+            dist.all_to_all_single(out, parts, *sizes, group=self.group)
+        num_given = len(parts) - sizes[1][self.place]
+        if all(len(index(of, self.place)) == 1 for of in everybody):  # whole rows, in order
+            return out.view(shapes[self.place]), num_given
+        mine = like.new_empty(shapes[self.place])
+        for of, part in enumerate(out.split(sizes[0])):
+            mine[index(of, self.place)] = part.view(taken[of])
+        return mine, num_given
+
+    def _open_windows(self) -> dict[int, Window]:
+        """Open the memory of the other ranks; nothing where one of them is elsewhere."""
+        if self.size == 1 or dist.get_backend(self.group) != "gloo":
+            return {}
+        told: list[tuple[str, int, Segment]] = [("", 0, Segment(0, 0))] * self.size
+        probe, segment = self._pool.empty((1,), torch.int64)
+        probe.fill_(os.getpid())
+        dist.all_gather_object(told, (this_machine(), os.getpid(), segment), group=self.group)
+        windows = {place: Window(told[place][1]) for place in range(self.size)}
+        del windows[self.place]
+        can_read = len({machine for machine, _, _ in told}) == 1 and all(
+            _reads(window, *told[place][1:]) for place, window in windows.items()
+        )
+        everybody = torch.tensor([int(can_read)])
+        dist.all_reduce(everybody, dist.ReduceOp.MIN, group=self.group)
+        return windows if everybody.item() else {}
+
+
+def _reads(window: Window, process_id: int, segment: Segment) -> bool:
+    """Whether a process's memory can be reached: it has written its id there."""
+    try:
+        return window.tensor(segment, (1,), torch.int64).item() == process_id
+    except OSError:
+        return False
+
+
+def _block_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
+    """Return the shape of some entries of a tensor of a shape."""
+    lengths = [len(range(*of.indices(n))) for of, n in zip(index, shape, strict=False)]
+    return *lengths, *shape[len(lengths) :]
