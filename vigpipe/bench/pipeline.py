@@ -1,4 +1,4 @@
-"""How much faster are the stages of a pipeline than the same micro-batches on one stage?"""
+"""How much faster are the ranks of a replica than the same micro-batches on one rank?"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def bench_pipeline(
 ) -> None:
     """Time a step of the layout against a step of the unsplit model on the same micro-batches.
 
-    One rank runs the unsplit model, with as many threads as every stage has, while the others wait.
+    One rank runs the unsplit model, with as many threads as every rank has, while the others wait.
     Then every rank runs it by itself, all at the same time. What they lose compared with the lone
     rank is due to the machine (shared caches, memory, two hardware threads on a core), and no
     pipeline can gain it back.
@@ -36,36 +36,40 @@ def bench_pipeline(
     """
     layout = run.layout
     if layout.world_size == 1:
-        raise InputError("bench pipeline compares with one stage; choose --stages 2 or more")
+        raise InputError(
+            "bench pipeline compares with one rank; choose --stages or --shards 2 or more"
+        )
     rank_state = make_rank_state(run, rank, device)
     sequential = make_rank_state(run.unsplit(), 0, device)
-    alone, all_at_once, pipelined = (
-        "one stage",
-        "one stage on every rank at once",
-        f"{layout.pipeline_size} stages",
+    kind = "stage" if layout.num_shards == 1 else "shard"
+    alone, all_at_once, split = (
+        f"one {kind}",
+        f"one {kind} on every rank at once",
+        f"{layout.replica_size} {kind}s",
     )
     contenders = {
         alone: step_of(sequential if rank_state.is_writer else None),
         all_at_once: step_of(sequential),
-        pipelined: step_of(rank_state),
+        split: step_of(rank_state),
     }
     timings = alternate(contenders, alone, num_repeats, device)
     if not rank_state.is_writer:
         return
-    stages, num_microbatches = layout.pipeline_size, layout.num_microbatches
-    waves = num_microbatches + stages - 1
-    ceiling = layout.num_replicas * stages * num_microbatches / waves
+    waves = layout.num_microbatches + layout.pipeline_size - 1
+    ceiling = layout.world_size * layout.num_microbatches / waves
     cores = layout.world_size * median(timings.ratios(all_at_once))
+    width = "" if run.config.width is None else f", width {run.config.width:,}"
     question = (
-        f"{run.config.model} on {run.job.name}, {run.job.describe_step(layout)} a step, {layout}, "
-        f"{run.config.dtype}, against the same micro-batches on one stage. With equal stages, no "
-        f"transfer and {layout.world_size} full cores the ratio would be {ceiling:.2f}×. While "
-        f"every rank is busy, {layout.world_size} ranks together work like {cores:.2f} of one "
-        f"alone on this machine: {ceiling * cores / layout.world_size:.2f}× is the most "
-        "that it can give."
+        f"{run.config.model}{width} on {run.job.name}, {run.job.describe_step(layout)} a step, "
+        f"{layout}, {run.config.dtype}, against the same micro-batches on one {kind}. With equal "
+        f"{kind}s, no transfer and {layout.world_size} full cores the ratio would be "
+        f"{ceiling:.2f}×. While every rank is busy, {layout.world_size} ranks together work like "
+        f"{cores:.2f} of one alone on this machine: {ceiling * cores / layout.world_size:.2f}× is "
+        "the most that it can give."
     )
     print(f"{question}\n\n{timings.table()}\n")
-    write_results(folder, "Pipeline against one stage", question, timings, device)
+    title = "Pipeline against one stage" if kind == "stage" else "Shards against one rank"
+    write_results(folder, title, question, timings, device)
 
 
 def step_of(rank_state: RankState | None) -> Callable[[], object]:
