@@ -13,6 +13,7 @@ from vigpipe.checkpoint.manifest import list_checkpoints, tensor_names, verify
 from vigpipe.checkpoint.rescue import rescue, salvage
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.errors import InputError
+from vigpipe.parallel.layout import Layout
 from vigpipe.replication.table import new_table
 
 TWO_STAGES = replace(PLAIN, step=73, layout={"num_stages": 2})
@@ -132,7 +133,7 @@ def test_replicas_that_have_left_out_different_numbers_are_not_rescued(compresso
     state: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums_replicas=True, fail=lambda **_: None),
         replicas=SimpleNamespace(compressor=compressor),
-        run=SimpleNamespace(layout=SimpleNamespace(num_replicas=2)),
+        run=SimpleNamespace(layout=Layout(num_replicas=2)),
         runs_ahead=False,
     )
     saved = []

@@ -12,6 +12,8 @@ from vigpipe.checkpoint.state import (
     residuals,
 )
 from vigpipe.errors import InputError
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.shards import Shards
 
 
 class Compressor:
@@ -31,7 +33,8 @@ def rank_state(replica_index: int, num_replicas: int) -> Any:
     return SimpleNamespace(
         replica_index=replica_index,
         replicas=SimpleNamespace(compressor=Compressor() if num_replicas > 1 else None),
-        run=SimpleNamespace(layout=SimpleNamespace(num_replicas=num_replicas)),
+        run=SimpleNamespace(layout=Layout(num_replicas=num_replicas)),
+        shards=Shards(),
     )
 
 

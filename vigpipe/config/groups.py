@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Layout": (
         *("stages", "microbatches", "schedule", "virtual_stages", "boundary", "recompute"),
-        *("shards", "split"),
+        *("shards", "split", "halo"),
         *("device", "threads", "timeout"),
     ),
     "Replicas": (

@@ -68,6 +68,7 @@ class TrainKeywords(TypedDict, total=False):
     virtual_stages: int
     shards: int
     split: choices.Split | None
+    halo: str | None
     sync: choices.Sync | None
     strategy: choices.Strategy
     average_every: int | None

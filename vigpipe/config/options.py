@@ -39,6 +39,7 @@ from vigpipe.config.choices import (
     Track,
 )
 from vigpipe.config.compress import parse_compress
+from vigpipe.config.halo import parse_halo
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.of_jobs import OF_IMAGES
 from vigpipe.config.prepared import OF_FOLDER, is_prepared
@@ -153,7 +154,11 @@ class TrainConfig:
         shards: number of ranks that share each sub-graph of a replica, where a graph's features do
             not fit one rank: dp times as many ranks are started. Only with one stage.
         split: how they share it: mixed, the default, where each has the features of some nodes, and
-            while neighbours are summed some channels of all nodes (MixGCN).
+            while neighbours are summed some channels of all nodes (MixGCN); or halo, where each has
+            a part that METIS cuts, and gets the features of its nodes' neighbours in others.
+        halo: with halo, which features of neighbours in other parts a rank gets: exact, the
+            default, those of the same step; stale, those of the step before, which travel meanwhile
+            (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
@@ -327,6 +332,7 @@ class TrainConfig:
     virtual_stages: int = 1
     shards: int = 1
     split: Split | None = None
+    halo: str | None = None
     sync: Sync | None = None
     strategy: Strategy = "synchronous"
     average_every: int | None = None
@@ -548,6 +554,7 @@ def check_numbers(config: TrainConfig) -> None:
             "less than 1, such as 0.1"
         )
     parse_compress(config.compress)
+    parse_halo(config.halo)
     parse_fanout(config.fanout)
     if config.auto_augment is not None:
         check_auto_augment(config.auto_augment)

@@ -116,6 +116,16 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
 
 def _with_shards(config: TrainConfig) -> TrainConfig:
     """Check --shards against how gradients are added up, and choose how a graph is shared."""
+    if config.halo is not None and config.split != "halo":
+        raise InputError(
+            f"--halo {config.halo}: says what ranks with parts of a graph get of one another's, "
+            f"and --split is {config.split or 'mixed'}; leave it out, or choose --split halo"
+        )
+    if config.halo == "stale" and config.recompute != "never":
+        raise InputError(
+            f"--halo stale with --recompute {config.recompute}: a repeated forward would take what "
+            "came after the first one; leave one of the two out"
+        )
     if config.shards == 1:
         return config
     what = f"--shards {config.shards}"

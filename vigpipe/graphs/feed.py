@@ -9,7 +9,7 @@ labels, while the trainer works on the one before.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,38 +18,20 @@ from torch import Tensor
 from vigpipe.graphs.ahead import Ahead
 from vigpipe.graphs.features import StoredFeatures, are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import TRAIN, Graph
-from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
+from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import whole
-from vigpipe.graphs.split.mixed import MixedEdges
+from vigpipe.graphs.split.share import Alone, Share, Sharing
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
-from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
-from vigpipe.ops.adjacency import Adjacency, Layered
+from vigpipe.ops.adjacency import Layered
 from vigpipe.parallel.layout import Layout
-from vigpipe.parallel.shards import Shards
 
 if TYPE_CHECKING:
     from vigpipe.graphs.repartition import Repartition
 
 _OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its features
-
-
-class Share(NamedTuple):
-    """What a rank has of a sub-graph: all, or the rows of some of its nodes.
-
-    Attributes:
-        nodes: (b,) int64, those of the rank.
-        edges: what the model gets for the edges.
-        num_targets: how many of the nodes, the first ones, get logits.
-        weights: as in `SubGraph`, of the rank's nodes.
-    """
-
-    nodes: np.ndarray
-    edges: Adjacency | Layered | Edges
-    num_targets: int
-    weights: np.ndarray | None
 
 
 class GraphFeed:
@@ -65,7 +47,7 @@ class GraphFeed:
         has_first: whether it has the first stage, and so needs features.
         has_last: whether it has the last stage, and so needs labels.
         repartition: balances the parts of the sampler by measured time; None if nothing does.
-        shards: the ranks that share the batches; None if this one has them for itself.
+        sharing: how the ranks of the replica share its sub-graphs; None if there is one.
     """
 
     def __init__(
@@ -80,10 +62,10 @@ class GraphFeed:
         has_first: bool,
         has_last: bool,
         repartition: "Repartition | None" = None,
-        shards: Shards | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._graph, self._sampler, self._seed = graph, sampler, seed
-        self._shards = shards or Shards()
+        self._sharing = sharing or Alone()
         self._repartition = repartition
         self._layout, self._device, self._dtype = layout, device, dtype
         self._has_first, self._has_last = has_first, has_last
@@ -98,11 +80,11 @@ class GraphFeed:
         return self._ahead.take(item, ahead)
 
     def _batch(self, item: int) -> ReplicaBatch:
-        layout, bound = self._layout, self._shards.count(self._sampler.most_nodes)
+        layout, bound = self._layout, self._sharing.most(self._sampler.most_nodes)
         step, replica = divmod(item, layout.num_replicas)
         num_microbatches = layout.num_microbatches
         epoch, numbers = sub_graphs(step, replica, self._sampler, layout)
-        drawn = [None if n is None else self._draw(epoch, n) for n in numbers]
+        drawn = [None if n is None else self._draw(epoch, n, step) for n in numbers]
         sizes = tuple(0 if share is None else len(share.nodes) for share in drawn)
         first = (step * layout.num_replicas + replica) * num_microbatches
         keys = torch.full((num_microbatches, bound), PADDING)
@@ -133,7 +115,7 @@ class GraphFeed:
         graph, whole_graph = self._graph, self._whole
         counts, num_rows = self._has_last and place == 0, len(whole_graph.nodes)
         inputs, structure = None, (whole_graph.edges,)
-        is_kept = self._shards.size > 1 or "_all_features" in vars(self)
+        is_kept = not self._sharing.is_alone or "_all_features" in vars(self)
         if isinstance(graph.features, StoredRows) and not is_kept:
             if self._has_first:
                 inputs = torch.empty(num_rows, 0, dtype=self._dtype, device=self._device)
@@ -151,7 +133,7 @@ class GraphFeed:
             torch.from_numpy(self._labels_of(whole_graph)) if counts else None,
             (structure,),
             by_layer=True,
-            samples=None if self._shards.size == 1 else whole_graph.nodes,
+            samples=None if self._sharing.is_alone else whole_graph.nodes,
         )
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
@@ -170,47 +152,38 @@ class GraphFeed:
             self._repartition.restore(progress)
 
     def close(self) -> None:
-        """End the thread that draws ahead."""
+        """End the thread that draws ahead, and wait for what other ranks still send."""
         self._ahead.close()
+        self._sharing.finish()
 
     @cached_property
     def _whole(self) -> Share:
         """All nodes, with the edges that are trained on where these are all."""
         takes_all = self._sampler.takes_all
-        return self._share(self._sampler.draw(1, 0) if takes_all else whole(self._graph))
+        sub_graph = self._sampler.draw(1, 0) if takes_all else whole(self._graph)
+        is_kept = takes_all and self._has_first and not self._is_sparse
+        features = self._all_features if is_kept and not self._sharing.is_alone else None
+        return self._sharing.share(sub_graph, self._device, features)
 
-    def _draw(self, epoch: int, number: int) -> Share:
+    def _draw(self, epoch: int, number: int, step: int) -> Share:
         """Draw a sub-graph, or take the whole graph, whose edges stay on the device."""
         if self._sampler.takes_all:
-            return self._whole
-        return self._share(self._sampler.draw(epoch, number))
-
-    def _share(self, sub_graph: SubGraph) -> Share:
-        """Choose what this rank has of a sub-graph, with the edges on its device."""
-        nodes, weights = sub_graph.nodes, sub_graph.weights
-        edges = sub_graph.adjacency.to(self._device)
-        if self._shards.size == 1:
-            return Share(nodes, edges, edges.num_targets, weights)
-        assert isinstance(edges, Adjacency)  # `GraphJob.check` has refused others
-        own = self._shards.own(len(nodes))
-        nodes, weights = nodes[own], None if weights is None else weights[own]
-        features = None
-        if self._sampler.takes_all and self._has_first and not self._is_sparse:
-            features = self._all_features
-        return Share(nodes, MixedEdges(edges, self._shards, features), len(nodes), weights)
+            share = self._whole
+        else:
+            share = self._sharing.share(self._sampler.draw(epoch, number), self._device)
+        return self._sharing.at_step(share, step, self._device)
 
     @cached_property
     def _all_features(self) -> Any:  # noqa: ANN401
         """The features of all nodes, or of this rank's."""
         features = self._graph.features
-        if self._shards.size == 1:
+        if self._sharing.is_alone:
             return self._sent(in_memory(features))
-        own = self._shards.own(self._graph.num_nodes)
-        return self._sent(features[np.arange(own.start, own.stop)])
+        return self._sent(features[self._sharing.own(np.arange(self._graph.num_nodes))])
 
     def _labels_of(self, share: Share) -> np.ndarray:
         labels = self._graph.labels
-        return labels if self._shards.size == 1 else labels[share.nodes]
+        return labels if self._sharing.is_alone else labels[share.nodes]
 
     def _features(self, nodes: np.ndarray) -> Any:  # noqa: ANN401
         """Return a tensor or SparseRows on the device; of all nodes it stays if it comes again."""
@@ -257,7 +230,7 @@ class GraphFeed:
 
     def _labels(self, drawn: Sequence[Share | None]) -> Tensor:
         """Return the labels of all micro-batches, padded; only training nodes have one."""
-        graph, bound = self._graph, self._shards.count(self._sampler.most_targets)
+        graph, bound = self._graph, self._sharing.most(self._sampler.most_targets)
         dtype = self._dtype if graph.is_multi_label else torch.int64
         shape = len(drawn), bound, *graph.labels.shape[1:]
         labels = torch.full(shape, NO_LABEL, dtype=dtype)
@@ -273,7 +246,7 @@ class GraphFeed:
         """Return how often the loss of each row counts, padded; None if all count once."""
         if all(share is None or share.weights is None for share in drawn):
             return None
-        bound = self._shards.count(self._sampler.most_targets)
+        bound = self._sharing.most(self._sampler.most_targets)
         weights = torch.zeros(len(drawn), bound, dtype=self._dtype)
         for rows, share in zip(weights, drawn, strict=True):
             if share is not None and share.weights is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.choices import GnnModel, GraphNorm
+from vigpipe.config.halo import parse_halo
 from vigpipe.config.of_jobs import OF_LAYERS, OF_SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
@@ -22,11 +23,12 @@ from vigpipe.graphs.merged import MergedGraphModel
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
-from vigpipe.graphs.samplers.make import make_sampler
+from vigpipe.graphs.samplers.make import make_sampler, make_shares
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
+from vigpipe.graphs.split.share import Alone, ByParts, ByRows, Sharing
 from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
@@ -85,8 +87,18 @@ class GraphJob:
             f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
             f"{graph.num_features:,} features, {graph.num_classes} classes"
         )
-        drawn = self.sampler.describe()
-        return (whole, drawn) if drawn else (whole,)
+        shared = str(self.shares) if self._has_halos else ""
+        return (whole, *filter(None, (self.sampler.describe(), shared)))
+
+    @property
+    def _has_halos(self) -> bool:
+        """Whether the ranks of a replica have parts of the graph."""
+        return self.config.shards > 1 and self.config.split == "halo"
+
+    @cached_property
+    def shares(self) -> Partition:
+        """The parts of the graph that these ranks have."""
+        return make_shares(self.config, self.graph, self.config.shards)
 
     @property
     def row_shape(self) -> tuple[int]:
@@ -144,6 +156,11 @@ class GraphJob:
                 f"--shards {num_shards}: the ranks of a replica share the nodes of a sub-graph, "
                 f"and with --sampler {sampler} every layer has nodes of its own; choose full, "
                 "parts or a saint sampler, or leave --shards out"
+            )
+        if self.config.split == "halo" and sampler != "full":
+            raise InputError(
+                f"--split halo: gives each rank a part of the whole graph, and --sampler is "
+                f"{sampler}; choose full, or --split mixed"
             )
         if self.sampler.most_nodes < num_shards:
             raise InputError(
@@ -238,8 +255,17 @@ class GraphJob:
             has_first=has_first,
             has_last=has_last,
             repartition=repartition,
-            shards=shards,
+            sharing=None if shards is None else self._sharing(shards),
         )
+
+    def _sharing(self, shards: Shards) -> Sharing:
+        """Return how ranks share the sub-graphs of their replica."""
+        if shards.size == 1:
+            return Alone()
+        if self._has_halos:
+            kind = parse_halo(self.config.halo)
+            return ByParts(shards, self.shares.parts, kind, self.config.seed)
+        return ByRows(shards)
 
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline

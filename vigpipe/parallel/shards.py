@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch import Tensor
 from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
 
 Index = tuple[slice, ...]
+Fill = Callable[[Sequence[Tensor]], None]
 MEMORY_BYTES = 1 << 18  # of a tensor that all ranks of one machine write into, at least
 
 
@@ -58,7 +60,7 @@ class Shards:
 
     def exchange(
         self,
-        write: Callable[[int, Tensor], object],
+        fill: Fill,
         shapes: Sequence[tuple[int, ...]],
         index: Callable[[int, int], Index],
         like: Tensor,
@@ -67,7 +69,7 @@ class Shards:
         """Make a tensor for every rank, of which each rank writes some entries.
 
         Args:
-            write: writes what this rank has for another, the first argument, into the second.
+            fill: writes what this rank has for each into these entries, a tensor for each rank.
             shapes: of the tensors of all ranks, in their order.
             index: returns which entries a rank, the first argument, writes in the tensor of
                 another, the second.
@@ -79,13 +81,31 @@ class Shards:
         """
         if self.size == 1:
             mine = like.new_empty(shapes[0])
-            write(0, mine[index(0, 0)])
+            fill([mine[index(0, 0)]])
             return mine
         is_written = self._windows and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
         make = self._written if is_written else self._received
-        mine, num_given = make(write, shapes, index, like)
+        mine, num_given = make(fill, shapes, index, like)
         self.sent[what] += num_given * like.itemsize
         return mine
+
+    def begin(
+        self,
+        fill: Fill,
+        shapes: Sequence[tuple[int, ...]],
+        index: Callable[[int, int], Index],
+        like: Tensor,
+        what: str,
+    ) -> Callable[[], Tensor]:
+        """Begin an exchange, and return what waits for its end and returns the rank's tensor."""
+        work, finish, num_given = self._send(fill, shapes, index, like)
+        self.sent[what] += num_given * like.itemsize
+
+        def wait() -> Tensor:
+            work.wait()
+            return finish()
+
+        return wait
 
     def gathered(self, rows: Tensor, counts: Sequence[int], what: str) -> Tensor:
         """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...).
@@ -99,7 +119,7 @@ class Shards:
         firsts = [sum(counts[:place]) for place in range(self.size)]
         own = [(slice(first, first + n),) for first, n in zip(firsts, counts, strict=True)]
         return self.exchange(
-            lambda to, out: out.copy_(rows),
+            copies_of(lambda to: rows),
             [shape] * self.size,
             lambda of, to: own[of],
             rows,
@@ -122,7 +142,7 @@ class Shards:
 
     def _written(
         self,
-        write: Callable[[int, Tensor], object],
+        fill: Fill,
         shapes: Sequence[tuple[int, ...]],
         index: Callable[[int, int], Index],
         like: Tensor,
@@ -131,48 +151,69 @@ class Shards:
         mine, segment = self._pool.empty(shapes[self.place], like.dtype)
         segments = torch.empty(self.size, 2, dtype=torch.int64)
         dist.all_gather_into_tensor(segments, torch.tensor([segment]), group=self.group)
-        num_given = 0
-        for step in range(self.size):  # each begins elsewhere
-            to = (self.place + step) % self.size
-            theirs = mine
-            if to != self.place:
-                of_rank = Segment(*segments[to].tolist())
-                theirs = self._windows[to].tensor(of_rank, shapes[to], like.dtype)
-            block = theirs[index(self.place, to)]
-            write(to, block)
-            num_given += block.numel() * (to != self.place)
+        theirs = {
+            to: window.tensor(Segment(*segments[to].tolist()), shapes[to], like.dtype)
+            for to, window in self._windows.items()
+        }
+        theirs[self.place] = mine
+        blocks = [theirs[to][index(self.place, to)] for to in range(self.size)]
+        fill(blocks)
+        num_given = sum(block.numel() for block in blocks) - blocks[self.place].numel()
         # Nobody reads before all have written; a barrier of gloo takes longer than this.
         dist.all_reduce(torch.zeros(1), group=self.group)
         return mine, num_given
 
     def _received(
         self,
-        write: Callable[[int, Tensor], object],
+        fill: Fill,
         shapes: Sequence[tuple[int, ...]],
         index: Callable[[int, int], Index],
         like: Tensor,
     ) -> tuple[Tensor, int]:
         """Send every rank what this one has for it; returns this one's, and what it gave."""
+        work, finish, num_given = self._send(fill, shapes, index, like)
+        work.wait()
+        return finish(), num_given
+
+    def _send(
+        self,
+        fill: Fill,
+        shapes: Sequence[tuple[int, ...]],
+        index: Callable[[int, int], Index],
+        like: Tensor,
+    ) -> tuple[Any, Callable[[], Tensor], int]:
+        """Begin to send every rank what this one has for it.
+
+        Returns:
+            What is going on, what puts this rank's tensor together afterwards, and how many numbers
+            it gives.
+        """
         everybody = range(self.size)
         given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
         taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
         sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]
         parts, out = (like.new_empty(sum(of_blocks)) for of_blocks in reversed(sizes))
-        for to, part in enumerate(parts.split(sizes[1])):
-            write(to, part.view(given[to]))
+        each = zip(parts.split(sizes[1]), given, strict=True)
+        fill([part.view(shape) for part, shape in each])
         if like.itemsize < 4:  # gloo ends the process for half-precision numbers
             in_bytes = [[like.itemsize * size for size in of_blocks] for of_blocks in sizes]
             ends = out.view(torch.uint8), parts.view(torch.uint8)
-            dist.all_to_all_single(*ends, *in_bytes, group=self.group)
+            work = dist.all_to_all_single(*ends, *in_bytes, group=self.group, async_op=True)
         else:
-            dist.all_to_all_single(out, parts, *sizes, group=self.group)
-        num_given = len(parts) - sizes[1][self.place]
-        if all(len(index(of, self.place)) == 1 for of in everybody):  # whole rows, in order
-            return out.view(shapes[self.place]), num_given
-        mine = like.new_empty(shapes[self.place])
-        for of, part in enumerate(out.split(sizes[0])):
-            mine[index(of, self.place)] = part.view(taken[of])
-        return mine, num_given
+            work = dist.all_to_all_single(out, parts, *sizes, group=self.group, async_op=True)
+
+        def finish() -> Tensor:
+            places = [index(of, self.place) for of in everybody]
+            is_stacked = all(len(place) == 1 for place in places)
+            starts = [place[0].start for place in places]
+            if is_stacked and starts == sorted(starts):  # whole rows, in the order of the ranks
+                return out.view(shapes[self.place])
+            mine = like.new_empty(shapes[self.place])
+            for place, part, shape in zip(places, out.split(sizes[0]), taken, strict=True):
+                mine[place] = part.view(shape)
+            return mine
+
+        return work, finish, len(parts) - sizes[1][self.place]
 
     def _open_windows(self) -> dict[int, Window]:
         """Open the memory of the other ranks; nothing where one of them is elsewhere."""
@@ -198,6 +239,20 @@ def _reads(window: Window, process_id: int, segment: Segment) -> bool:
         return window.tensor(segment, (1,), torch.int64).item() == process_id
     except OSError:
         return False
+
+
+def copies_of(source: Callable[[int], Tensor]) -> Fill:
+    """Fill what a rank gives to each with copies of what it has for it.
+
+    Args:
+        source: returns what this rank has for another, which may be a view.
+    """
+
+    def fill(blocks: Sequence[Tensor]) -> None:
+        for to, block in enumerate(blocks):
+            block.copy_(source(to))
+
+    return fill
 
 
 def _block_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:

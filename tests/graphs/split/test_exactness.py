@@ -16,13 +16,14 @@ from tests.world import run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
+from vigpipe.graphs.split import switch
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
 CPU = torch.device("cpu")
-NUM_STEPS = 20
+FEW, MANY = 6, 20  # steps; many for what is not run every time
 BASE = TrainConfig(
     data="sbm:203,4,9,5",
     layers=3,
@@ -30,7 +31,7 @@ BASE = TrainConfig(
     dropout=0.3,
     opt="sgd",
     lr=0.02,
-    steps=NUM_STEPS,
+    steps=MANY,
     dtype="float64",
     seed=7,
 )
@@ -59,6 +60,7 @@ SETUPS: dict[str, TrainConfig] = {
     "small parts": replace(BASE, model="gcn", sampler="parts", partition="random", parts=60),
     "saint": replace(BASE, model="gcn", sampler="saint-node", sample_nodes=70, coverage=5),
 }
+WHOLE = {name: config for name, config in SETUPS.items() if config.sampler is None}
 # Also with two replicas, which take a part each.
 REPLICATED: dict[str, TrainConfig] = {
     "parts": replace(SETUPS["parts"], microbatches=1, dp=2),
@@ -72,13 +74,14 @@ REPLICATED: dict[str, TrainConfig] = {
 }
 
 
-def traces(rank, world_size, configs):
+def traces(rank, world_size, configs, num_steps=MANY):
     """On every rank: train with each configuration, and evaluate; what the writer has."""
     torch.set_num_threads(1)
+    switch.LEAST_COLUMNS = 2  # or columns of so few channels would be summed in one piece
     found = []
     for config in configs:
         rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
-        kept = trace(rank_state, NUM_STEPS)
+        kept = trace(rank_state, num_steps)
         scores = evaluate_all(rank_state)
         rank_state.feed.close()
         assert (kept is None) == (rank > 0)
@@ -87,20 +90,21 @@ def traces(rank, world_size, configs):
 
 
 @cache
-def of_shards(shards: int) -> dict[str, list[tuple[Trace | None, Any]]]:
+def of_shards(split: Any, shards: int, num_steps: int) -> dict[str, list[tuple[Trace | None, Any]]]:
     """What all ranks have, by setup."""
-    configs = [replace(config, shards=shards) for config in SETUPS.values()]
+    setups = SETUPS if split == "mixed" else WHOLE
+    configs = [replace(config, split=split, shards=shards) for config in setups.values()]
     if shards == 1:
-        ranks = [traces(0, 1, configs)]
+        ranks = [traces(0, 1, configs, num_steps)]
     else:
-        ranks = run_ranks(traces, shards, configs, timeout=240)
-    return dict(zip(SETUPS, map(list, zip(*ranks, strict=True)), strict=True))
+        ranks = run_ranks(traces, shards, configs, num_steps, timeout=240)
+    return dict(zip(setups, map(list, zip(*ranks, strict=True)), strict=True))
 
 
-def check_equal(ranks, reference, dtype):
+def check_equal(ranks, reference, dtype, num_steps=MANY):
     (ours, scores), (whole, of_whole) = ranks[0], reference
     assert ours is not None
-    assert len(ours.losses) == len(whole.losses) == NUM_STEPS
+    assert len(ours.losses) == len(whole.losses) == num_steps
     for row in differences(ours, whole):
         assert row.within(dtype), row
     assert scores.test.num_samples == of_whole.test.num_samples
@@ -111,10 +115,24 @@ def check_equal(ranks, reference, dtype):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("shards", [2, 3, pytest.param(4, marks=pytest.mark.heavy)])
-def test_ranks_that_share_a_graph_train_like_one(shards, name):
-    dtype = weight_dtype(SETUPS[name].dtype)
-    check_equal(of_shards(shards)[name], of_shards(1)[name][0], dtype)
+@pytest.mark.parametrize(
+    ("shards", "num_steps"),
+    [(3, FEW), *(pytest.param(m, MANY, marks=pytest.mark.heavy) for m in (2, 4))],
+)
+def test_ranks_with_rows_and_columns_train_like_one(shards, num_steps, name):
+    ours, (whole, *_) = (of_shards("mixed", m, num_steps)[name] for m in (shards, 1))
+    check_equal(ours, whole, weight_dtype(SETUPS[name].dtype), num_steps)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("shards", "num_steps"),
+    [(2, FEW), *(pytest.param(m, MANY, marks=pytest.mark.heavy) for m in (3, 4))],
+)
+def test_ranks_with_parts_and_halos_train_like_one(shards, num_steps, name):
+    ours, whole = of_shards("halo", shards, num_steps)[name], of_shards("mixed", 1, num_steps)[name]
+    check_equal(ours, whole[0], weight_dtype(SETUPS[name].dtype), num_steps)
 
 
 @pytest.mark.multiprocess

@@ -14,7 +14,9 @@ from tests.world import run_command, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import prepare
+from vigpipe.start import fit_to_world_size
 from vigpipe.training import train
 
 BASE = TrainConfig(
@@ -129,6 +131,7 @@ def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights
     [
         ({"stages": 2}, "--shards 2 with 2 stages: .* leave --shards out, or take --stages 1"),
         ({"sampler": "neighbour"}, "--shards 2: .* with --sampler neighbour every layer has nodes"),
+        ({"split": "halo", "sampler": "parts"}, "--split halo: .* --sampler is parts; choose full"),
         ({"shards": 301}, "--shards 301: a sub-graph has 300 nodes at most; take fewer"),
         ({"shards": 0}, "--shards 0: must be a number from 1"),
         ({"model": "vig_digits", "data": "digits"}, "--shards 2: is for a graph"),
@@ -146,3 +149,22 @@ def test_a_host_has_all_ranks_of_a_replica():
     assert prepare(config, torch.float64, ranks_on_host=2).layout.num_teams == 2
     with pytest.raises(InputError, match="a host has 1 of 4 ranks, with --shards 2; start a mult"):
         prepare(config, torch.float64, ranks_on_host=1)
+
+
+def test_elastic_keeps_the_shards_of_a_replica():
+    config = TrainConfig(model="gcn", sampler="parts", shards=2, dp=3, elastic=True)
+    layout = Layout(num_microbatches=2, num_replicas=3, num_shards=2)
+    fitted = fit_to_world_size(config, layout, 4)
+    assert (fitted.dp, fitted.shards, fitted.stages, fitted.microbatches) == (2, 2, 1, 3)
+    with pytest.raises(InputError, match="5 ranks do not make whole replicas of --shards 2"):
+        fit_to_world_size(config, layout, 5)
+
+
+@pytest.mark.multiprocess
+def test_a_halo_that_is_late_has_nothing_to_be_compared_with():
+    words = ["check", "--model", "gcn", "--data", "sbm:300,4,12,6", "--split", "halo"]
+    words += ["--shards", "2", "--halo", "stale", "--threads", "1"]
+    done = run_command([sys.executable, "-m", "vigpipe", *words], ENV)
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("vigpipe: --halo stale: does not train like one rank")

@@ -83,6 +83,17 @@ def _partition(graph: Graph, method: Method, num_parts: int, config: TrainConfig
     return cached_partition(graph, method, num_parts, config.seed, _beside(config))
 
 
+def make_shares(config: TrainConfig, graph: Graph, num_shares: int) -> Partition:
+    """Cut a graph into one part of METIS for each rank that shares it.
+
+    Args:
+        config: all options.
+        graph: the graph.
+        num_shares: number of ranks.
+    """
+    return _partition(graph, "metis", num_shares, config)
+
+
 def _saint_nodes(config: TrainConfig, graph: Graph) -> Made:
     assert config.sample_nodes is not None
     num, kind = config.sample_nodes, "gcn" if kind_of(config.model) == "gcn" else "mean"

@@ -7,18 +7,23 @@ ranks switch (`switch`). Every rank has all edges.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vigpipe.graphs.split.norm import shared_batch_norm
-from vigpipe.graphs.split.switch import SCORES, all_rows, switched_sums, to_columns, to_rows, total
-from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.norm import BatchNorm
+from vigpipe.graphs.split.shared import SharedEdges
+from vigpipe.graphs.split.switch import (
+    SCORES,
+    all_rows,
+    switched_sums,
+    to_columns,
+    to_rows,
+    total,
+)
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.parallel.shards import Shards
 
 
-class MixedEdges(Edges):
-    """The edges between nodes that several ranks share; see `vigpipe.model.gnn.edges.Edges`.
+class MixedEdges(SharedEdges):
+    """The edges between nodes of which a rank has the rows, or some columns of all.
 
     Rows are those of this rank's nodes, `shards.own(n)`; columns of all nodes are between methods
     only, except for what has few numbers: weights of edges, (e, H), are the same on all ranks.
@@ -39,24 +44,10 @@ class MixedEdges(Edges):
         *,
         fused: bool = True,
     ) -> None:
-        super().__init__(adjacency, fused=fused)
-        self.shards, self._features = shards, features
-        self._kept: dict[str, Tensor] = {}  # also of the same edges with loops
+        num_nodes = adjacency.num_targets
+        num_rows = shards.count(num_nodes)
+        super().__init__(adjacency, shards, num_rows, num_nodes, features, fused=fused)
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
-
-    @property
-    def num_sources(self) -> int:
-        """Number of rows that this rank has."""
-        return self.shards.count(self.adjacency.num_targets)
-
-    @property
-    def num_targets(self) -> int:
-        """The same number: all nodes of the graph are targets."""
-        return self.num_sources
-
-    def own(self, x: Tensor) -> Tensor:
-        """Return the rank's rows as they are."""
-        return x
 
     def with_loops(self) -> "MixedEdges":
         """Return the edges with a self-loop at every node; what is kept is kept for both."""
@@ -71,24 +62,19 @@ class MixedEdges(Edges):
         rest = kind, self.adjacency, self.shards, self.fused
         return switched_sums(x, columns, added, *rest)
 
-    def own_and_mean(self, both: Tensor) -> Tensor:
-        """Add what a node has for itself, which does not travel; see `Edges.own_and_mean`."""
-        sent, kept = both.chunk(2, dim=1)
-        return self.sums(sent, "mean", kept)
-
     def maximum(self, x: Tensor) -> Tensor:
         """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
         return self._to_rows(super().maximum(self._to_columns(x)), x.shape[1])
 
     def pair_keys(self, keys: Tensor) -> Tensor:
         """Make a key of each edge, from the nodes' keys of all ranks: (n_k,) -> (e,) int64."""
-        counts = self.shards.counts(self.adjacency.num_targets)
+        counts = self.shards.counts(self._num_nodes)
         return super().pair_keys(self.shards.gathered(keys, counts, SCORES))
 
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
         """Score all edges on every rank; see `Edges.pair_softmax`."""
         ends = torch.cat((of_sources, of_targets), 1)
-        of_sources, of_targets = all_rows(ends, self.shards, self.adjacency.num_targets).chunk(2, 1)
+        of_sources, of_targets = all_rows(ends, self.shards, self._num_nodes).chunk(2, 1)
         return super().pair_softmax(of_sources, of_targets, slope)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
@@ -107,27 +93,14 @@ class MixedEdges(Edges):
             columns = self._to_columns(x, heads)
         return self._to_rows(super().attention_sum(shares, columns), x.shape[1], heads)
 
-    def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Normalise the rank's rows; BatchNorm with the statistics of all."""
-        if isinstance(norm, BatchNorm) and norm.training:
-            return shared_batch_norm(norm, x, self.shards, self.adjacency.num_targets)
-        return norm(x)
-
     def _to_columns(self, x: Tensor, heads: int = 1) -> Tensor:
         is_kept = self._is_features(x)
         if is_kept and "columns" in self._kept:
             return self._kept["columns"]
-        columns = to_columns(x, self.shards, self.adjacency.num_targets, heads)
+        columns = to_columns(x, self.shards, self._num_nodes, heads)
         if is_kept:
             self._kept["columns"] = columns
         return columns
 
     def _to_rows(self, x: Tensor, num_channels: int, heads: int = 1) -> Tensor:
         return to_rows(x, self.shards, num_channels, heads)
-
-    def _is_features(self, x: Tensor) -> bool:
-        """Whether these are the rows that are the same in every call, perhaps in another view."""
-        kept = self._features
-        if kept is None or x.requires_grad or x.dtype != kept.dtype:
-            return False
-        return x.data_ptr() == kept.data_ptr() and x.shape == kept.shape

@@ -1,0 +1,356 @@
+"""Each rank has a part of the nodes, and the rows of their neighbours in other parts: the halo.
+
+    part of rank 0     a b c          a b c | d      rows that rank 0 sums over
+    part of rank 1         c -> d e   d e   | c      rows that rank 1 sums over
+
+A layer computes the rows of its own nodes. Before it sums over edges, each rank sends the rows of
+its nodes on the boundary to those whose nodes they have edges to; the gradients of these rows come
+back and are added. So what travels follows from the edges between the parts, one row for each node
+and each part that it has neighbours in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.graphs.split.shared import SharedEdges
+from vigpipe.graphs.split.stale import StaleHalos
+from vigpipe.ops.adjacency import Adjacency, Kind, Sampled
+from vigpipe.parallel.shards import Fill, Shards, copies_of
+
+HALOS = "halos"  # what is sent
+
+
+class LocalEdges(Adjacency):
+    """The edges that end in the nodes of a part, from these, which come first, and from its halo.
+
+    Weights of edges follow from the degrees in the whole graph.
+
+    Args:
+        indptr: as of an Adjacency.
+        indices: as of an Adjacency.
+        degrees: (n,) int64, the edges that end in each of the sources in the whole graph.
+        loop_degrees: (n,) int64, the same with a self-loop at every node.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, degrees: Tensor, loop_degrees: Tensor
+    ) -> None:
+        super().__init__(indptr, indices, len(degrees))
+        self.degrees, self.loop_degrees = degrees, loop_degrees
+
+    def _make_with_loops(self) -> "LocalEdges":
+        indptr, indices, _ = self._looped()
+        return LocalEdges(indptr, indices, self.loop_degrees, self.loop_degrees)
+
+    @property
+    def _degrees(self) -> Tensor:
+        return self.degrees
+
+    def to(self, device: torch.device | str) -> "LocalEdges":
+        """Return the edges on a device; these themselves if they are there."""
+        if self.indptr.device == torch.device(device):
+            return self
+        tensors = self.indptr, self.indices, self.degrees, self.loop_degrees
+        return LocalEdges(*(tensor.to(device) for tensor in tensors))
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Which rows cross the boundaries of all parts: each once for every part that it goes to.
+
+    Attributes:
+        owners: (b,) int64, the part of each row.
+        to: (b,) int64, the part that it goes to.
+        halo: (h,) int64, which of them are the halo of this rank, in the order of its rows.
+        given: for each part, which of them this rank gives to it, in the order of its halo.
+    """
+
+    owners: np.ndarray
+    to: np.ndarray
+    halo: np.ndarray
+    given: tuple[np.ndarray, ...]
+
+    def counts(self, kept: np.ndarray | None = None) -> np.ndarray:
+        """Return how many rows of a part go to another, (m, m) int64, of all or of some."""
+        rows = slice(None) if kept is None else kept
+        counts = np.zeros((len(self.given),) * 2, dtype=np.int64)
+        np.add.at(counts, (self.owners[rows], self.to[rows]), 1)
+        return counts
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What a rank has of a graph in m parts, and what travels between these.
+
+    Attributes:
+        nodes: (n_k,) int64, the nodes of the rank's part, ascending.
+        edges: the edges that end in them; their sources are these nodes, then the halo, in the
+            order of the parts and of the nodes in each.
+        boundary: which rows cross the boundaries.
+        counts: (m, m) int64, how many nodes of a part, the row, are in the halo of another.
+        given: which of the rank's rows are in the halo of each part, (counts[k, j],) int64 each.
+        sizes: number of nodes of every part.
+    """
+
+    nodes: np.ndarray
+    edges: LocalEdges | Sampled
+    boundary: Boundary
+    counts: np.ndarray
+    given: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+
+    def to(self, device: torch.device) -> "Halo":
+        """Return the same on a device."""
+        given = tuple(rows.to(device) for rows in self.given)
+        return replace(self, edges=self.edges.to(device), given=given)
+
+    def length(self, part: int) -> int:
+        """Return how many rows a part sums over: its own, and those of its halo."""
+        return self.sizes[part] + int(self.counts[:, part].sum())
+
+    def place(self, of: int, to: int) -> slice:
+        """Return where the rows of a part are among those that another sums over."""
+        if of == to:
+            return slice(0, self.sizes[to])
+        first = self.sizes[to] + int(self.counts[:of, to].sum())
+        return slice(first, first + int(self.counts[of, to]))
+
+    def sampled(self, rate: float, draws: np.random.Generator) -> "Halo":
+        """Leave out each row of a halo, and its edges, with probability 1 - rate (BNS-GCN).
+
+        Wan, Li, Li, Kim, Lin 2022 (arXiv:2203.10983). What is left of these edges counts 1 / rate
+        times in sums and means, so that their expected values stay; a maximum and attention take
+        what is left as if it were all. All ranks draw the same.
+
+        Args:
+            rate: p, above 0.
+            draws: the same on all ranks.
+        """
+        boundary, edges, num_own = self.boundary, self.edges, len(self.nodes)
+        assert isinstance(edges, LocalEdges)
+        is_kept = draws.random(len(boundary.to)) < rate
+        stays = torch.ones(edges.num_sources, dtype=torch.bool)
+        stays[num_own:] = torch.from_numpy(is_kept[boundary.halo])
+        has_source = stays[edges.indices]
+        before = torch.zeros(edges.num_edges + 1, dtype=torch.int64)
+        torch.cumsum(has_source, 0, out=before[1:])
+        indices = (torch.cumsum(stays, 0) - 1)[edges.indices[has_source]]
+        factors = torch.ones(len(indices), dtype=torch.float64)
+        factors[indices >= num_own] = 1 / rate
+        degrees = edges.degrees[stays], edges.loop_degrees[stays]
+        given = zip(self.given, boundary.given, strict=True)
+        return replace(
+            self,
+            edges=Sampled(before[edges.indptr], indices, factors, *degrees),
+            counts=boundary.counts(is_kept),
+            given=tuple(rows[torch.from_numpy(is_kept[at])] for rows, at in given),
+        )
+
+
+def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
+    """Find what a rank has of a graph in parts.
+
+    Args:
+        adjacency: the whole graph of n nodes, on the host.
+        parts: (n,) int64, the part of each node, 0 ... m - 1.
+        place: the part of this rank.
+    """
+    num_parts, num_nodes = int(parts.max()) + 1, adjacency.num_targets
+    sources, targets = adjacency.indices.numpy(), adjacency.targets.numpy()
+    crosses = parts[sources] != parts[targets]
+    # Each node on the boundary once for each part that it has neighbours in, by part and node.
+    to, sent = np.divmod(
+        np.unique(parts[targets[crosses]] * num_nodes + sources[crosses]), num_nodes
+    )
+    owners = parts[sent]
+    in_halo = np.flatnonzero(to == place)
+    in_halo = in_halo[np.argsort(owners[in_halo], kind="stable")]
+    given = [np.flatnonzero((owners == place) & (to == part)) for part in range(num_parts)]
+    boundary = Boundary(owners, to, in_halo, tuple(given))
+
+    nodes = np.flatnonzero(parts == place)
+    here = np.concatenate((nodes, sent[in_halo]))
+    row_of = np.full(num_nodes, -1)
+    row_of[here] = np.arange(len(here))
+    indptr, indices = _edges_into(adjacency, nodes, row_of)
+    degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
+    return Halo(
+        nodes,
+        LocalEdges(torch.from_numpy(indptr), torch.from_numpy(indices), *degrees),
+        boundary,
+        boundary.counts(),
+        tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),
+        tuple(np.bincount(parts, minlength=num_parts).tolist()),
+    )
+
+
+def _edges_into(
+    adjacency: Adjacency, nodes: np.ndarray, row_of: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges into some nodes, with new numbers of their sources, ascending in a row."""
+    starts, ends = (adjacency.indptr.numpy()[nodes + i] for i in (0, 1))
+    degrees = ends - starts
+    indptr = np.zeros(len(nodes) + 1, dtype=np.int64)
+    np.cumsum(degrees, out=indptr[1:])
+    rows = np.repeat(np.arange(len(nodes)), degrees)
+    edges = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degrees)
+    sources = row_of[adjacency.indices.numpy()[edges]]
+    return indptr, sources[np.lexsort((sources, rows))]
+
+
+class HaloEdges(SharedEdges):
+    """The edges that end in the nodes of a rank's part.
+
+    Args:
+        halo: the rank's part, and what travels.
+        shards: the ranks.
+        features: rows that are the same in every call, so that their halo is fetched only once;
+            None for none.
+        stale: keeps the halos of the last step, which training then takes; None for those of the
+            same step.
+        fused: use the fused kernels where there are any.
+    """
+
+    def __init__(
+        self,
+        halo: Halo,
+        shards: Shards,
+        features: Tensor | None = None,
+        stale: StaleHalos | None = None,
+        *,
+        fused: bool = True,
+    ) -> None:
+        num_rows, num_nodes = len(halo.nodes), sum(halo.sizes)
+        super().__init__(halo.edges, shards, num_rows, num_nodes, features, fused=fused)
+        self.halo, self.stale = halo, stale
+        self._last: tuple[Tensor, Tensor] | None = None  # rows, and these with their halo
+
+    def with_loops(self) -> "HaloEdges":
+        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        looped = HaloEdges(self.halo, self.shards, self._features, self.stale, fused=self.fused)
+        looped.adjacency, looped._kept = self.adjacency.with_loops(), self._kept
+        return looped
+
+    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+        """Sum what the edges bring, from the halo too; see `Edges.sums`."""
+        return super().sums(self._with_halo(x), kind, added)
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Take the maximum of what the edges bring, from the halo too: (n_k, C) -> (n_k, C)."""
+        return super().maximum(self._with_halo(x))
+
+    def pair_keys(self, keys: Tensor) -> Tensor:
+        """Make a key of each edge into the rank's nodes: (n_k,) int64 -> (e_k,) int64."""
+        return super().pair_keys(with_halo(keys[:, None], self.halo, self.shards)[:, 0])
+
+    def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
+        """Score the edges into the rank's nodes; see `Edges.pair_softmax`."""
+        return super().pair_softmax(self._with_halo(of_sources), of_targets, slope)
+
+    def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
+        """Score the edges into the rank's nodes; see `Edges.pair_scores`."""
+        self._last = left, self._with_halo(left)
+        return super().pair_scores(self._last[1], right, weights, slope)
+
+    def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
+        """Sum what the edges bring, from the halo too: (n_k, H * c)."""
+        last, rows = self._last or (None, None)
+        self._last = None
+        if rows is None or last is not x:
+            rows = self._with_halo(x)
+        return super().attention_sum(shares, rows)
+
+    def _with_halo(self, x: Tensor) -> Tensor:
+        is_kept = self._is_features(x)
+        if is_kept and "rows" in self._kept:
+            return self._kept["rows"]
+        if self.stale is not None and x.requires_grad and torch.is_grad_enabled():
+            return _WithStaleHalo.apply(x, self.halo, self.shards, self.stale, self.stale.slot())  # pyright: ignore[reportReturnType]
+        rows = with_halo(x, self.halo, self.shards)
+        if is_kept:
+            self._kept["rows"] = rows
+        return rows
+
+
+def with_halo(x: Tensor, halo: Halo, shards: Shards) -> Tensor:
+    """Put the rows of the halo behind those of a rank: (n_k, C) -> (n_k + halo, C)."""
+    return _WithHalo.apply(x, halo, shards)  # pyright: ignore[reportReturnType]
+
+
+class _WithHalo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halo: Halo, shards: Shards) -> Tensor:  # noqa: ANN401
+        ctx.halo, ctx.shards = halo, shards
+
+        fill = copies_of(lambda to: x if to == shards.place else x[halo.given[to]])
+        shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
+        return shards.exchange(fill, shapes, lambda of, to: (halo.place(of, to),), x, HALOS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        back = ctx.shards.exchange(*_given_back(grad, ctx.halo, ctx.shards.place), grad, HALOS)
+        return _added_up(grad, back, ctx.halo, ctx.shards.place), None, None
+
+
+class _WithStaleHalo(Function):
+    """The same with the halo of the last step, and the gradients that came back in that."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        halo: Halo,
+        shards: Shards,
+        stale: StaleHalos,
+        slot: int,
+    ) -> Tensor:
+        ctx.halo, ctx.shards, ctx.stale, ctx.slot = halo, shards, stale, slot
+        place, counts = shards.place, halo.counts
+        firsts = np.cumsum(counts, axis=0) - counts  # where each part's are in the halo of another
+
+        begun = shards.begin(
+            copies_of(lambda to: x[halo.given[to]]),
+            [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
+            lambda of, to: (slice(int(firsts[of, to]), int(firsts[of, to] + counts[of, to])),),
+            x,
+            HALOS,
+        )
+        assert not counts[place, place]
+        return torch.cat((x, stale.last(("features", slot), begun)))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        halo, shards = ctx.halo, ctx.shards
+        begun = shards.begin(*_given_back(grad, halo, shards.place), grad, HALOS)
+        back = ctx.stale.last(("gradients", ctx.slot), begun)
+        return _added_up(grad, back, halo, shards.place), None, None, None, None
+
+
+def _given_back(
+    grad: Tensor, halo: Halo, place: int
+) -> tuple[Fill, list[tuple[int, ...]], Callable[[int, int], tuple[slice]]]:
+    """Return how the gradients of a halo go back: what `Shards.exchange` takes."""
+    counts, parts = halo.counts, range(len(halo.sizes))
+    firsts = np.cumsum(counts, axis=1) - counts  # where each part's are among what a rank gets back
+
+    fill = copies_of(lambda to: grad[:0] if to == place else grad[halo.place(to, place)])
+
+    def index(of: int, to: int) -> tuple[slice]:
+        return (slice(int(firsts[to, of]), int(firsts[to, of] + counts[to, of])),)
+
+    return fill, [(int(counts[part].sum()), grad.shape[1]) for part in parts], index
+
+
+def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:
+    """Add what has come back of the rows of this rank to their own gradients: (n_k, C)."""
+    d_x = grad[: halo.sizes[place]].clone()
+    by_part = back.split(halo.counts[place].tolist())
+    for rows, part in zip(halo.given, by_part, strict=True):
+        d_x.index_add_(0, rows, part)
+    return d_x

@@ -1,0 +1,72 @@
+"""What all ways to share a graph have in common."""
+
+from torch import Tensor, nn
+
+from vigpipe.graphs.split.norm import shared_batch_norm
+from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.norm import BatchNorm
+from vigpipe.ops.adjacency import Adjacency
+from vigpipe.parallel.shards import Shards
+
+
+class SharedEdges(Edges):
+    """The edges between nodes that several ranks share; see `vigpipe.model.gnn.edges.Edges`.
+
+    A layer has the rows of this rank's nodes, and makes rows of the same ones.
+
+    Args:
+        adjacency: the edges that this rank computes with.
+        shards: the ranks.
+        num_rows: number of nodes that this rank has.
+        num_nodes: number of nodes of all ranks.
+        features: rows that are the same in every call, so that what others have of them need be
+            asked for only once; None for none.
+        fused: use the fused kernels where there are any.
+    """
+
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        shards: Shards,
+        num_rows: int,
+        num_nodes: int,
+        features: Tensor | None,
+        *,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(adjacency, fused=fused)
+        self.shards, self._num_rows, self._num_nodes = shards, num_rows, num_nodes
+        self._features = features
+        self._kept: dict[str, Tensor] = {}  # also of the same edges with loops
+
+    @property
+    def num_sources(self) -> int:
+        """Number of rows that this rank has."""
+        return self._num_rows
+
+    @property
+    def num_targets(self) -> int:
+        """The same number: all nodes of the graph are targets."""
+        return self._num_rows
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return the rank's rows as they are."""
+        return x
+
+    def own_and_mean(self, both: Tensor) -> Tensor:
+        """Add what a node has for itself, which does not travel; see `Edges.own_and_mean`."""
+        sent, kept = both.chunk(2, dim=1)
+        return self.sums(sent, "mean", kept)
+
+    def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Normalise the rank's rows; BatchNorm with the statistics of all."""
+        if isinstance(norm, BatchNorm) and norm.training:
+            return shared_batch_norm(norm, x, self.shards, self._num_nodes)
+        return norm(x)
+
+    def _is_features(self, x: Tensor) -> bool:
+        """Whether these are the rows that are the same in every call, perhaps in another view."""
+        kept = self._features
+        if kept is None or x.requires_grad or x.dtype != kept.dtype:
+            return False
+        return x.data_ptr() == kept.data_ptr() and x.shape == kept.shape
