@@ -19,6 +19,7 @@ from vigpipe.bench.options import (
     EmulateBench,
     FeedBench,
     GnnBench,
+    HalosBench,
     IntervalsBench,
     LearningBench,
     OpsBench,
@@ -26,6 +27,7 @@ from vigpipe.bench.options import (
     PredictBench,
     SamplersBench,
     SoakBench,
+    SplitBench,
     StrategiesBench,
     StudyBench,
     SubnetworksBench,
@@ -67,6 +69,8 @@ LearningOptions = Annotated[LearningBench, Parameter(name="*")]
 SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
 IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
 SubnetworksOptions = Annotated[SubnetworksBench, Parameter(name="*")]
+HalosOptions = Annotated[HalosBench, Parameter(name="*")]
+SplitOptions = Annotated[SplitBench, Parameter(name="*")]
 WidthsOptions = Annotated[WidthsBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
 SoakOptions = Annotated[SoakBench, Parameter(name="*")]
@@ -107,7 +111,7 @@ def _run(arguments: list[str]) -> int:
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         named = "pipeline", "sync", "predict", "cuts", "checkpoint"
-        trained = "learning", "samplers", "intervals", "subnetworks", "widths"
+        trained = "learning", "samplers", "intervals", "subnetworks", "widths", "split", "halos"
         benches = dict.fromkeys((*named, *trained), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
@@ -455,6 +459,20 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.widths import bench_widths
 
         bench_widths(config)
+
+    @bench.command
+    def halos(*, config: HalosOptions = HalosBench()) -> None:  # noqa: B008
+        """Compare what ranks learn whose halos are exact, late, or sampled."""
+        from vigpipe.bench.halos import bench_halos
+
+        bench_halos(config)
+
+    @bench.command
+    def split(*, config: SplitOptions = SplitBench()) -> None:  # noqa: B008
+        """Count what ranks that share a graph send and hold, by their number."""
+        from vigpipe.bench.split import bench_split
+
+        bench_split(config)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -192,6 +192,42 @@ class SubnetworksBench(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitBench(TrainConfig):
+    """Options of `vigpipe bench split`: those of train, which say what a step is.
+
+    Attributes:
+        layers: number of layers.
+        numbers: M,M,... numbers of ranks that share the graph.
+    """
+
+    model: Model = "gcn"
+    layers: int | None = 3
+    threads: int | None = 1
+    numbers: str = "2,3,4,6,8,12,16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalosBench(TrainConfig):
+    """Options of `vigpipe bench halos`: those of train, which all runs share.
+
+    Attributes:
+        epochs: steps, each on the whole graph.
+        dropout: dropout rate, before every layer.
+        shards: number of ranks, each with a part of the graph.
+        seeds: number of seeds, from 0; each halo is run with all of them.
+        halos: HALO,HALO,... values of --halo to compare.
+    """
+
+    model: Model = "sage"
+    epochs: int | None = 120
+    dropout: float = 0.5
+    shards: int = 4
+    threads: int | None = 1
+    seeds: int = 3
+    halos: str = "exact,stale,sampled:0.5,sampled:0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WidthsBench(TrainConfig):
     """Options of `vigpipe bench widths`: those of train, which all runs share.
 
