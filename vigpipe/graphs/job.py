@@ -262,10 +262,11 @@ class GraphJob:
         """Return how ranks share the sub-graphs of their replica."""
         if shards.size == 1:
             return Alone()
+        config, fused = self.config, self.config.impl == "fused"
         if self._has_halos:
-            kind = parse_halo(self.config.halo)
-            return ByParts(shards, self.shares.parts, kind, self.config.seed)
-        return ByRows(shards)
+            owners, kind = self.shares.parts, parse_halo(config.halo)
+            return ByParts(shards, owners, kind, config.seed, fused=fused)
+        return ByRows(shards, fused=fused)
 
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline

@@ -52,6 +52,7 @@ SETUPS: dict[str, TrainConfig] = {
     "gat float32": replace(BASE, model="gat", heads=5, lr=0.001, dtype="float32"),
     "gat v2": replace(BASE, model="gat", heads=2, aggregator="v2", norm="layer"),
     "gat words": replace(WORDS, model="gat", heads=1),
+    "gat plain": replace(BASE, model="gat", heads=2, impl="plain"),
     "gin": replace(BASE, model="gin", norm="batch"),
     "gin widens": replace(BASE, model="gin", width=90, norm="layer", lr=0.002),
     "gcn2": replace(BASE, model="gcn2", norm="layer"),

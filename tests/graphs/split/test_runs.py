@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.faults.test_faults import ENV, FAULTY, line
 from tests.world import run_command, run_ranks
+from vigpipe.bench.split import CountedShards
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
@@ -168,3 +169,15 @@ def test_a_halo_that_is_late_has_nothing_to_be_compared_with():
     assert done.returncode == 2
     (told,) = done.stderr.splitlines()
     assert told.startswith("vigpipe: --halo stale: does not train like one rank")
+
+
+@pytest.mark.parametrize("split", ["mixed", "halo"])
+@pytest.mark.parametrize("impl", ["fused", "plain"])
+def test_the_edges_use_the_operators_that_the_user_chose(split, impl):
+    config = replace(BASE, shards=2, split=split, impl=impl)
+    job, layout = prepare(config, torch.float64).job, Layout(num_shards=2)
+    ends = {"has_first": True, "has_last": True}
+    shards = CountedShards(2, 0)
+    feed = job.feed(layout, 0, torch.device("cpu"), torch.float64, **ends, shards=shards)
+    ((edges, *_),) = feed.batch(0).structures
+    assert edges.fused == edges.with_loops().fused == (impl == "fused")

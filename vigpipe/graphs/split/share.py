@@ -104,12 +104,13 @@ class ByRows:
 
     Args:
         shards: the ranks.
+        fused: use the fused kernels where there are any.
     """
 
     is_alone = False
 
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
+    def __init__(self, shards: Shards, *, fused: bool) -> None:
+        self._shards, self._fused = shards, fused
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         """Choose neighbouring ones, an m-th of all."""
@@ -125,7 +126,7 @@ class ByRows:
         """Choose some rows of a sub-graph; all edges stay."""
         nodes, adjacency, weights = sub_graph
         assert isinstance(adjacency, Adjacency)  # `GraphJob.check` has refused others
-        edges = MixedEdges(adjacency.to(device), self._shards, features)
+        edges = MixedEdges(adjacency.to(device), self._shards, features, fused=self._fused)
         weights = None if weights is None else weights[self._shards.own(len(nodes))]
         own = self.own(nodes)
         return Share(own, edges, len(own), weights)
@@ -146,12 +147,16 @@ class ByParts:
         owners: (n,) int64, which of them has a node.
         kind: what they get of one another's rows.
         seed: of the rows that are sampled.
+        fused: use the fused kernels where there are any.
     """
 
     is_alone = False
 
-    def __init__(self, shards: Shards, owners: np.ndarray, kind: HaloKind, seed: int) -> None:
+    def __init__(
+        self, shards: Shards, owners: np.ndarray, kind: HaloKind, seed: int, *, fused: bool
+    ) -> None:
         self._shards, self._owners, self._kind, self._seed = shards, owners, kind, seed
+        self._fused = fused
         self._stale = StaleHalos() if kind.method == "stale" else None
         self._halo: Halo | None = None  # of the whole graph, on the host
 
@@ -173,8 +178,11 @@ class ByParts:
         """Choose the rank's part of the graph."""
         assert isinstance(sub_graph.adjacency, Adjacency)
         self._halo = make_halo(sub_graph.adjacency, self._owners, self._shards.place)
-        edges = HaloEdges(self._halo.to(device), self._shards, features, self._stale)
+        edges = self._edges(self._halo.to(device), features)
         return Share(self._own, edges, len(self._own))
+
+    def _edges(self, halo: Halo, features: Tensor | None = None) -> HaloEdges:
+        return HaloEdges(halo, self._shards, features, self._stale, fused=self._fused)
 
     def at_step(self, share: Share, step: int, device: torch.device) -> Share:
         """Sample the halo anew, or begin to count what is late."""
@@ -184,7 +192,7 @@ class ByParts:
             return share
         assert self._halo is not None
         some = self._halo.sampled(self._kind.rate, np.random.default_rng((self._seed, step)))
-        return share._replace(edges=HaloEdges(some.to(device), self._shards))
+        return share._replace(edges=self._edges(some.to(device)))
 
     def finish(self) -> None:
         """Wait for what is late."""
