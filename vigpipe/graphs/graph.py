@@ -91,11 +91,7 @@ class Graph:
             Where in the list of these edges those of each node begin, (m + 1,) int64, and their
             numbers, (e,) int64.
         """
-        starts = self.indptr[nodes]
-        degrees = self.indptr[nodes + 1] - starts
-        rows = np.zeros(len(nodes) + 1, dtype=np.int64)
-        np.cumsum(degrees, out=rows[1:])
-        return rows, np.arange(rows[-1]) + np.repeat(starts - rows[:-1], degrees)
+        return edges_into(self.indptr, nodes)
 
     def sources(self) -> np.ndarray:
         """Return the node that each edge comes from, (e,) int64, all of them in memory."""
@@ -118,6 +114,15 @@ class Graph:
         for array in (self.indptr, self.sources(), self.labels, self.split):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges that end in some nodes of a graph with these rows; see `Graph`."""
+    starts = indptr[nodes]
+    degrees = indptr[nodes + 1] - starts
+    rows = np.zeros(len(nodes) + 1, dtype=np.int64)
+    np.cumsum(degrees, out=rows[1:])
+    return rows, np.arange(rows[-1]) + np.repeat(starts - rows[:-1], degrees)
 
 
 def are_rows(indptr: np.ndarray, last: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from vigpipe.graphs.graph import edges_into, rows_of_kept
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
 from vigpipe.ops.adjacency import Adjacency, Kind, Sampled
@@ -138,8 +139,7 @@ class Halo:
         stays = torch.ones(edges.num_sources, dtype=torch.bool)
         stays[num_own:] = torch.from_numpy(is_kept[boundary.halo])
         has_source = stays[edges.indices]
-        before = torch.zeros(edges.num_edges + 1, dtype=torch.int64)
-        torch.cumsum(has_source, 0, out=before[1:])
+        indptr = torch.from_numpy(rows_of_kept(edges.indptr.numpy(), has_source.numpy()))
         indices = (torch.cumsum(stays, 0) - 1)[edges.indices[has_source]]
         factors = torch.ones(len(indices), dtype=torch.float64)
         factors[indices >= num_own] = 1 / rate
@@ -147,7 +147,7 @@ class Halo:
         given = zip(self.given, boundary.given, strict=True)
         return replace(
             self,
-            edges=Sampled(before[edges.indptr], indices, factors, *degrees),
+            edges=Sampled(indptr, indices, factors, *degrees),
             counts=boundary.counts(is_kept),
             given=tuple(rows[torch.from_numpy(is_kept[at])] for rows, at in given),
         )
@@ -178,7 +178,9 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
     here = np.concatenate((nodes, sent[in_halo]))
     row_of = np.full(num_nodes, -1)
     row_of[here] = np.arange(len(here))
-    indptr, indices = _edges_into(adjacency, nodes, row_of)
+    indptr, edges = edges_into(adjacency.indptr.numpy(), nodes)
+    new, targets = row_of[sources[edges]], np.repeat(np.arange(len(nodes)), np.diff(indptr))
+    indices = new[np.lexsort((new, targets))]  # ascending in each row again
     degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
     return Halo(
         nodes,
@@ -188,20 +190,6 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
         tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),
         tuple(np.bincount(parts, minlength=num_parts).tolist()),
     )
-
-
-def _edges_into(
-    adjacency: Adjacency, nodes: np.ndarray, row_of: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges into some nodes, with new numbers of their sources, ascending in a row."""
-    starts, ends = (adjacency.indptr.numpy()[nodes + i] for i in (0, 1))
-    degrees = ends - starts
-    indptr = np.zeros(len(nodes) + 1, dtype=np.int64)
-    np.cumsum(degrees, out=indptr[1:])
-    rows = np.repeat(np.arange(len(nodes)), degrees)
-    edges = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degrees)
-    sources = row_of[adjacency.indices.numpy()[edges]]
-    return indptr, sources[np.lexsort((sources, rows))]
 
 
 class HaloEdges(SharedEdges):
