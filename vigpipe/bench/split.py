@@ -5,7 +5,7 @@ as many. So counts need no ranks, and a graph can be looked at before a cluster 
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import weight_dtype
 from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.layout import Layout
-from vigpipe.parallel.shards import Fill, Index, Shards
+from vigpipe.parallel.shards import Gifts, Shards
 from vigpipe.profiling.live_bytes import LiveBytes
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.folder import make_output_folder
@@ -69,16 +69,10 @@ class CountedShards(Shards):
         super().__init__()
         self.size, self.place = size, place
 
-    def exchange(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-        what: str,
-    ) -> Tensor:
+    def exchange(self, gifts: Gifts, what: str) -> Tensor:
         """Count what this rank would give; it gets zeros from others. See `Shards.exchange`."""
-        place, mine = self.place, like.new_zeros(shapes[self.place])
+        (fill, shapes, index, like), place = gifts, self.place
+        mine = like.new_zeros(shapes[place])
         with _disable_current_modes():  # what others hold does not count
             blocks = [
                 torch.empty(shape, dtype=like.dtype)[index(place, to)].clone()

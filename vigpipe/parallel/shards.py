@@ -5,7 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,23 @@ from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
 Index = tuple[slice, ...]
 Fill = Callable[[Sequence[Tensor]], None]
 MEMORY_BYTES = 1 << 18  # of a tensor that all ranks of one machine write into, at least
+
+
+class Gifts(NamedTuple):
+    """What a rank has for the tensors that an exchange makes, one for every rank.
+
+    Attributes:
+        fill: writes what the rank has for each into these entries, a tensor for each rank.
+        shapes: of the tensors of all ranks, in their order.
+        places: returns which entries a rank, the first argument, writes in the tensor of another,
+            the second.
+        like: a tensor of their type, on their device.
+    """
+
+    fill: Fill
+    shapes: Sequence[tuple[int, ...]]
+    places: Callable[[int, int], Index]
+    like: Tensor
 
 
 class Shards:
@@ -58,48 +75,30 @@ class Shards:
         """Return which of so many rows or channels are this rank's."""
         return self.slices(num)[self.place]
 
-    def exchange(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-        what: str,
-    ) -> Tensor:
+    def exchange(self, gifts: Gifts, what: str) -> Tensor:
         """Make a tensor for every rank, of which each rank writes some entries.
 
         Args:
-            fill: writes what this rank has for each into these entries, a tensor for each rank.
-            shapes: of the tensors of all ranks, in their order.
-            index: returns which entries a rank, the first argument, writes in the tensor of
-                another, the second.
-            like: a tensor of their type, on their device.
+            gifts: what this rank has for each, and where it belongs.
             what: what it is for, for the account.
 
         Returns:
             The tensor of this rank.
         """
+        fill, shapes, index, like = gifts
         if self.size == 1:
             mine = like.new_empty(shapes[0])
             fill([mine[index(0, 0)]])
             return mine
         is_written = self._windows and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
-        make = self._written if is_written else self._received
-        mine, num_given = make(fill, shapes, index, like)
+        mine, num_given = self._written(gifts) if is_written else self._received(gifts)
         self.sent[what] += num_given * like.itemsize
         return mine
 
-    def begin(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-        what: str,
-    ) -> Callable[[], Tensor]:
+    def begin(self, gifts: Gifts, what: str) -> Callable[[], Tensor]:
         """Begin an exchange, and return what waits for its end and returns the rank's tensor."""
-        work, finish, num_given = self._send(fill, shapes, index, like)
-        self.sent[what] += num_given * like.itemsize
+        work, finish, num_given = self._send(gifts)
+        self.sent[what] += num_given * gifts.like.itemsize
 
         def wait() -> Tensor:
             work.wait()
@@ -118,13 +117,8 @@ class Shards:
         shape = sum(counts), *rows.shape[1:]
         firsts = [sum(counts[:place]) for place in range(self.size)]
         own = [(slice(first, first + n),) for first, n in zip(firsts, counts, strict=True)]
-        return self.exchange(
-            copies_of(lambda to: rows),
-            [shape] * self.size,
-            lambda of, to: own[of],
-            rows,
-            what,
-        )
+        fill = copies_of(lambda to: rows)
+        return self.exchange(Gifts(fill, [shape] * self.size, lambda of, to: own[of], rows), what)
 
     def total(self, values: Tensor, what: str) -> Tensor:
         """Return the sum of what all ranks have, with the same bits on all of them.
@@ -140,14 +134,9 @@ class Shards:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def _written(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-    ) -> tuple[Tensor, int]:
+    def _written(self, gifts: Gifts) -> tuple[Tensor, int]:
         """Let every rank write into the tensors of all; returns this one's, and what it gave."""
+        fill, shapes, index, like = gifts
         mine, segment = self._pool.empty(shapes[self.place], like.dtype)
         segments = torch.empty(self.size, 2, dtype=torch.int64)
         dist.all_gather_into_tensor(segments, torch.tensor([segment]), group=self.group)
@@ -163,32 +152,20 @@ class Shards:
         dist.all_reduce(torch.zeros(1), group=self.group)
         return mine, num_given
 
-    def _received(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-    ) -> tuple[Tensor, int]:
+    def _received(self, gifts: Gifts) -> tuple[Tensor, int]:
         """Send every rank what this one has for it; returns this one's, and what it gave."""
-        work, finish, num_given = self._send(fill, shapes, index, like)
+        work, finish, num_given = self._send(gifts)
         work.wait()
         return finish(), num_given
 
-    def _send(
-        self,
-        fill: Fill,
-        shapes: Sequence[tuple[int, ...]],
-        index: Callable[[int, int], Index],
-        like: Tensor,
-    ) -> tuple[Any, Callable[[], Tensor], int]:
+    def _send(self, gifts: Gifts) -> tuple[Any, Callable[[], Tensor], int]:
         """Begin to send every rank what this one has for it.
 
         Returns:
             What is going on, what puts this rank's tensor together afterwards, and how many numbers
             it gives.
         """
-        everybody = range(self.size)
+        (fill, shapes, index, like), everybody = gifts, range(self.size)
         given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
         taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
         sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]

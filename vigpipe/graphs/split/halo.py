@@ -9,7 +9,6 @@ back and are added. So what travels follows from the edges between the parts, on
 and each part that it has neighbours in.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from vigpipe.graphs.graph import edges_into, rows_of_kept
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
 from vigpipe.ops.adjacency import Adjacency, Kind, Sampled
-from vigpipe.parallel.shards import Fill, Shards, copies_of
+from vigpipe.parallel.shards import Gifts, Shards, copies_of
 
 HALOS = "halos"  # what is sent
 
@@ -278,11 +277,11 @@ class _WithHalo(Function):
 
         fill = copies_of(lambda to: x if to == shards.place else x[halo.given[to]])
         shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
-        return shards.exchange(fill, shapes, lambda of, to: (halo.place(of, to),), x, HALOS)
+        return shards.exchange(Gifts(fill, shapes, lambda of, to: (halo.place(of, to),), x), HALOS)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        back = ctx.shards.exchange(*_given_back(grad, ctx.halo, ctx.shards.place), grad, HALOS)
+        back = ctx.shards.exchange(_given_back(grad, ctx.halo, ctx.shards.place), HALOS)
         return _added_up(grad, back, ctx.halo, ctx.shards.place), None, None
 
 
@@ -303,10 +302,12 @@ class _WithStaleHalo(Function):
         firsts = np.cumsum(counts, axis=0) - counts  # where each part's are in the halo of another
 
         begun = shards.begin(
-            copies_of(lambda to: x[halo.given[to]]),
-            [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
-            lambda of, to: (slice(int(firsts[of, to]), int(firsts[of, to] + counts[of, to])),),
-            x,
+            Gifts(
+                copies_of(lambda to: x[halo.given[to]]),
+                [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
+                lambda of, to: (slice(int(firsts[of, to]), int(firsts[of, to] + counts[of, to])),),
+                x,
+            ),
             HALOS,
         )
         assert not counts[place, place]
@@ -315,15 +316,13 @@ class _WithStaleHalo(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         halo, shards = ctx.halo, ctx.shards
-        begun = shards.begin(*_given_back(grad, halo, shards.place), grad, HALOS)
+        begun = shards.begin(_given_back(grad, halo, shards.place), HALOS)
         back = ctx.stale.last(("gradients", ctx.slot), begun)
         return _added_up(grad, back, halo, shards.place), None, None, None, None
 
 
-def _given_back(
-    grad: Tensor, halo: Halo, place: int
-) -> tuple[Fill, list[tuple[int, ...]], Callable[[int, int], tuple[slice]]]:
-    """Return how the gradients of a halo go back: what `Shards.exchange` takes."""
+def _given_back(grad: Tensor, halo: Halo, place: int) -> Gifts:
+    """Return how the gradients of a halo go back."""
     counts, parts = halo.counts, range(len(halo.sizes))
     firsts = np.cumsum(counts, axis=1) - counts  # where each part's are among what a rank gets back
 
@@ -332,7 +331,8 @@ def _given_back(
     def index(of: int, to: int) -> tuple[slice]:
         return (slice(int(firsts[to, of]), int(firsts[to, of] + counts[to, of])),)
 
-    return fill, [(int(counts[part].sum()), grad.shape[1]) for part in parts], index
+    shapes = [(int(counts[part].sum()), grad.shape[1]) for part in parts]
+    return Gifts(fill, shapes, index, grad)
 
 
 def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.ops.sparse import write_sums
-from vigpipe.parallel.shards import Shards, copies_of
+from vigpipe.parallel.shards import Gifts, Shards, copies_of
 
 SWITCHES, SCORES = "switches", "scores"  # what is sent
 MOST_PIECES, LEAST_COLUMNS = 2, 64  # that a rank cuts its columns into; of a piece
@@ -193,10 +193,12 @@ def _sum_by_columns(
                 sums.write(part, of_rank, block[:, here], of_bias)
 
     return shards.exchange(
-        fill,
-        [(_length(of_rank), num_channels) for of_rank in rows],
-        lambda of, to: (_EVERY, owned[of]),
-        x,
+        Gifts(
+            fill,
+            [(_length(of_rank), num_channels) for of_rank in rows],
+            lambda of, to: (_EVERY, owned[of]),
+            x,
+        ),
         SWITCHES,
     )
 
@@ -221,10 +223,12 @@ def _send_pieces(x: Tensor, pieces: Sequence[slice], sums: _Sums, shards: Shards
     """Send every rank a piece of its columns of this rank's rows."""
     rows = shards.slices(sums.num_sources)
     return shards.exchange(
-        copies_of(lambda to: x[:, pieces[to]]),
-        [(sums.num_sources, _length(piece)) for piece in pieces],
-        lambda of, to: (rows[of],),
-        x,
+        Gifts(
+            copies_of(lambda to: x[:, pieces[to]]),
+            [(sums.num_sources, _length(piece)) for piece in pieces],
+            lambda of, to: (rows[of],),
+            x,
+        ),
         SWITCHES,
     )
 
@@ -240,10 +244,12 @@ class _AllRows(Function):
         shards: Shards = ctx.shards
         rows = shards.slices(len(grad))
         parts = shards.exchange(
-            copies_of(lambda to: grad[rows[to]][None]),
-            [(shards.size, _length(of_rank), grad.shape[1]) for of_rank in rows],
-            lambda of, to: (slice(of, of + 1),),
-            grad,
+            Gifts(
+                copies_of(lambda to: grad[rows[to]][None]),
+                [(shards.size, _length(of_rank), grad.shape[1]) for of_rank in rows],
+                lambda of, to: (slice(of, of + 1),),
+                grad,
+            ),
             SCORES,
         )
         return parts.sum(0), None, None
@@ -265,10 +271,12 @@ def _send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> T
     by_heads = x.reshape(len(x), heads, x.shape[1] // heads)
     rows, columns = shards.slices(num_rows), shards.slices(by_heads.shape[2])
     y = shards.exchange(
-        copies_of(lambda to: by_heads[:, :, columns[to]]),
-        [(num_rows, heads, _length(of_rank)) for of_rank in columns],
-        lambda of, to: (rows[of],),
-        x,
+        Gifts(
+            copies_of(lambda to: by_heads[:, :, columns[to]]),
+            [(num_rows, heads, _length(of_rank)) for of_rank in columns],
+            lambda of, to: (rows[of],),
+            x,
+        ),
         SWITCHES,
     )
     return y.flatten(1)
@@ -279,10 +287,12 @@ def _send_rows(x: Tensor, shards: Shards, num_channels: int, heads: int) -> Tens
     by_heads, num = x.reshape(len(x), heads, x.shape[1] // heads), num_channels // heads
     rows, columns = shards.slices(len(x)), shards.slices(num)
     y = shards.exchange(
-        copies_of(lambda to: by_heads[rows[to]]),
-        [(_length(of_rank), heads, num) for of_rank in rows],
-        lambda of, to: (_EVERY, _EVERY, columns[of]),
-        x,
+        Gifts(
+            copies_of(lambda to: by_heads[rows[to]]),
+            [(_length(of_rank), heads, num) for of_rank in rows],
+            lambda of, to: (_EVERY, _EVERY, columns[of]),
+            x,
+        ),
         SWITCHES,
     )
     return y.flatten(1)
