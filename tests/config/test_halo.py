@@ -46,3 +46,16 @@ def test_it_is_for_parts_and_a_late_halo_is_not_asked_for_twice():
         with_replication_defaults(replace(shared, halo="stale"))
     with pytest.raises(InputError, match="--halo stale with --recompute always: a repeated"):
         with_replication_defaults(replace(halo, recompute="always"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunks": 3, "split": "halo"}, "--chunks 3: is for .* mixed, and --split is halo; leave"),
+        ({"adjacency": "split", "shards": 1}, "--adjacency split: is .* and --shards is 1; leave"),
+        ({"adjacency": "split", "chunks": 2}, "--adjacency split with --chunks 2: edges would tra"),
+    ],
+)
+def test_chunks_and_edges_that_travel_are_for_rows_and_columns(options, message):
+    with pytest.raises(InputError, match=message):
+        with_replication_defaults(replace(TrainConfig(shards=2), **options))

@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Layout": (
         *("stages", "microbatches", "schedule", "virtual_stages", "boundary", "recompute"),
-        *("shards", "split", "halo"),
+        *("shards", "split", "adjacency", "chunks", "halo"),
         *("device", "threads", "timeout"),
     ),
     "Replicas": (

@@ -68,6 +68,8 @@ class TrainKeywords(TypedDict, total=False):
     virtual_stages: int
     shards: int
     split: choices.Split | None
+    adjacency: choices.Edging
+    chunks: int
     halo: str | None
     sync: choices.Sync | None
     strategy: choices.Strategy

@@ -16,6 +16,7 @@ from vigpipe.config.choices import (
     Device,
     Divided,
     Dtype,
+    Edging,
     Features,
     Final,
     GraphNorm,
@@ -156,6 +157,11 @@ class TrainConfig:
         split: how they share it: mixed, the default, where each has the features of some nodes, and
             while neighbours are summed some channels of all nodes (MixGCN); or halo, where each has
             a part that METIS cuts, and gets the features of its nodes' neighbours in others.
+        adjacency: with mixed, the edges that a rank keeps: whole, all of them; or split, those of
+            its own nodes, which then travel round the ranks whenever neighbours are summed.
+        chunks: with mixed, the number of chunks of nodes in which features leave for other ranks
+            while more are summed, where ranks send; those of one machine's CPUs write into each
+            other's memory instead. The result does not depend on it.
         halo: with halo, which features of neighbours in other parts a rank gets: exact, the
             default, those of the same step; stale, those of the step before, which travel meanwhile
             (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
@@ -332,6 +338,8 @@ class TrainConfig:
     virtual_stages: int = 1
     shards: int = 1
     split: Split | None = None
+    adjacency: Edging = "whole"
+    chunks: int = 1
     halo: str | None = None
     sync: Sync | None = None
     strategy: Strategy = "synchronous"
@@ -515,6 +523,7 @@ def check_numbers(config: TrainConfig) -> None:
         "epochs": (1, 1e6),
         "steps": (1, 1e9),
         "shards": (1, 1 << 16),
+        "chunks": (1, 1 << 10),
         "keep": (1, 1e6),
         "max_restarts": (0, 1e6),
         "evaluate_every": (1, 1e6),

@@ -121,6 +121,7 @@ def _with_shards(config: TrainConfig) -> TrainConfig:
             f"--halo {config.halo}: says what ranks with parts of a graph get of one another's, "
             f"and --split is {config.split or 'mixed'}; leave it out, or choose --split halo"
         )
+    _check_mixed(config)
     if config.halo == "stale" and config.recompute != "never":
         raise InputError(
             f"--halo stale with --recompute {config.recompute}: a repeated forward would take what "
@@ -140,6 +141,23 @@ def _with_shards(config: TrainConfig) -> TrainConfig:
             "each replica has some of them already; leave one of the two out"
         )
     return replace(config, split=config.split or "mixed")
+
+
+def _check_mixed(config: TrainConfig) -> None:
+    """Raise InputError where what --split mixed alone has is asked of another way, or twice."""
+    travels, in_chunks = config.adjacency == "split", config.chunks > 1
+    for what, is_given in (("adjacency split", travels), (f"chunks {config.chunks}", in_chunks)):
+        if is_given and (config.shards == 1 or config.split == "halo"):
+            way = "--split is halo" if config.split == "halo" else "--shards is 1"
+            raise InputError(
+                f"--{what}: is for ranks that share a graph with --split mixed, and {way}; leave "
+                "it out"
+            )
+    if travels and in_chunks:
+        raise InputError(
+            f"--adjacency split with --chunks {config.chunks}: edges would travel for every chunk; "
+            "leave one of the two out"
+        )
 
 
 def _check_together(config: TrainConfig) -> None:

@@ -162,10 +162,27 @@ class GraphJob:
                 f"--split halo: gives each rank a part of the whole graph, and --sampler is "
                 f"{sampler}; choose full, or --split mixed"
             )
+        if self.config.adjacency == "split":
+            self._check_travelling()
         if self.sampler.most_nodes < num_shards:
             raise InputError(
                 f"--shards {num_shards}: a sub-graph has {self.sampler.most_nodes} nodes at most; "
                 "take fewer shards"
+            )
+
+    def _check_travelling(self) -> None:
+        """Raise InputError where edges that travel would save nothing, or not be enough."""
+        what, config = "--adjacency split", self.config
+        if config.sampler != "full":
+            raise InputError(
+                f"{what}: divides the edges of the whole graph, and with --sampler "
+                f"{config.sampler} every rank draws those of a sub-graph; leave it out, or choose "
+                "--sampler full"
+            )
+        if config.model == "gat":
+            raise InputError(
+                f"{what}: gat has learned weights of all edges on every rank, which take as much "
+                "room as the edges; leave it out"
             )
 
     def batch_size(self, layout: Layout) -> int:
@@ -266,7 +283,8 @@ class GraphJob:
         if self._has_halos:
             owners, kind = self.shares.parts, parse_halo(config.halo)
             return ByParts(shards, owners, kind, config.seed, fused=fused)
-        return ByRows(shards, fused=fused)
+        travels = config.adjacency == "split"
+        return ByRows(shards, chunks=config.chunks, travels=travels, fused=fused)
 
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline

@@ -90,14 +90,28 @@ class Shards:
             mine = like.new_empty(shapes[0])
             fill([mine[index(0, 0)]])
             return mine
-        is_written = self._windows and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
+        is_written = self.can_write and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
         mine, num_given = self._written(gifts) if is_written else self._received(gifts)
         self.sent[what] += num_given * like.itemsize
         return mine
 
-    def begin(self, gifts: Gifts, what: str) -> Callable[[], Tensor]:
-        """Begin an exchange, and return what waits for its end and returns the rank's tensor."""
-        work, finish, num_given = self._send(gifts)
+    @property
+    def can_write(self) -> bool:
+        """Whether ranks write into each other's memory, rather than send."""
+        return bool(self._windows)
+
+    def begin(self, gifts: Gifts, what: str, out: Tensor | None = None) -> Callable[[], Tensor]:
+        """Begin an exchange; the ranks send, even if they could write.
+
+        Args:
+            gifts: what this rank has for each, and where it belongs.
+            what: what it is for, for the account.
+            out: the tensor of this rank, if there is one already; it keeps what nobody gives.
+
+        Returns:
+            What waits for the end, and returns the tensor of this rank.
+        """
+        work, finish, num_given = self._send(gifts, out)
         self.sent[what] += num_given * gifts.like.itemsize
 
         def wait() -> Tensor:
@@ -158,8 +172,14 @@ class Shards:
         work.wait()
         return finish(), num_given
 
-    def _send(self, gifts: Gifts) -> tuple[Any, Callable[[], Tensor], int]:
+    def _send(
+        self, gifts: Gifts, mine: Tensor | None = None
+    ) -> tuple[Any, Callable[[], Tensor], int]:
         """Begin to send every rank what this one has for it.
+
+        Args:
+            gifts: what it has for each.
+            mine: the tensor of this rank; None for a new one.
 
         Returns:
             What is going on, what puts this rank's tensor together afterwards, and how many numbers
@@ -183,12 +203,13 @@ class Shards:
             places = [index(of, self.place) for of in everybody]
             is_stacked = all(len(place) == 1 for place in places)
             starts = [place[0].start for place in places]
-            if is_stacked and starts == sorted(starts):  # whole rows, in the order of the ranks
+            # Whole rows, in the order of the ranks.
+            if mine is None and is_stacked and starts == sorted(starts):
                 return out.view(shapes[self.place])
-            mine = like.new_empty(shapes[self.place])
+            whole = like.new_empty(shapes[self.place]) if mine is None else mine
             for place, part, shape in zip(places, out.split(sizes[0]), taken, strict=True):
-                mine[place] = part.view(shape)
-            return mine
+                whole[place] = part.view(shape)
+            return whole
 
         return work, finish, len(parts) - sizes[1][self.place]
 

@@ -16,7 +16,7 @@ from tests.world import run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
-from vigpipe.graphs.split import switch
+from vigpipe.graphs.split import sums
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.facts import prepare
@@ -78,7 +78,7 @@ REPLICATED: dict[str, TrainConfig] = {
 def traces(rank, world_size, configs, num_steps=MANY):
     """On every rank: train with each configuration, and evaluate; what the writer has."""
     torch.set_num_threads(1)
-    switch.LEAST_COLUMNS = 2  # or columns of so few channels would be summed in one piece
+    sums.LEAST_COLUMNS = 2  # or columns of so few channels would be summed in one piece
     found = []
     for config in configs:
         rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)

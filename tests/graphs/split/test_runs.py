@@ -133,6 +133,8 @@ def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights
         ({"stages": 2}, "--shards 2 with 2 stages: .* leave --shards out, or take --stages 1"),
         ({"sampler": "neighbour"}, "--shards 2: .* with --sampler neighbour every layer has nodes"),
         ({"split": "halo", "sampler": "parts"}, "--split halo: .* --sampler is parts; choose full"),
+        ({"sampler": "parts", "adjacency": "split"}, "--adjacency split: .* with --sampler parts"),
+        ({"model": "gat", "adjacency": "split"}, "--adjacency split: gat has learned weights of a"),
         ({"shards": 301}, "--shards 301: a sub-graph has 300 nodes at most; take fewer"),
         ({"shards": 0}, "--shards 0: must be a number from 1"),
         ({"model": "vig_digits", "data": "digits"}, "--shards 2: is for a graph"),

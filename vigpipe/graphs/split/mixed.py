@@ -6,18 +6,14 @@ without a partition of the graph and without copies of boundary nodes; between t
 ranks switch (`switch`). Every rank has all edges.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from vigpipe.graphs.split.shared import SharedEdges
-from vigpipe.graphs.split.switch import (
-    SCORES,
-    all_rows,
-    switched_sums,
-    to_columns,
-    to_rows,
-    total,
-)
+from vigpipe.graphs.split.sums import Chunks, Sums, WholeSums, switched_sums
+from vigpipe.graphs.split.switch import SCORES, all_rows, to_columns, to_rows, total
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.parallel.shards import Shards
 
@@ -33,6 +29,7 @@ class MixedEdges(SharedEdges):
         shards: the ranks.
         features: rows that are the same in every call, and whose columns are therefore kept; None
             for none.
+        chunks: in how many chunks of nodes sums leave, where ranks send.
         fused: use the fused kernels where there are any.
     """
 
@@ -42,25 +39,30 @@ class MixedEdges(SharedEdges):
         shards: Shards,
         features: Tensor | None = None,
         *,
+        chunks: int = 1,
         fused: bool = True,
     ) -> None:
         num_nodes = adjacency.num_targets
         num_rows = shards.count(num_nodes)
         super().__init__(adjacency, shards, num_rows, num_nodes, features, fused=fused)
+        # What can be written where it is wanted does not leave later.
+        in_chunks = chunks > 1 and not shards.can_write
+        self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
 
     def with_loops(self) -> "MixedEdges":
         """Return the edges with a self-loop at every node; what is kept is kept for both."""
-        adjacency, fused = self.adjacency.with_loops(), self.fused
-        looped = MixedEdges(adjacency, self.shards, self._features, fused=fused)
-        looped._kept = self._kept
+        looped = copy(self)
+        looped.adjacency = self.adjacency.with_loops()
         return looped
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
         columns = self._to_columns(x) if self._is_features(x) else None
-        rest = kind, self.adjacency, self.shards, self.fused
-        return switched_sums(x, columns, added, *rest)
+        return switched_sums(x, columns, added, self._sums(kind), self.shards, self._chunks)
+
+    def _sums(self, kind: Kind) -> Sums:
+        return WholeSums(self.adjacency, kind, self.fused)
 
     def maximum(self, x: Tensor) -> Tensor:
         """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""

@@ -12,6 +12,7 @@ from vigpipe.graphs.samplers.sampler import SubGraph
 from vigpipe.graphs.split.halo import Halo, HaloEdges, make_halo
 from vigpipe.graphs.split.mixed import MixedEdges
 from vigpipe.graphs.split.stale import StaleHalos
+from vigpipe.graphs.split.travelling import TravellingEdges
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.parallel.shards import Shards
@@ -104,13 +105,16 @@ class ByRows:
 
     Args:
         shards: the ranks.
+        chunks: in how many chunks of nodes sums leave, where ranks send.
+        travels: whether a rank keeps only the edges of its own nodes.
         fused: use the fused kernels where there are any.
     """
 
     is_alone = False
 
-    def __init__(self, shards: Shards, *, fused: bool) -> None:
-        self._shards, self._fused = shards, fused
+    def __init__(self, shards: Shards, *, chunks: int, travels: bool, fused: bool) -> None:
+        self._shards, self._chunks, self._travels = shards, chunks, travels
+        self._fused = fused
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         """Choose neighbouring ones, an m-th of all."""
@@ -123,13 +127,22 @@ class ByRows:
     def share(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Share:
-        """Choose some rows of a sub-graph; all edges stay."""
+        """Choose some rows of a sub-graph; all edges stay, unless they travel."""
         nodes, adjacency, weights = sub_graph
         assert isinstance(adjacency, Adjacency)  # `GraphJob.check` has refused others
-        edges = MixedEdges(adjacency.to(device), self._shards, features, fused=self._fused)
+        edges = self._edges(adjacency, device, features)
         weights = None if weights is None else weights[self._shards.own(len(nodes))]
         own = self.own(nodes)
         return Share(own, edges, len(own), weights)
+
+    def _edges(
+        self, adjacency: Adjacency, device: torch.device, features: Tensor | None
+    ) -> MixedEdges:
+        shards, fused = self._shards, self._fused
+        if self._travels:
+            return TravellingEdges(adjacency, shards, device, features, fused=fused)
+        edges = adjacency.to(device)
+        return MixedEdges(edges, shards, features, chunks=self._chunks, fused=fused)
 
     def at_step(self, share: Share, step: int, device: torch.device) -> Share:
         """Return the same."""

@@ -1,0 +1,342 @@
+"""Sums over the edges of nodes that several ranks share by rows, with gradients.
+
+A rank sums some columns of all nodes. Its columns come from the ranks that have the rows, and the
+sums go back to them:
+
+    rows, (n_k, C)  ->  columns, (n, C_k)  ->  their sums, (n, C_k)  ->  rows, (n_k, C)
+
+Ranks of one machine write the sums where they are wanted. Where ranks send, they can do so in
+chunks of nodes: chunk after chunk leaves as it is summed, and a chunk is summed as soon as the rows
+that it needs have come. A row is summed in one go, so the result does not depend on the chunks.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.graphs.split.switch import SWITCHES, length_of
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse import write_sums
+from vigpipe.parallel.shards import Gifts, Shards, copies_of
+
+MOST_PIECES, LEAST_COLUMNS = 2, 64  # that a rank cuts its columns into; of a piece
+_EVERY = slice(None)
+
+
+class Sums(Protocol):
+    """Sums over the edges of n nodes."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number n of nodes."""
+        ...
+
+    def turned(self) -> "Sums":
+        """Return the sums over the edges turned round, as the backward takes them."""
+        ...
+
+    def write(
+        self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
+    ) -> None:
+        """Write sums to where they are wanted.
+
+        Args:
+            x: (n, c).
+            rows: which sums, in pieces.
+            out: where each piece is to be, (number of rows, c); the rows may be apart.
+            added: (c,), that is added to each sum; None for nothing.
+        """
+        ...
+
+
+class WholeSums(NamedTuple):
+    """Sums on a rank that has all edges.
+
+    Attributes:
+        adjacency: the graph.
+        kind: which weights; see `Adjacency.weights`.
+        fused: use the fused kernels where there are any.
+        transposed: whether the edges are turned round.
+    """
+
+    adjacency: Adjacency
+    kind: Kind
+    fused: bool
+    transposed: bool = False
+
+    @property
+    def num_nodes(self) -> int:
+        """Number n of nodes."""
+        return self.adjacency.num_targets
+
+    def turned(self) -> "WholeSums":
+        """Return the sums over the edges turned round."""
+        return self._replace(transposed=not self.transposed)
+
+    def write(
+        self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
+    ) -> None:
+        """Write sums to where they are wanted; see `Sums.write`."""
+        ways = {"transposed": self.transposed, "fused": self.fused}
+        for some, of_some in zip(rows, out, strict=True):
+            write_sums(self.adjacency, x, self.kind, some, of_some, added, **ways)
+
+
+class Chunks:
+    """The nodes in chunks, each of which has some rows of every rank.
+
+    Args:
+        num_chunks: how many.
+        of_ranks: which nodes are whose.
+
+    Attributes:
+        of_ranks: which nodes are whose.
+        rows: of each chunk, which nodes of it are whose.
+    """
+
+    def __init__(self, num_chunks: int, of_ranks: Sequence[slice]) -> None:
+        self.of_ranks = of_ranks
+        cuts = [
+            [of_rank.start + length_of(of_rank) * i // num_chunks for i in range(num_chunks + 1)]
+            for of_rank in of_ranks
+        ]
+        self.rows = [[slice(ends[i], ends[i + 1]) for ends in cuts] for i in range(num_chunks)]
+        self._last: WeakKeyDictionary[Adjacency, list[int]] = WeakKeyDictionary()
+
+    def local(self, of_chunk: Sequence[slice], rank: int) -> slice:
+        """Return where a rank's nodes of a chunk are among all that it has."""
+        first = self.of_ranks[rank].start
+        return slice(of_chunk[rank].start - first, of_chunk[rank].stop - first)
+
+    def last_needed(self, adjacency: Adjacency) -> list[int]:
+        """Return which chunk is the last one that has edges into each chunk; -1 if none has."""
+        if adjacency not in self._last:
+            indptr, chunk_of = adjacency.indptr, torch.empty_like(adjacency.indptr[1:])
+            for number, of_chunk in enumerate(self.rows):
+                for rows in of_chunk:
+                    chunk_of[rows] = number
+            of_edges = chunk_of[adjacency.indices]
+            self._last[adjacency] = [
+                max(
+                    int(edges.max()) if len(edges) else -1
+                    for edges in (of_edges[indptr[r.start] : indptr[r.stop]] for r in of_chunk)
+                )
+                for of_chunk in self.rows
+            ]
+        return self._last[adjacency]
+
+
+def switched_sums(
+    x: Tensor,
+    columns: Tensor | None,
+    added: Tensor | None,
+    sums: Sums,
+    shards: Shards,
+    chunks: Chunks | None = None,
+) -> Tensor:
+    """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
+
+    Of the columns, some are there at a time.
+
+    Args:
+        x: the rank's rows.
+        columns: the rank's columns of all rows, if they are known; x then needs no gradient.
+        added: (n_k, C), or (C,) for all nodes, that is added to the sums; None for nothing.
+        sums: what is summed.
+        shards: the ranks.
+        chunks: of nodes, that leave as they are summed; None where all leave at once. With chunks,
+            `sums` are `WholeSums`.
+    """
+    y = _SwitchedSums.apply(x, columns, added, sums, shards, chunks)
+    return y  # pyright: ignore[reportReturnType]
+
+
+class _SwitchedSums(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        columns: Tensor | None,
+        added: Tensor | None,
+        sums: Sums,
+        shards: Shards,
+        chunks: Chunks | None,
+    ) -> Tensor:
+        ctx.sums, ctx.shards, ctx.chunks = sums, shards, chunks
+        ctx.added = None if added is None else (added.dim(), added.dtype)
+        bias = added if added is not None and added.dim() == 1 else None
+        y = _sum_by_columns(x, columns, bias, sums, shards, chunks)
+        return y if added is None or added.dim() == 1 else y.add_(added)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_x = d_added = None
+        if ctx.needs_input_grad[0]:
+            rest = ctx.sums.turned(), ctx.shards, ctx.chunks
+            d_x = _sum_by_columns(grad, None, None, *rest)
+        if ctx.needs_input_grad[2]:
+            dim, dtype = ctx.added
+            d_added = (grad.sum(0) if dim == 1 else grad).to(dtype)
+        return d_x, None, d_added, None, None, None
+
+
+def _sum_by_columns(
+    x: Tensor,
+    columns: Tensor | None,
+    bias: Tensor | None,
+    sums: Sums,
+    shards: Shards,
+    chunks: Chunks | None,
+) -> Tensor:
+    """Let every rank sum its columns, some at a time, into the rows of all: (n_k, C) -> (n_k, C).
+
+    Args:
+        x: the rank's rows.
+        columns: the rank's columns of all rows, if they are known.
+        bias: (C,), that is added to each sum; None for nothing.
+        sums: what is summed.
+        shards: the ranks.
+        chunks: of nodes, that leave as they are summed.
+    """
+    num_channels = x.shape[1]
+    rows, owned = shards.slices(sums.num_nodes), shards.slices(num_channels)
+    own, pieces = owned[shards.place], _pieces(owned, columns is not None)
+    if chunks is not None:
+        assert isinstance(sums, WholeSums)
+        y = x.new_empty(len(x), num_channels)
+        of_pieces = [_sum_in_chunks(x, columns, bias, sums, shards, chunks, p, y) for p in pieces]
+        for waits in of_pieces:
+            for wait in waits:
+                wait()
+        return y
+
+    def fill(blocks: Sequence[Tensor]) -> None:
+        for piece in pieces:
+            # Of each rank's columns, the same piece: (n_k, c) go to the rank that sums them.
+            part = columns
+            if part is None:
+                part = _send_pieces(x, [piece(of_rank) for of_rank in owned], rows, shards)
+            mine = piece(own)
+            here = slice(mine.start - own.start, mine.stop - own.start)
+            of_bias = None if bias is None else bias[mine]
+            sums.write(part, rows, [block[:, here] for block in blocks], of_bias)
+
+    return shards.exchange(
+        Gifts(
+            fill,
+            [(length_of(of_rank), num_channels) for of_rank in rows],
+            lambda of, to: (_EVERY, owned[of]),
+            x,
+        ),
+        SWITCHES,
+    )
+
+
+def _sum_in_chunks(
+    x: Tensor,
+    columns: Tensor | None,
+    bias: Tensor | None,
+    sums: WholeSums,
+    shards: Shards,
+    chunks: Chunks,
+    piece: Callable[[slice], slice],
+    y: Tensor,
+) -> list[Callable[[], Tensor]]:
+    """Sum a piece of every rank's columns, in chunks of nodes that leave as they are summed.
+
+    Args:
+        x: as for `_sum_by_columns`, and so are the next five.
+        columns: see there.
+        bias: see there.
+        sums: see there.
+        shards: see there.
+        chunks: see there.
+        piece: chooses the columns of the piece from those of a rank.
+        y: (n_k, C), where the rank's sums arrive.
+
+    Returns:
+        What waits for the sums of each chunk.
+    """
+    num_channels = x.shape[1]
+    owned = shards.slices(num_channels)
+    pieces, mine = [piece(of_rank) for of_rank in owned], piece(owned[shards.place])
+    of_bias = None if bias is None else bias[mine]
+    part, arrivals = columns, []
+    if part is None:
+        part = x.new_empty(sums.num_nodes, length_of(mine))
+        arrivals = [_send_chunk(x, c, pieces, shards, chunks, part) for c in chunks.rows]
+    graph = sums.adjacency.transposed if sums.transposed else sums.adjacency
+    shapes = [(length_of(of_rank), num_channels) for of_rank in chunks.of_ranks]
+    num_arrived, waits = 0, []
+    # Chunks that need few others come first, on all ranks alike.
+    in_turn = zip(chunks.rows, chunks.last_needed(graph), strict=True)
+    for of_chunk, last in sorted(in_turn, key=lambda chunk: chunk[1]):
+        for arrived in arrivals[num_arrived : last + 1]:
+            arrived()
+        num_arrived = max(num_arrived, last + 1)
+        gifts = Gifts(
+            lambda blocks, c=of_chunk: sums.write(part, c, blocks, of_bias),
+            shapes,
+            lambda of, to, c=of_chunk: (chunks.local(c, to), pieces[of]),
+            x,
+        )
+        waits.append(shards.begin(gifts, SWITCHES, y))
+    for arrived in arrivals[num_arrived:]:  # no edge needs these
+        arrived()
+    return waits
+
+
+def _send_chunk(
+    x: Tensor,
+    of_chunk: Sequence[slice],
+    pieces: Sequence[slice],
+    shards: Shards,
+    chunks: Chunks,
+    part: Tensor,
+) -> Callable[[], Tensor]:
+    """Begin to send every rank its columns of this rank's rows of a chunk; they arrive in part."""
+    some = chunks.local(of_chunk, shards.place)
+    gifts = Gifts(
+        copies_of(lambda to: x[some, pieces[to]]),
+        [(chunks.of_ranks[-1].stop, length_of(of_rank)) for of_rank in pieces],
+        lambda of, to: (of_chunk[of],),
+        x,
+    )
+    return shards.begin(gifts, SWITCHES, part)
+
+
+def _pieces(owned: Sequence[slice], are_whole: bool) -> list[Callable[[slice], slice]]:
+    """Cut the columns of every rank into the same number of pieces.
+
+    Only one of them is in memory as columns of all rows; narrow ones would cost more than they
+    save.
+    """
+    narrowest = min(map(length_of, owned))
+    number = 1 if are_whole else max(1, min(MOST_PIECES, narrowest // LEAST_COLUMNS))
+
+    def cut(index: int, of_rank: slice) -> slice:
+        ends = [of_rank.start + length_of(of_rank) * i // number for i in (index, index + 1)]
+        return slice(*ends)
+
+    return [partial(cut, index) for index in range(number)]
+
+
+def _send_pieces(
+    x: Tensor, pieces: Sequence[slice], rows: Sequence[slice], shards: Shards
+) -> Tensor:
+    """Send every rank a piece of its columns of this rank's rows."""
+    num_nodes = rows[-1].stop
+    return shards.exchange(
+        Gifts(
+            copies_of(lambda to: x[:, pieces[to]]),
+            [(num_nodes, length_of(piece)) for piece in pieces],
+            lambda of, to: (rows[of],),
+            x,
+        ),
+        SWITCHES,
+    )

@@ -1,0 +1,252 @@
+"""Edges that each rank keeps for its own nodes only, and that travel: --adjacency split.
+
+A rank sums some columns of all nodes, for which it needs all edges. It keeps the block of those
+that end in its own nodes, and, for the backward, of those that leave them. Whenever columns are
+summed, the blocks go once round the ranks, so that a rank has two at a time: its neighbour's is on
+its way while it sums over its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.graphs.split.mixed import MixedEdges
+from vigpipe.graphs.split.switch import length_of, send_columns, send_rows
+from vigpipe.ops.adjacency import Adjacency, Factors, Kind
+from vigpipe.ops.sparse import kernels_for, write_sums
+from vigpipe.parallel.shards import Gifts, Shards, copies_of
+
+EDGES = "edges"  # what is sent
+_FITS_INT32 = 1 << 31
+
+
+class Degrees(Adjacency):
+    """Nodes of which the degrees are known, without their edges.
+
+    Args:
+        degrees: (n,) int64, the edges that end in each.
+    """
+
+    def __init__(self, degrees: Tensor) -> None:
+        super().__init__(degrees.new_zeros(len(degrees) + 1), degrees[:0])
+        self._known = degrees
+
+    @property
+    def _degrees(self) -> Tensor:
+        return self._known
+
+
+class Block(Adjacency):
+    """The edges that end in the nodes of one rank, or leave them if they are turned round.
+
+    Args:
+        packed: (rows + 1 + e,), where the edges of each row begin, and what they come from.
+        rows: the nodes.
+        degrees: of all nodes, as the graph has its edges.
+        is_turned: whether the edges are turned round.
+    """
+
+    def __init__(self, packed: Tensor, rows: slice, degrees: Degrees, is_turned: bool) -> None:
+        indptr, indices = packed.long().tensor_split([length_of(rows) + 1])
+        self._keep(indptr, indices, degrees.num_targets)
+        self._rows, self._of_nodes, self._is_turned = rows, degrees, is_turned
+
+    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
+        """Return factors of nodes, of the graph that the block is from; see `Adjacency.factors`."""
+        assert not transposed  # a block of the edges turned round is another block
+        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._is_turned)
+        return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
+
+
+class Blocks:
+    """The edges of a graph in blocks, of which this rank has its own.
+
+    Args:
+        whole: the graph, on the host.
+        shards: the ranks.
+        device: where the block is to be.
+
+    Attributes:
+        num_nodes: n.
+    """
+
+    def __init__(self, whole: Adjacency, shards: Shards, device: torch.device) -> None:
+        self.num_nodes, self._shards = whole.num_targets, shards
+        self._rows = shards.slices(self.num_nodes)
+        self._degrees = Degrees(whole.in_degrees.to(device))
+        ways = [_packed(whole, self._rows)]
+        ways.append(ways[0] if whole.transposed is whole else _packed(whole.transposed, self._rows))
+        self._sizes = [[len(block) for block in blocks] for blocks in ways]
+        self._own = [blocks[shards.place].to(device) for blocks in ways]
+
+    def in_turn(self, is_turned: bool) -> Iterator[tuple[int, Block]]:
+        """Yield the rank that a block belongs to, and the block, beginning with the own one.
+
+        Args:
+            is_turned: whether the edges are turned round.
+        """
+        shards, sizes = self._shards, self._sizes[is_turned]
+        packed = self._own[is_turned]
+        for distance in range(shards.size):
+            owner = (shards.place + distance) % shards.size
+            following = None
+            if distance + 1 < shards.size:
+                following = self._pass_on(packed, sizes, distance)
+            yield owner, Block(packed, self._rows[owner], self._degrees, is_turned)
+            if following is not None:
+                packed = following()
+
+    def _pass_on(self, packed: Tensor, sizes: Sequence[int], distance: int) -> Callable[[], Tensor]:
+        """Begin to give the block to the rank before, and to get that of the one after."""
+        shards = self._shards
+        before = (shards.place - 1) % shards.size
+
+        def size(rank: int) -> int:
+            """Return the size of what a rank gets."""
+            return sizes[(rank + 1 + distance) % shards.size]
+
+        gifts = Gifts(
+            copies_of(lambda to: packed if to == before else packed[:0]),
+            [(size(rank),) for rank in range(shards.size)],
+            lambda of, to: (slice(0, size(to) if (to + 1) % shards.size == of else 0),),
+            packed,
+        )
+        return shards.begin(gifts, EDGES, packed.new_empty(size(shards.place)))
+
+
+class TravellingSums(NamedTuple):
+    """Sums over edges whose blocks travel; see `vigpipe.graphs.split.sums.Sums`.
+
+    Attributes:
+        blocks: the edges.
+        kind: which weights; see `Adjacency.weights`.
+        fused: use the fused kernels where there are any.
+        is_turned: whether the edges are turned round.
+    """
+
+    blocks: Blocks
+    kind: Kind
+    fused: bool
+    is_turned: bool = False
+
+    @property
+    def num_nodes(self) -> int:
+        """Number n of nodes."""
+        return self.blocks.num_nodes
+
+    def turned(self) -> "TravellingSums":
+        """Return the sums over the edges turned round."""
+        return self._replace(is_turned=not self.is_turned)
+
+    def write(
+        self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
+    ) -> None:
+        """Write the sums of all nodes; `rows` are those of the ranks. See `Sums.write`."""
+        for owner, block in self.blocks.in_turn(self.is_turned):
+            every = slice(0, length_of(rows[owner]))
+            write_sums(block, x, self.kind, every, out[owner], added, fused=self.fused)
+
+
+class TravellingEdges(MixedEdges):
+    """The edges between nodes of which a rank has the rows, or some columns of all.
+
+    Weights of edges that are learned are not for these: all ranks would have those of all edges.
+
+    Args:
+        whole: the graph, on the host.
+        shards: the ranks.
+        device: where the rows are.
+        features: as for `MixedEdges`.
+        fused: use the fused kernels where there are any.
+    """
+
+    def __init__(
+        self,
+        whole: Adjacency,
+        shards: Shards,
+        device: torch.device,
+        features: Tensor | None = None,
+        *,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(whole, shards, features, fused=fused)
+        self._device = device
+        self._made: dict[bool, Blocks] = {}  # without loops, and with them
+        self._has_loops = False
+
+    def with_loops(self) -> "TravellingEdges":
+        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        looped = copy(self)
+        looped._has_loops = True
+        return looped
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
+        y = _Maximum.apply(self._to_columns(x), self._blocks, x.shape[1], self.shards, self.fused)
+        return y  # pyright: ignore[reportReturnType]
+
+    def _sums(self, kind: Kind) -> TravellingSums:
+        return TravellingSums(self._blocks, kind, self.fused)
+
+    @property
+    def _blocks(self) -> Blocks:
+        if self._has_loops not in self._made:
+            # What follows from the whole graph goes away with this copy of it.
+            whole = self.adjacency
+            graph = Adjacency.unchecked(whole.indptr, whole.indices, whole.num_sources)
+            graph = graph.with_loops() if self._has_loops else graph
+            self._made[self._has_loops] = Blocks(graph, self.shards, self._device)
+        return self._made[self._has_loops]
+
+
+class _Maximum(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        columns: Tensor,
+        blocks: Blocks,
+        num_channels: int,
+        shards: Shards,
+        fused: bool,
+    ) -> Tensor:
+        wide = columns.to(torch.promote_types(columns.dtype, torch.float32)).contiguous()
+        has_backward = ctx.needs_input_grad[0]
+        shape = columns.shape if has_backward else (0,)
+        winners = torch.empty(shape, dtype=torch.int32, device=columns.device)
+        rows, kernels = shards.slices(blocks.num_nodes), kernels_for(columns, fused)
+        y = torch.empty_like(columns)
+        for owner, block in blocks.in_turn(is_turned=False):
+            y[rows[owner]], of_block = kernels.maxima(block, wide, has_backward)
+            if has_backward:
+                winners[rows[owner]] = of_block
+        ctx.save_for_backward(winners)
+        ctx.num_nodes, ctx.shards, ctx.fused = blocks.num_nodes, shards, fused
+        return send_rows(y, shards, num_channels)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        (winners,) = ctx.saved_tensors
+        columns = send_columns(grad, ctx.shards, ctx.num_nodes)
+        wide = columns.to(torch.promote_types(columns.dtype, torch.float32)).contiguous()
+        # The kernel of a GPU wants all edges.
+        kernels = kernels_for(columns, ctx.fused and not columns.is_cuda)
+        sources = Adjacency(
+            winners.new_zeros(ctx.num_nodes + 1).long(), winners.new_zeros(0).long()
+        )
+        d_columns = kernels.maxima_backward(sources, wide, winners).to(grad.dtype)
+        return d_columns, None, None, None, None
+
+
+def _packed(graph: Adjacency, rows: Sequence[slice]) -> list[Tensor]:
+    """Return what travels of a graph's edges, by rank: where rows begin, and sources."""
+    dtype = torch.int32 if max(graph.num_edges, graph.num_sources) < _FITS_INT32 else torch.int64
+    blocks = []
+    for of_rank in rows:
+        indptr = graph.indptr[of_rank.start : of_rank.stop + 1]
+        indices = graph.indices[int(indptr[0]) : int(indptr[-1])]
+        blocks.append(torch.cat((indptr - indptr[0], indices)).to(dtype))
+    return blocks
