@@ -269,7 +269,39 @@ class Rows(Adjacency):
         return self.whole.to(device).rows(self.start, self.end)
 
 
-class Sampled(Adjacency):
+class Excerpt(Adjacency):
+    """Edges from a larger graph, with the weights that they have there: degrees are its.
+
+    Args:
+        indptr: as of an Adjacency.
+        indices: as of an Adjacency.
+        degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
+        loop_degrees: (n,) int64, the same with a self-loop at every node.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, degrees: Tensor, loop_degrees: Tensor
+    ) -> None:
+        super().__init__(indptr, indices, len(degrees))
+        self.degrees, self.loop_degrees = degrees, loop_degrees
+
+    def _make_with_loops(self) -> "Excerpt":
+        indptr, indices, _ = self._looped()
+        return Excerpt(indptr, indices, self.loop_degrees, self.loop_degrees)
+
+    @property
+    def _degrees(self) -> Tensor:
+        return self.degrees
+
+    def to(self, device: torch.device | str) -> "Excerpt":
+        """Return the edges on a device; these themselves if they are there."""
+        if self.indptr.device == torch.device(device):
+            return self
+        tensors = self.indptr, self.indices, self.degrees, self.loop_degrees
+        return Excerpt(*(tensor.to(device) for tensor in tensors))
+
+
+class Sampled(Excerpt):
     """Edges that were sampled from a larger graph, with weights that make up for the others.
 
     A weight is that of the larger graph, times a factor of the edge: the factors are such that a
@@ -281,8 +313,8 @@ class Sampled(Adjacency):
         indptr: as of an Adjacency.
         indices: as of an Adjacency.
         edge_factors: (e,) float64.
-        degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
-        loop_degrees: (n,) int64, the same with a self-loop at every node.
+        degrees: as of an Excerpt.
+        loop_degrees: as of an Excerpt.
     """
 
     has_edge_factors = True
@@ -295,11 +327,10 @@ class Sampled(Adjacency):
         degrees: Tensor,
         loop_degrees: Tensor,
     ) -> None:
-        super().__init__(indptr, indices, len(degrees))
+        super().__init__(indptr, indices, degrees, loop_degrees)
         if len(edge_factors) != self.num_edges:
             raise ValueError(f"{len(edge_factors)} factors for {self.num_edges} edges")
         self.edge_factors = edge_factors
-        self.degrees, self.loop_degrees = degrees, loop_degrees
 
     def _make_with_loops(self) -> "Sampled":
         indptr, indices, places = self._looped()
@@ -309,10 +340,6 @@ class Sampled(Adjacency):
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
         return self.edge_factors * super()._weights_in_float64(kind)
-
-    @property
-    def _degrees(self) -> Tensor:
-        return self.degrees
 
     def to(self, device: torch.device | str) -> "Sampled":
         """Return the edges on a device; these themselves if they are there."""

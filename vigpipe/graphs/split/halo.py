@@ -20,44 +20,10 @@ from torch.autograd import Function
 from vigpipe.graphs.graph import edges_into, rows_of_kept
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
-from vigpipe.ops.adjacency import Adjacency, Kind, Sampled
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Kind, Sampled
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 
 HALOS = "halos"  # what is sent
-
-
-class LocalEdges(Adjacency):
-    """The edges that end in the nodes of a part, from these, which come first, and from its halo.
-
-    Weights of edges follow from the degrees in the whole graph.
-
-    Args:
-        indptr: as of an Adjacency.
-        indices: as of an Adjacency.
-        degrees: (n,) int64, the edges that end in each of the sources in the whole graph.
-        loop_degrees: (n,) int64, the same with a self-loop at every node.
-    """
-
-    def __init__(
-        self, indptr: Tensor, indices: Tensor, degrees: Tensor, loop_degrees: Tensor
-    ) -> None:
-        super().__init__(indptr, indices, len(degrees))
-        self.degrees, self.loop_degrees = degrees, loop_degrees
-
-    def _make_with_loops(self) -> "LocalEdges":
-        indptr, indices, _ = self._looped()
-        return LocalEdges(indptr, indices, self.loop_degrees, self.loop_degrees)
-
-    @property
-    def _degrees(self) -> Tensor:
-        return self.degrees
-
-    def to(self, device: torch.device | str) -> "LocalEdges":
-        """Return the edges on a device; these themselves if they are there."""
-        if self.indptr.device == torch.device(device):
-            return self
-        tensors = self.indptr, self.indices, self.degrees, self.loop_degrees
-        return LocalEdges(*(tensor.to(device) for tensor in tensors))
 
 
 @dataclass(frozen=True)
@@ -99,7 +65,7 @@ class Halo:
     """
 
     nodes: np.ndarray
-    edges: LocalEdges | Sampled
+    edges: Excerpt
     boundary: Boundary
     counts: np.ndarray
     given: tuple[Tensor, ...]
@@ -133,7 +99,6 @@ class Halo:
             draws: the same on all ranks.
         """
         boundary, edges, num_own = self.boundary, self.edges, len(self.nodes)
-        assert isinstance(edges, LocalEdges)
         is_kept = draws.random(len(boundary.to)) < rate
         stays = torch.ones(edges.num_sources, dtype=torch.bool)
         stays[num_own:] = torch.from_numpy(is_kept[boundary.halo])
@@ -183,7 +148,7 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
     degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
     return Halo(
         nodes,
-        LocalEdges(torch.from_numpy(indptr), torch.from_numpy(indices), *degrees),
+        Excerpt(torch.from_numpy(indptr), torch.from_numpy(indices), *degrees),
         boundary,
         boundary.counts(),
         tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),

@@ -16,28 +16,12 @@ from torch.autograd import Function
 
 from vigpipe.graphs.split.mixed import MixedEdges
 from vigpipe.graphs.split.switch import length_of, send_columns, send_rows
-from vigpipe.ops.adjacency import Adjacency, Factors, Kind
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Factors, Kind
 from vigpipe.ops.sparse import kernels_for, write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 
 EDGES = "edges"  # what is sent
 _FITS_INT32 = 1 << 31
-
-
-class Degrees(Adjacency):
-    """Nodes of which the degrees are known, without their edges.
-
-    Args:
-        degrees: (n,) int64, the edges that end in each.
-    """
-
-    def __init__(self, degrees: Tensor) -> None:
-        super().__init__(degrees.new_zeros(len(degrees) + 1), degrees[:0])
-        self._known = degrees
-
-    @property
-    def _degrees(self) -> Tensor:
-        return self._known
 
 
 class Block(Adjacency):
@@ -46,11 +30,11 @@ class Block(Adjacency):
     Args:
         packed: (rows + 1 + e,), where the edges of each row begin, and what they come from.
         rows: the nodes.
-        degrees: of all nodes, as the graph has its edges.
+        degrees: without edges, but with the degrees of all nodes before edges are turned round.
         is_turned: whether the edges are turned round.
     """
 
-    def __init__(self, packed: Tensor, rows: slice, degrees: Degrees, is_turned: bool) -> None:
+    def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, is_turned: bool) -> None:
         indptr, indices = packed.long().tensor_split([length_of(rows) + 1])
         self._keep(indptr, indices, degrees.num_targets)
         self._rows, self._of_nodes, self._is_turned = rows, degrees, is_turned
@@ -77,7 +61,9 @@ class Blocks:
     def __init__(self, whole: Adjacency, shards: Shards, device: torch.device) -> None:
         self.num_nodes, self._shards = whole.num_targets, shards
         self._rows = shards.slices(self.num_nodes)
-        self._degrees = Degrees(whole.in_degrees.to(device))
+        degrees = whole.in_degrees.to(device)
+        nowhere = degrees.new_zeros(self.num_nodes + 1)
+        self._degrees = Excerpt(nowhere, nowhere[:0], degrees, degrees)
         ways = [_packed(whole, self._rows)]
         ways.append(ways[0] if whole.transposed is whole else _packed(whole.transposed, self._rows))
         self._sizes = [[len(block) for block in blocks] for blocks in ways]
