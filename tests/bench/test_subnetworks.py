@@ -191,6 +191,14 @@ def test_wrong_use_is_one_sentence(capsys):
             ["--variants", "plain,shallow"],
             "--variants plain,shallow: 'shallow' is not plain, carry",
         ),
+        (
+            ["--variants", "plain,carry-moments+inner"],
+            "--variants plain,carry-moments+inner: inner is for images, and --model is sage; leav",
+        ),
+        (
+            ["--model", "vig_digits", "--validation", "0.1", "--variants", "partition-input"],
+            "--variants partition-input: partition-input is for graphs, and --model is vig_digits",
+        ),
         (["--depths", "x"], "--depths x: must be numbers from 1 with commas between them"),
         (["--model", "vig_digits", "--depths", "2"], "--depths 2: is for graph models"),
         (["--model", "vig_digits"], "--validation 0: validation images choose the epoch"),

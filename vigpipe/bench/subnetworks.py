@@ -25,6 +25,7 @@ from vigpipe.bench.trained import (
     write_shared,
 )
 from vigpipe.bench.ways import OF_WAYS, parse_ways
+from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
 from vigpipe.config.options import flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
@@ -78,6 +79,14 @@ def _parse_variant(word: str, options: SubnetworksBench) -> str:
             f"--variants {options.variants}: {word!r} is not {', '.join(VARIANTS)}, or several of "
             "them with + between them"
         )
+    is_graph = MODEL_DEFAULTS[options.model].job == "graph"
+    of_others, others = (OF_IMAGES, "images") if is_graph else (OF_GRAPHS, "graphs")
+    for part in word.split("+"):
+        if set(VARIANTS[part]) & set(of_others):
+            raise InputError(
+                f"--variants {options.variants}: {part} is for {others}, and --model is "
+                f"{options.model}; leave it out"
+            )
     return word
 
 
