@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -70,3 +71,11 @@ def test_what_torch_itself_needs_is_no_code_of_the_file(tmp_path):
 def test_what_is_no_pickle_needs_nothing(content, tmp_path):
     (tmp_path / "x").write_bytes(content)
     assert imported_by(tmp_path / "x") is None
+
+
+def test_an_escape_that_there_is_not_is_no_warning(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"S'\\d'\ncposix\nsystem\n.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert imported_by(path) == "posix.system"

@@ -2,7 +2,9 @@
 
 import io
 import pickletools
+import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from vigpipe.files.names import escaped
@@ -31,18 +33,30 @@ def imported_by(path: Path) -> str | None:
         strings: list[str] = []
         found: str | None = None
         try:
-            for code, value, _ in pickletools.genops(content):
-                if code.name in _STRINGS:
+            for name, value in _instructions(content):
+                if name in _STRINGS:
                     strings.append(str(value))
-                elif code.name in ("GLOBAL", "INST"):
+                elif name in ("GLOBAL", "INST"):
                     found = found or _unless_harmless(str(value).replace(" ", "."))
-                elif code.name == "STACK_GLOBAL":
+                elif name == "STACK_GLOBAL":
                     found = found or _unless_harmless(".".join(strings[-2:]))
         except ValueError:  # it is cut off, or no pickle
             return found if content.tell() == _MOST_BYTES else None
         if found:
             return found
     return None
+
+
+def _instructions(content: io.BytesIO) -> Iterator[tuple[str, object]]:
+    """Yield name and argument of each instruction, without warnings of what is amiss in it."""
+    instructions = pickletools.genops(content)
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            following = next(instructions, None)
+        if following is None:
+            return
+        yield following[0].name, following[1]
 
 
 def _unless_harmless(name: str) -> str | None:
