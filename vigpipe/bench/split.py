@@ -8,12 +8,10 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tabulate import tabulate
-from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vigpipe.bench.options import SplitBench
 from vigpipe.bench.trained import check_graph_model, check_left_out, parse_numbers
@@ -23,10 +21,9 @@ from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.split.halo import HaloEdges
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import weight_dtype
-from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.layout import Layout
-from vigpipe.parallel.shards import Gifts, Shards
 from vigpipe.profiling.live_bytes import LiveBytes
+from vigpipe.profiling.rehearse import CountedShards, features_of
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
@@ -55,39 +52,6 @@ class Row(NamedTuple):
     peak_bytes: int
     rows: float
     sources: float
-
-
-class CountedShards(Shards):
-    """One of m ranks, without the others.
-
-    Args:
-        size: m.
-        place: of this rank.
-    """
-
-    def __init__(self, size: int, place: int) -> None:
-        super().__init__()
-        self.size, self.place = size, place
-
-    def exchange(self, gifts: Gifts, what: str) -> Tensor:
-        """Count what this rank would give; it gets zeros from others. See `Shards.exchange`."""
-        (fill, shapes, index, like), place = gifts, self.place
-        mine = like.new_zeros(shapes[place])
-        with _disable_current_modes():  # what others hold does not count
-            blocks = [
-                torch.empty(shape, dtype=like.dtype)[index(place, to)].clone()
-                for to, shape in enumerate(shapes)
-            ]
-        blocks[place] = mine[index(place, place)]
-        num_given = sum(block.numel() for block in blocks) - blocks[place].numel()
-        self.sent[what] += num_given * like.itemsize
-        fill(blocks)
-        return mine
-
-    def total(self, values: Tensor, what: str) -> Tensor:
-        """Count what an all-reduce would send at least."""
-        self.sent[what] += 2 * (self.size - 1) * values.nbytes // self.size
-        return values.clone()
 
 
 def bench_split(options: SplitBench) -> None:
@@ -151,7 +115,7 @@ def _count_rank(run: Run, split: Split, number: int, place: int) -> Counted:
     def step(item: int) -> ReplicaBatch:
         batch = feed.batch(item)
         with live:
-            live.add(_held(batch))
+            live.add(features_of(batch))
             draws = model.draw(batch.keys, run.dtype)
             logits = model(batch.inputs, draws, *batch.structures[0])
             loss.begin(batch.num_samples)
@@ -169,13 +133,6 @@ def _count_rank(run: Run, split: Split, number: int, place: int) -> Counted:
     is_halo = isinstance(edges, HaloEdges)
     sources = edges.halo.length(place) if is_halo else shards.count(run.config.width or 1)
     return Counted(shards.sent.total() - before, live.peak, batch.sizes[0], sources)
-
-
-def _held(batch: ReplicaBatch) -> list[Tensor]:
-    """Return the features that a rank has: dense ones, or those that are not 0."""
-    rest: Any = batch.structures[0][1:]
-    sparse = [t for f in rest if isinstance(f, SparseRows) for t in (f.values, f.places.indices)]
-    return [*sparse, *([] if batch.inputs is None else [batch.inputs])]
 
 
 def _write(folder: Path, run: Run, rows: Sequence[Row]) -> None:

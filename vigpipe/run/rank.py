@@ -225,6 +225,7 @@ def make_rank_state(
     recorder: Recorder | None = None,
     recorded: Sequence[Recorded] | None = None,
     strategy: Strategy | None = None,
+    shards: Shards | None = None,
 ) -> RankState:
     """Build the state of one rank at the start of a run.
 
@@ -238,6 +239,7 @@ def make_rank_state(
         recorder: records what the rank does in the steps it is asked to; None for no timing.
         recorded: what each replica is to do again; None if it is free.
         strategy: that of a rank without peers; by default the one that the options name.
+        shards: what stands for the ranks that share its batch, for a rank without peers.
     """
     layout, config = run.layout, run.config
     sync = config.sync or default_sync(
@@ -292,7 +294,7 @@ def make_rank_state(
             rows = Rows(describe_wide(run, models, optimizer), place.between)
         weights = Weights(parameters, running, rows)
         strategy = make_strategy(config, run.course, place, weights, recorded)
-    teammates, shards = Counterparts(groups.teammates), Shards(groups.shards)
+    teammates, shards = Counterparts(groups.teammates), shards or Shards(groups.shards)
     scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], teammates)
     compressor = None
     if config.strategy == "synchronous":

@@ -1,0 +1,201 @@
+"""Rehearse the share of one of several ranks, in a process without the others.
+
+What the others would give it are zeros, but as many; what it would give them is written somewhere.
+So its work, its memory and its traffic are those of a real rank, and what is missing is the time
+that messages and waiting take.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vigpipe.graphs.job import GraphJob
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.launch.device import synchronize
+from vigpipe.ops.sparse_rows import SparseRows
+from vigpipe.parallel.agreement import Peers
+from vigpipe.parallel.shards import Gifts, Shards
+from vigpipe.profiling.live_bytes import LiveBytes
+from vigpipe.replication.synchronous import Synchronous
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import Run
+from vigpipe.run.rank import make_rank_state
+from vigpipe.run.step import complete_step, train_step
+
+_MOST_STEPS = 10**6  # of a run that is rehearsed, whose end must not come
+
+
+class CountedShards(Shards):
+    """One of m ranks, without the others.
+
+    Args:
+        size: m.
+        place: of this rank.
+
+    Attributes:
+        given: bytes of each exchange since `begin_step`, and in how many so many were given.
+        summed: bytes of each tensor that was added up since then, and how many there were.
+        marks: when this rank was ready with each of these, as `time.perf_counter` tells.
+    """
+
+    def __init__(self, size: int, place: int) -> None:
+        super().__init__()
+        self.size, self.place = size, place
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Count anew."""
+        self.given: Counter[int] = Counter()
+        self.summed: Counter[int] = Counter()
+        self.marks: list[float] = []
+
+    def exchange(self, gifts: Gifts, what: str) -> Tensor:
+        """Count what this rank would give; it gets zeros from others. See `Shards.exchange`."""
+        (fill, shapes, index, like), place = gifts, self.place
+        mine = like.new_zeros(shapes[place])
+        with _disable_current_modes():  # what others hold does not count
+            blocks = [
+                like.new_empty(shape)[index(place, to)].clone() for to, shape in enumerate(shapes)
+            ]
+        blocks[place] = mine[index(place, place)]
+        num_given = sum(block.numel() for block in blocks) - blocks[place].numel()
+        self.sent[what] += num_given * like.itemsize
+        fill(blocks)
+        self.given[num_given * like.itemsize] += 1
+        self._mark(like)
+        return mine
+
+    def total(self, values: Tensor, what: str) -> Tensor:
+        """Count what an all-reduce would send at least."""
+        self.sent[what] += 2 * (self.size - 1) * values.nbytes // self.size
+        self.summed[values.nbytes] += 1
+        self._mark(values)
+        return values.clone()
+
+    def _mark(self, like: Tensor) -> None:
+        synchronize(like.device)
+        self.marks.append(time.perf_counter())
+
+
+class Counted(NamedTuple):
+    """What one rank sends and holds in a step.
+
+    Attributes:
+        sent_bytes: what it gives to those that share its batch.
+        given: bytes of an exchange, and in how many so many are given.
+        summed: bytes of a tensor that is added up over the ranks, and how many there are.
+        peak_bytes: of all tensors that exist at a time, but for the graph itself.
+    """
+
+    sent_bytes: int
+    given: Counter[int]
+    summed: Counter[int]
+    peak_bytes: int
+
+
+class Rehearsal:
+    """One rank's share of the steps of a run whose other ranks are not there.
+
+    Args:
+        run: the run, with several ranks that share a batch, or replicas that take every step
+            together, or a single rank; with one stage.
+        rank: the rank whose share it is.
+        device: where it computes.
+    """
+
+    def __init__(self, run: Run, rank: int, device: torch.device) -> None:
+        config = replace(run.config, steps=_MOST_STEPS)
+        run = replace(run, config=config)
+        layout, self.device = run.layout, device
+        self._shards = CountedShards(layout.num_shards, layout.shard_of(rank))
+        alone = Synchronous(run.course, layout.replica_index(rank), Peers())
+        self.state = make_rank_state(run, rank, device, strategy=alone, shards=self._shards)
+        self._batches: Iterator[ReplicaBatch] = batches(self.state)
+
+    def step(self) -> list[float]:
+        """Take a step.
+
+        Returns:
+            The seconds of its stretches: from the begin to the first exchange, from there to the
+            next, ..., to the end.
+        """
+        self._shards.begin_step()
+        synchronize(self.device)
+        began = time.perf_counter()
+        train_step(self.state, next(self._batches))
+        complete_step(self.state)
+        synchronize(self.device)
+        return [b - a for a, b in pairwise([began, *self._shards.marks, time.perf_counter()])]
+
+    def count(self) -> Counted:
+        """Take a step, and count what it sends and holds; a step must have been taken before."""
+        batch, live = next(self._batches), LiveBytes()
+        live.add(tensor for tensor in self._held(batch) if not self._is_of_graph(tensor))
+        self._shards.begin_step()
+        before = self._shards.sent.total()
+        with live:
+            train_step(self.state, batch)
+        complete_step(self.state)
+        sent = self._shards.sent.total() - before
+        return Counted(sent, self._shards.given, self._shards.summed, live.peak)
+
+    def close(self) -> None:
+        """End what reads ahead."""
+        self.state.feed.close()
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the tensors in which gradients are added up over ranks."""
+        parameters = list(self.state.parameters().values())
+        width = 2 if self.state.run.config.sync == "double" else 1
+        return width * sum(p.numel() * p.element_size() for p in parameters)
+
+    def _held(self, batch: ReplicaBatch) -> Iterator[Tensor]:
+        """Yield the tensors that exist before a step."""
+        state = self.state
+        yield from (t for model in state.models for t in model.state_dict().values())
+        yield from (p.grad for p in state.parameters().values() if p.grad is not None)
+        yield from _tensors_in(vars(state.replicas.gradients), set())
+        yield from _tensors_in(list(state.optimizer.state.values()), set())
+        yield from _tensors_in((batch.inputs, batch.labels, batch.keys, batch.structures), set())
+
+    def _is_of_graph(self, tensor: Tensor) -> bool:
+        """Whether a tensor is memory of the graph, which the process has anyway."""
+        assert isinstance(self.state.run.job, GraphJob)
+        graph = self.state.run.job.graph
+        arrays = [graph.indptr, graph.sources(), graph.features]
+        begins = [a.ctypes.data for a in arrays if hasattr(a, "ctypes")]
+        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in begins
+
+
+def features_of(batch: ReplicaBatch) -> list[Tensor]:
+    """Return the features that a rank has: dense ones, or those that are not 0."""
+    rest: Any = batch.structures[0][1:]
+    sparse = [t for f in rest if isinstance(f, SparseRows) for t in (f.values, f.places.indices)]
+    return [*sparse, *([] if batch.inputs is None else [batch.inputs])]
+
+
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:  # noqa: ANN401
+    """Yield the tensors that an object refers to, but not what other ranks are given."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if id(value) in seen or isinstance(value, Shards | torch.nn.Module):
+        return
+    seen.add(id(value))
+    inside: Sequence[Any] = ()
+    if isinstance(value, dict):
+        inside = list(value.values())
+    elif isinstance(value, list | tuple | set):
+        inside = list(value)
+    elif hasattr(value, "__dict__") and type(value).__module__.startswith("vigpipe."):
+        inside = list(vars(value).values())
+    for each in inside:
+        yield from _tensors_in(each, seen)
