@@ -73,6 +73,19 @@ class GraphJob:
         """Return the same job with other options, which ask for the same graph and model."""
         return replace(self, config=config)
 
+    def resampled(self, config: TrainConfig) -> "GraphJob":
+        """Return a job on the same graph with other options, of its sampler too.
+
+        Args:
+            config: all options, with the defaults of the model and the sampler filled in.
+
+        Raises:
+            InputError: the graph cannot be cut so.
+        """
+        if isinstance(self.graph, PreparedGraph):
+            config = _as_prepared(config, self.graph)
+        return GraphJob(config, self.graph, *make_sampler(config, self.graph))
+
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
         """The splits that can be scored, all in one pass over the graph."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
@@ -162,36 +162,58 @@ def read_profile(path: Path) -> Profile:
         raise InputError(f"--profile {error}; {hint}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
-    expected = {f.name for f in fields(Profile)}
-    if isinstance(table, dict):
-        table.setdefault("amounts", [])  # older profiles know none
-    if not isinstance(table, dict) or set(table) != expected:
-        wrong = sorted(set(table) ^ expected) if isinstance(table, dict) else ["an object"]
-        raise InputError(f"--profile {path}: is not a profile ({wrong[0]!r} is amiss); {hint}")
     try:
-        profile = Profile(
-            **{
-                **table,
-                "rows": tuple(table["rows"]),
-                "slowdown": tuple(table["slowdown"]),
-                "amounts": tuple(table["amounts"]),
-                "stem": _piece(table["stem"]),
-                "blocks": tuple(map(_piece, table["blocks"])),
-                "readout": _piece(table["readout"]),
-            }
-        )
-        _check(profile)
+        return profile_of(table)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error)[:200]
         raise InputError(f"--profile {path}: is not a profile ({reason}); {hint}") from error
+
+
+def profile_of(table: Any) -> Profile:  # noqa: ANN401
+    """Return the profile that a table of its fields holds, as JSON has it.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: it holds something else.
+    """
+    if not isinstance(table, dict):
+        raise ValueError("'an object' is amiss")
+    table = {"amounts": [], **table}  # older profiles know none
+    if wrong := set(table) ^ {f.name for f in fields(Profile)}:
+        raise ValueError(f"{min(wrong)!r} is amiss")
+    profile = Profile(
+        **{
+            **table,
+            "rows": tuple(table["rows"]),
+            "slowdown": tuple(table["slowdown"]),
+            "amounts": tuple(table["amounts"]),
+            "stem": _piece(table["stem"]),
+            "blocks": tuple(map(_piece, table["blocks"])),
+            "readout": _piece(table["readout"]),
+        }
+    )
+    _check(profile)
     return profile
 
 
-def check_options(profile: Profile, where: str, model: str, options: Mapping[str, str]) -> None:
+class HasOptions(Protocol):
+    """Costs that were measured with some options."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """What the costs depend on, as text by name."""
+        ...
+
+
+def check_options(profile: HasOptions, where: str, model: str, options: Mapping[str, str]) -> None:
     """Check that a profile was measured with a run's model and options.
 
     Args:
-        profile: the profile.
+        profile: the profile, or what else was measured.
         where: where it comes from, for the error message.
         model: name of the run's model.
         options: the run's options that the costs depend on, as text by name.

@@ -42,7 +42,11 @@ def cost_options(run: Run) -> dict[str, str]:
 
 
 def measure_profile(
-    run: Run, rank: int, device: torch.device, microbatch_sizes: Sequence[int]
+    run: Run,
+    rank: int,
+    device: torch.device,
+    microbatch_sizes: Sequence[int],
+    slowdown: tuple[float, ...] | None = None,
 ) -> Profile | None:
     """Profile the unsplit model on rank 0, with the other ranks beside it.
 
@@ -56,6 +60,7 @@ def measure_profile(
         device: device of this rank.
         microbatch_sizes: samples per micro-batch to profile with, ascending; where micro-batches
             are drawn as they are, these do not matter.
+        slowdown: how much ranks slow each other down, if that is known; else it is measured.
 
     Returns:
         The profile on rank 0, else None.
@@ -67,8 +72,9 @@ def measure_profile(
     tables = [time_steps(trial, device) for trial in trials]
     if world_size > 1:
         dist.barrier()
-    trial = trials[0] if trials else make_trial(run, steps[0], device)
-    slowdown = measure_slowdown(trial, rank, world_size)
+    if slowdown is None:
+        trial = trials[0] if trials else make_trial(run, steps[0], device)
+        slowdown = measure_slowdown(trial, rank, world_size)
     latency, bandwidth = measure_transfer(rank, world_size, device)
 
     if rank != 0:

@@ -307,3 +307,26 @@ def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:
     for rows, part in zip(halo.given, by_part, strict=True):
         d_x.index_add_(0, rows, part)
     return d_x
+
+
+def work_of_parts(
+    targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, num_parts: int
+) -> np.ndarray:
+    """Count what the rank of each part sums.
+
+    Args:
+        targets: (e,) the node that each edge ends in.
+        sources: (e,) the node that it comes from.
+        parts: (n,) int64, the part of each node.
+        num_parts: m.
+
+    Returns:
+        (m, 3) int64: its own rows, those with its halo, and the edges into its own.
+    """
+    num_nodes = len(parts)
+    crosses = parts[sources] != parts[targets]
+    sent = np.unique(parts[targets[crosses]] * num_nodes + sources[crosses])
+    own = np.bincount(parts, minlength=num_parts)
+    halo = np.bincount(sent // num_nodes, minlength=num_parts)
+    edges = np.bincount(parts[targets], minlength=num_parts)
+    return np.stack((own, own + halo, edges), axis=1)

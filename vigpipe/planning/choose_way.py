@@ -1,0 +1,353 @@
+"""Predict what the ways to use m ranks on one graph take, and choose one.
+
+    computing     seconds of the fullest rank's share, by itself
+    slow cores    what ranks that compute on the same host at the same time add to it
+    messages      exchanges of rows and columns, and sums, between ranks that share a graph
+    agreement     adding up the gradients of weights, and agreeing that the step is taken
+    waiting       of a pipeline: what is left of its step, in which ranks wait for one another
+
+A message takes latency + bytes / bandwidth where a network is described; otherwise it takes what
+ranks of this machine took. A tensor is added up around a ring: 2 (m - 1) messages in turn, which
+are 2 (m - 1) / m times its bytes together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from vigpipe.errors import InputError
+from vigpipe.planning.profile import Profile
+from vigpipe.planning.simulate import StageCosts, stretch
+from vigpipe.planning.step import Request, predict, stage_costs
+from vigpipe.planning.ways import Curve, Layers, Links, Measured, Way
+
+_FAR_OFF = 100.0  # a step may take this many times what its pieces do, and no more
+_TINY = 1e-12  # seconds
+_MATTERS = 0.02  # of a step: less is not given as a reason
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines to predict for; None where those that were measured on are meant.
+
+    Attributes:
+        latency_seconds: of a message between two ranks.
+        bandwidth: bytes a second between them.
+        ranks_per_host: ranks on each host; None if one host has all.
+        memory_limit_bytes: memory that a rank may use; None for no limit.
+    """
+
+    latency_seconds: float | None = None
+    bandwidth: float | None = None
+    ranks_per_host: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+class Parts(NamedTuple):
+    """Seconds of a step by what they go to; see the module."""
+
+    computing: float
+    slow_cores: float = 0.0
+    messages: float = 0.0
+    agreement: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a way is predicted to take.
+
+    Attributes:
+        way: the way.
+        parts: where the seconds of a step go.
+        sent_bytes: what all ranks send in a step, gradients of weights included.
+        peak_bytes: memory of the fullest rank.
+        fits: whether this is within the limit.
+    """
+
+    way: Way
+    parts: Parts
+    sent_bytes: int
+    peak_bytes: int
+    fits: bool
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.parts)
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Seconds of all steps of an epoch."""
+        return self.step_seconds * self.way.steps_per_epoch
+
+
+class Choice(NamedTuple):
+    """What to take, and why.
+
+    Attributes:
+        best: the way to take.
+        outcomes: of all ways that were measured, in their order.
+        reason: one or more sentences.
+    """
+
+    best: Outcome
+    outcomes: tuple[Outcome, ...]
+    reason: str
+
+
+def choose(measured: Measured, cluster: Cluster) -> Choice:
+    """Choose the fastest way that fits, among those whose steps are one rank's.
+
+    Args:
+        measured: what the ways cost.
+        cluster: where the ranks will be.
+
+    Raises:
+        InputError: none keeps to the memory limit, or none was measured.
+    """
+    ways = [way for way in measured.ways if not way.why_not]
+    outcomes = tuple(predict_way(way, measured, cluster) for way in ways)
+    same = [outcome for outcome in outcomes if outcome.way.is_same]
+    fitting = [outcome for outcome in same if outcome.fits]
+    if not same:
+        reasons = "; ".join(f"{w.name}: {w.why_not}" for w in measured.ways if w.why_not)
+        raise InputError(f"--ranks {measured.num_ranks}: no way can be measured here ({reasons})")
+    if not fitting:
+        leanest = min(same, key=lambda outcome: outcome.peak_bytes)
+        limit = cluster.memory_limit_bytes
+        assert limit is not None
+        raise InputError(
+            f"--memory-limit {_bytes(limit)}: every way needs more; the leanest, "
+            f"{leanest.way.name}, needs {_bytes(leanest.peak_bytes)}; allow as much, or take more "
+            "--ranks"
+        )
+    best = min(fitting, key=lambda outcome: outcome.epoch_seconds)
+    return Choice(best, outcomes, _reason(best, outcomes, measured, cluster))
+
+
+def predict_way(way: Way, measured: Measured, cluster: Cluster) -> Outcome:
+    """Predict a step of one way."""
+    if way.layers is not None:
+        return _predict_layers(way, way.layers, measured, cluster)
+    network = _Network(measured.links, cluster, way.num_ranks)
+    on_host = min(cluster.ranks_per_host or way.num_ranks, way.num_ranks)
+    alone = way.seconds[0]
+    at_once = alone * stretch([seconds / alone for seconds in way.seconds], on_host)
+    messages = sum(count * network.exchange(size) for size, count in way.exchanges)
+    messages += sum(count * network.sum(size) for size, count in way.sums)
+    agreement = network.agreement
+    if way.num_ranks > 1:
+        agreement += network.sum(way.gradient_bytes)
+    sent = way.exchanged_bytes + way.reduced_bytes
+    parts = Parts(alone, max(0.0, at_once - alone), messages, agreement)
+    return Outcome(way, parts, sent, way.peak_bytes, _fits(way.peak_bytes, cluster))
+
+
+def _predict_layers(way: Way, layers: Layers, measured: Measured, cluster: Cluster) -> Outcome:
+    profile = _with_network(layers.profile, cluster)
+    num_microbatches = layers.num_microbatches
+    request = Request(
+        way.num_ranks,
+        1,
+        num_microbatches,
+        (num_microbatches,),
+        ranks_per_host=cluster.ranks_per_host,
+        typical=layers.typical,
+    )
+    costs = stage_costs(profile, request, layers.stages, num_microbatches)
+    costs = _scaled(costs, _calibration(way, layers, measured))
+    proposal = predict(profile, request, layers.stages, "gpipe", 1, num_microbatches, costs)
+    work = sum(map(sum, costs.forward)) + sum(map(sum, costs.backward)) + sum(costs.update)
+    computing = work / way.num_ranks
+    crossing = [
+        profile.boundary_bytes(profile.blocks[stage[-1]], layers.typical)
+        for stage in layers.stages[:-1]
+    ]
+    agreement = _Network(measured.links, cluster, way.num_ranks).agreement
+    parts = Parts(computing, agreement=agreement, waiting=proposal.step_seconds - computing)
+    peak = max(proposal.memory_bytes)
+    sent = round(2 * num_microbatches * sum(crossing))
+    return Outcome(way, parts, sent, peak, _fits(peak, cluster))
+
+
+def _calibration(way: Way, layers: Layers, measured: Measured) -> float:
+    """Return how many times longer steps take than their pieces were timed.
+
+    What is known is the step of a rank alone: the single rank's, or where a pipeline takes other
+    steps, a replica's, which is of one sub-graph.
+    """
+    alone = next(
+        (
+            other
+            for other in measured.ways
+            if other.seconds and other.is_same == way.is_same and not other.exchanges
+        ),
+        None,
+    )
+    if alone is None:
+        return 1.0
+    number = layers.num_microbatches if way.is_same else 1
+    request = Request(1, 1, number, (number,), typical=layers.typical)
+    blocks = tuple(range(len(layers.profile.blocks)))
+    predicted = predict(layers.profile, request, (blocks,), "gpipe", 1, number).step_seconds
+    return min(_FAR_OFF, max(1 / _FAR_OFF, alone.seconds[0] / max(_TINY, predicted)))
+
+
+def _scaled(costs: StageCosts, factor: float) -> StageCosts:
+    """Let all that a rank computes take so many times as long."""
+    return replace(
+        costs,
+        forward=[[factor * seconds for seconds in of_stage] for of_stage in costs.forward],
+        backward=[[factor * seconds for seconds in of_stage] for of_stage in costs.backward],
+        update=[factor * seconds for seconds in costs.update],
+        dispatch=factor * costs.dispatch,
+    )
+
+
+class _Network:
+    """What messages between m ranks take.
+
+    Args:
+        links: as measured, between perhaps fewer ranks.
+        cluster: says otherwise.
+        num_ranks: m.
+    """
+
+    def __init__(self, links: Links, cluster: Cluster, num_ranks: int) -> None:
+        self._links, self._cluster, self._num_ranks = links, cluster, num_ranks
+        self._is_described = cluster.latency_seconds is not None or cluster.bandwidth is not None
+        self._more = (num_ranks - 1) / max(1, links.num_ranks - 1)  # turns, to those measured
+
+    @property
+    def agreement(self) -> float:
+        """Seconds in which the ranks agree on a step."""
+        if self._num_ranks == 1:
+            return 0.0
+        if self._is_described:
+            return 2 * (self._num_ranks - 1) * self._latency
+        return self._links.agreement_seconds * self._more
+
+    def exchange(self, num_bytes: float) -> float:
+        """Seconds in which every rank gives the others so many bytes."""
+        if self._is_described:
+            return self._latency + num_bytes / self._bandwidth
+        first = self._links.exchanges[0][1]
+        return first * (self._more - 1) + at(self._links.exchanges, num_bytes)
+
+    def sum(self, num_bytes: float) -> float:
+        """Seconds in which a tensor of so many bytes is added up."""
+        turns = 2 * (self._num_ranks - 1)
+        if self._is_described:
+            return turns * self._latency + turns / self._num_ranks * num_bytes / self._bandwidth
+        first = self._links.sums[0][1]
+        measured = self._links.num_ranks
+        share = (1 - 1 / self._num_ranks) / (1 - 1 / measured) if measured > 1 else 1.0
+        rest = max(0.0, at(self._links.sums, num_bytes) - first)
+        return first * self._more + rest * share
+
+    @property
+    def _latency(self) -> float:
+        given = self._cluster.latency_seconds
+        return self._links.latency_seconds if given is None else given
+
+    @property
+    def _bandwidth(self) -> float:
+        return self._cluster.bandwidth or self._links.bandwidth
+
+
+def at(curve: Curve, num_bytes: float) -> float:
+    """Return what a curve has for so many bytes: linear between its points and beyond the last.
+
+    Beyond the last, it goes on as between the last two, but does not fall.
+    """
+    below = [point for point in curve if point[0] <= num_bytes]
+    if not below:
+        return curve[0][1]
+    if len(below) == len(curve) == 1:
+        return curve[0][1]
+    i = min(len(below), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[i - 1], curve[i]
+    slope = (y1 - y0) / (x1 - x0)
+    if num_bytes > x1:
+        slope = max(0.0, slope)
+        return y1 + slope * (num_bytes - x1)
+    return y0 + slope * (num_bytes - x0)
+
+
+def _with_network(profile: Profile, cluster: Cluster) -> Profile:
+    if cluster.latency_seconds is not None:
+        profile = replace(profile, latency_seconds=cluster.latency_seconds)
+    if cluster.bandwidth is not None:
+        profile = replace(profile, bandwidth=cluster.bandwidth)
+    return profile
+
+
+def _fits(peak_bytes: int, cluster: Cluster) -> bool:
+    return cluster.memory_limit_bytes is None or peak_bytes <= cluster.memory_limit_bytes
+
+
+def _reason(
+    best: Outcome, outcomes: Sequence[Outcome], measured: Measured, cluster: Cluster
+) -> str:
+    """Say which way to take and what holds the others back."""
+    same = [outcome for outcome in outcomes if outcome.way.is_same]
+    others = [
+        f"{outcome.way.name} {_what_limits(outcome, best, cluster)}"
+        for outcome in same
+        if outcome is not best
+    ]
+    others += [f"{way.name} cannot be: {way.why_not}" for way in measured.ways if way.why_not]
+    sentence = f"Take {best.way.name}: {_seconds(best.epoch_seconds)} an epoch"
+    if len(same) > 1:
+        sentence += f", the least of {len(same)} ways whose steps are those of one rank"
+        sentence += " and that fit" if not all(outcome.fits for outcome in same) else ""
+    text = f"{sentence}."
+    if others:
+        text += f" Of the others, {'; '.join(others)}."
+    quicker = [
+        f"{outcome.way.name}, {_seconds(outcome.epoch_seconds)} in {outcome.way.steps_per_epoch}"
+        for outcome in outcomes
+        if not outcome.way.is_same and outcome.fits and outcome.epoch_seconds < best.epoch_seconds
+    ]
+    if quicker:
+        text += f" With other steps an epoch is quicker: {'; '.join(quicker)}."
+    return text
+
+
+def _what_limits(outcome: Outcome, best: Outcome, cluster: Cluster) -> str:
+    """Say what makes a way slower than the best one, or that it does not fit."""
+    way, parts = outcome.way, outcome.parts
+    if not outcome.fits:
+        assert cluster.memory_limit_bytes is not None
+        limit = _bytes(cluster.memory_limit_bytes)
+        return f"needs {_bytes(outcome.peak_bytes)} of memory a rank, and the limit is {limit}"
+    step = outcome.step_seconds
+    took = f"takes {_seconds(outcome.epoch_seconds)}"
+    if way.num_ranks == 1:
+        return f"{took}, with all the work on it"
+    more = {name: getattr(parts, name) - getattr(best.parts, name) for name in Parts._fields}
+    largest = max(more, key=lambda name: more[name])
+    if more[largest] < _MATTERS * step:
+        return f"{took}, hardly more"
+    share = f"{getattr(parts, largest) / step:.0%} of a step"
+    if largest == "messages":
+        return f"{took}: messages are {share}, {_bytes(outcome.sent_bytes)}"
+    if largest == "agreement":
+        return f"{took}: adding up gradients and agreeing are {share}"
+    if largest == "slow_cores":
+        return f"{took}: ranks that compute at once slow one another down, by {share}"
+    if largest == "waiting":
+        return f"{took}: its ranks wait for one another in {share} (the bubble, and transfers)"
+    if way.sources > 1:
+        return f"{took}: with its halo the fullest part sums over {way.sources:.2f} times its rows"
+    return f"{took}: a rank computes {_seconds(parts.computing)} a step"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"

@@ -1,0 +1,267 @@
+"""Measured costs of all ways in which ranks can train on one graph, kept as JSON."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vigpipe.errors import InputError
+from vigpipe.files.atomic import write_atomically
+from vigpipe.files.untrusted import no_duplicates, read_text
+from vigpipe.planning.profile import Amounts, Profile, profile_of
+
+WAYS_MARK = '"agreement_seconds": '  # in every such file
+_MOST = 1e18  # of seconds, bytes and counts, so that all sums and products stay finite
+_LEAST_SECONDS = 1e-9  # of a step
+_HINT = "vigpipe plan --ranks without --profile makes one"
+
+Curve = tuple[tuple[float, float], ...]  # pairs of bytes and what belongs to them, bytes ascending
+
+
+@dataclass(frozen=True)
+class Links:
+    """What ranks take to tell one another something, beyond what each does for it by itself.
+
+    Attributes:
+        num_ranks: how many ranks measured; 1 if there was nobody to talk to, and all is free.
+        exchanges: bytes that a rank gives to all others, and the seconds of such an exchange.
+        sums: bytes of a tensor, and the seconds of adding it up over all ranks.
+        agreement_seconds: seconds in which the ranks agree that a step is taken.
+        latency_seconds: seconds of a small message between two ranks.
+        bandwidth: bytes per second of a large one.
+    """
+
+    num_ranks: int
+    exchanges: Curve
+    sums: Curve
+    agreement_seconds: float
+    latency_seconds: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What the planner of pipelines needs to predict one.
+
+    Attributes:
+        profile: costs of the model's pieces, on one micro-batch.
+        stages: block indices of every stage.
+        num_microbatches: M.
+        rows: rows of the mean micro-batch.
+        others: amounts of all else that costs something.
+        padded_rows: rows that are sent.
+    """
+
+    profile: Profile
+    stages: tuple[tuple[int, ...], ...]
+    num_microbatches: int
+    rows: float
+    others: tuple[float, ...]
+    padded_rows: float
+
+    @property
+    def typical(self) -> Amounts:
+        """The size of the mean micro-batch."""
+        return Amounts(self.rows, self.others, self.padded_rows)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to use the ranks, and what its steps cost.
+
+    Attributes:
+        name: of the way.
+        options: what to type for it, behind what all ways share.
+        is_same: whether a step is one rank's, up to rounding.
+        num_ranks: ranks that take part.
+        steps_per_epoch: steps that take every sub-graph once.
+        why_not: why it is not there or was not measured; empty otherwise.
+        seconds: seconds of a step while 1, 2, ... ranks of a host compute, without messages.
+        exchanges: bytes that a rank gives in an exchange, and how many of a step are so large.
+        sums: bytes of a tensor that is added up over the ranks, and how many of a step are.
+        exchanged_bytes: what all ranks give one another in a step, without gradients of weights.
+        gradient_bytes: bytes of the tensor in which these are added up.
+        peak_bytes: memory of the fullest rank, that of a process without a model included.
+        sources: rows that a rank sums over, those of its halo included, to its own; of the rank
+            with most.
+        layers: what a pipeline is predicted from; the attributes from `seconds` on, but for
+            `exchanged_bytes`, then follow from it.
+    """
+
+    name: str
+    options: str
+    is_same: bool
+    num_ranks: int
+    steps_per_epoch: int
+    why_not: str = ""
+    seconds: tuple[float, ...] = ()
+    exchanges: Curve = ()
+    sums: Curve = ()
+    exchanged_bytes: int = 0
+    gradient_bytes: int = 0
+    peak_bytes: int = 0
+    sources: float = 1.0
+    layers: Layers | None = None
+
+    @property
+    def reduced_bytes(self) -> int:
+        """What all ranks send at least to add up the gradients of the weights once."""
+        return 2 * (self.num_ranks - 1) * self.gradient_bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The costs of all ways in which m ranks can train a model on a graph.
+
+    Attributes:
+        model: name of the model.
+        options: what else the costs depend on, as text by name.
+        num_ranks: m.
+        ways: all of them, the single rank first.
+        links: what messages cost.
+        facts: hardware, threads per rank, versions, commit, date.
+    """
+
+    model: str
+    options: Mapping[str, str]
+    num_ranks: int
+    ways: tuple[Way, ...]
+    links: Links
+    facts: Mapping[str, Any]
+
+
+def write_measured(measured: Measured, path: Path) -> None:
+    """Write measured costs as a JSON file, which `read_measured` reads.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    text = json.dumps(asdict(measured), indent=1, ensure_ascii=False) + "\n"
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(
+            f"--out {path}: cannot be written ({error.strerror}); choose another file"
+        ) from error
+
+
+def read_measured(path: Path) -> Measured:
+    """Read measured costs that `write_measured` wrote.
+
+    Raises:
+        InputError: the file cannot be read, is none of these, or holds impossible numbers.
+    """
+    try:
+        table = json.loads(read_text(path), object_pairs_hook=no_duplicates)
+    except InputError as error:
+        raise InputError(f"--profile {error}; {_HINT}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--profile {path}: not a JSON file ({error}); {_HINT}") from error
+    try:
+        return _measured(table)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error)[:200]
+        raise InputError(
+            f"--profile {path}: does not hold the costs of ways to use ranks ({reason}); {_HINT}"
+        ) from error
+
+
+def _measured(table: Any) -> Measured:  # noqa: ANN401
+    values = _values(Measured, table)
+    links = _values(Links, values["links"])
+    for name in ("exchanges", "sums"):
+        links[name] = _curve(links[name], name)
+    for name in ("agreement_seconds", "latency_seconds", "bandwidth"):
+        _check_amount(links[name], name)
+    num_ranks = _count(values["num_ranks"], "num_ranks")
+    ways = tuple(_way(way, num_ranks) for way in values["ways"])
+    if not ways or ways[0].num_ranks != 1:
+        raise ValueError("the first way is not that of a single rank")
+    if links["bandwidth"] < 1 or not links["exchanges"] or not links["sums"]:
+        raise ValueError("links are amiss")
+    _count(links["num_ranks"], "num_ranks")
+    is_text = isinstance(values["model"], str) and isinstance(values["facts"], dict)
+    if not is_text or not isinstance(values["options"], dict):
+        raise ValueError("model, options or facts are amiss")
+    return Measured(**{**values, "ways": ways, "links": Links(**links)})
+
+
+def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
+    values = _values(Way, table)
+    for name in ("name", "options", "why_not"):
+        if not isinstance(values[name], str) or not (values[name] == "" or _is_plain(values[name])):
+            raise ValueError(f"{name} of a way is {values[name]!r}")
+    if type(values["is_same"]) is not bool:
+        raise ValueError(f"is_same is {values['is_same']!r}")
+    if _count(values["num_ranks"], "num_ranks") not in (1, num_ranks):
+        raise ValueError(f"num_ranks of a way is {values['num_ranks']!r}")
+    _count(values["steps_per_epoch"], "steps_per_epoch")
+    values["seconds"] = tuple(values["seconds"])
+    for value in values["seconds"]:
+        if type(value) not in (int, float) or not _LEAST_SECONDS <= value <= 1 / _LEAST_SECONDS:
+            raise ValueError(f"seconds holds {value!r}")
+    for name in ("exchanges", "sums"):
+        values[name] = _curve(values[name], name)
+    for name in ("exchanged_bytes", "gradient_bytes", "peak_bytes"):
+        if type(values[name]) is not int:
+            raise ValueError(f"{name} is {values[name]!r}")
+        _check_amount(values[name], name)
+    _check_amount(values["sources"], "sources")
+    if values["layers"] is not None:
+        values["layers"] = _layers(values["layers"], num_ranks)
+    elif not values["why_not"] and not values["seconds"]:
+        raise ValueError(f"way {values['name']!r} has no seconds")
+    return Way(**values)
+
+
+def _layers(table: Any, num_ranks: int) -> Layers:  # noqa: ANN401
+    values = _values(Layers, table)
+    profile = profile_of(values["profile"])
+    stages = tuple(tuple(stage) for stage in values["stages"])
+    blocks = [block for stage in stages for block in stage]
+    if blocks != list(range(len(profile.blocks))) or len(stages) != num_ranks or () in stages:
+        raise ValueError(f"stages are {stages}")
+    _count(values["num_microbatches"], "num_microbatches")
+    others = tuple(values["others"])
+    for value in (values["rows"], values["padded_rows"], *others):
+        _check_amount(value, "rows")
+    if len(others) != len(profile.amounts) - 1:
+        raise ValueError(f"others are {others}")
+    return Layers(**{**values, "profile": profile, "stages": stages, "others": others})
+
+
+def _values(kind: type[Any], table: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the fields of a dataclass from a table that has exactly these."""
+    if not isinstance(table, dict):
+        raise ValueError(f"a table was expected, not {type(table).__name__}")
+    wrong = set(table) ^ {f.name for f in fields(kind)}
+    if wrong:
+        raise ValueError(f"{min(wrong)!r} is amiss")
+    return dict(table)
+
+
+def _curve(pairs: Any, name: str) -> Curve:  # noqa: ANN401
+    curve = tuple((x, y) for x, y in pairs)
+    for pair in curve:
+        for value in pair:
+            _check_amount(value, name)
+    if [x for x, _ in curve] != sorted({x for x, _ in curve}):
+        raise ValueError(f"{name} are not ascending")
+    return curve
+
+
+def _check_amount(value: Any, name: str) -> None:  # noqa: ANN401
+    if type(value) not in (int, float) or not 0 <= value <= _MOST or math.isnan(value):
+        raise ValueError(f"{name} holds {value!r}")
+
+
+def _count(value: Any, name: str) -> int:  # noqa: ANN401
+    if type(value) is not int or not 1 <= value <= 1 << 20:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and len(text) < 500

@@ -1,0 +1,355 @@
+"""Measure all ways in which m ranks can train on one graph, each by rehearsal.
+
+    one rank             the step itself
+    mixed, halo          the shares of the ranks, without the others (`rehearse`)
+    replicas             the step of a replica
+    layers               the pieces of the model, for the planner of pipelines (`measure`)
+
+A share is rehearsed by one rank alone, and by as many at once as this machine has cores or GPUs
+for: that shows how much they slow one another down. Between two exchanges, the slowest counts.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from vigpipe.config.check_job import check_job
+from vigpipe.config.options import TrainConfig, as_given, with_model_defaults
+from vigpipe.errors import InputError
+from vigpipe.graphs.features import are_sparse
+from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.split.halo import work_of_parts
+from vigpipe.launch.device import default_sync, hardware, has_own_cores, peak_bytes
+from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import even_plan
+from vigpipe.planning.profile import Amounts
+from vigpipe.planning.ways import Layers, Measured, Way
+from vigpipe.profiling.links import measure_links
+from vigpipe.profiling.measure import cost_options, measure_profile
+from vigpipe.profiling.rehearse import Counted, Rehearsal
+from vigpipe.run.facts import Run
+from vigpipe.run.provenance import provenance
+from vigpipe.run.room import memory_bytes
+
+NUM_WARMUP = 2  # steps of a rehearsal that are not timed
+MIN_STEPS, MAX_STEPS = 4, 40
+ENOUGH_SECONDS = 2.0  # for the timed steps of a rank alone
+_MICROBATCHES_PER_STAGE = 4  # of a pipeline whose steps are not those of one rank
+_KEPT_LAYERS = 6  # activations of a layer that a step holds at a time, about, for `_needs`
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way that may be measured.
+
+    Attributes:
+        name: of the way.
+        options: in which it differs from a run on one rank.
+        is_same: whether a step is one rank's.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    is_same: bool
+
+
+def list_ways(config: TrainConfig, num_ranks: int) -> list[Candidate]:
+    """List the ways in which ranks can train on a graph.
+
+    Args:
+        config: options of a run on one rank, with those of the sampler filled in.
+        num_ranks: m.
+    """
+    m, total = num_ranks, config.microbatches
+    ways = [
+        Candidate("one rank", {}, True),
+        Candidate("mixed", {"shards": m, "split": "mixed"}, True),
+    ]
+    parts: dict[str, Any] = {}
+    if config.sampler == "full":
+        ways.append(Candidate("halo", {"shards": m, "split": "halo"}, True))
+        parts = {"sampler": "parts"}
+        ways.append(Candidate("replicas of parts", {**parts, "dp": m}, False))
+    else:
+        of_replica = total // m if total % m == 0 else 1
+        replicas = {"dp": m, "microbatches": of_replica}
+        ways.append(Candidate("replicas", replicas, total % m == 0))
+    ways.append(Candidate("layers", {"stages": m}, True))
+    num_microbatches = _MICROBATCHES_PER_STAGE * m
+    if total < m:
+        many = {**parts, "stages": m, "microbatches": num_microbatches}
+        ways.append(
+            Candidate("layers, many parts" if parts else "layers, more at once", many, False)
+        )
+    return ways
+
+
+def on_one_rank(run: Run, config: TrainConfig) -> Run:
+    """Return the run of a single rank that takes the same steps.
+
+    Args:
+        run: in any layout without stages.
+        config: the options; their --microbatches are kept, and auto is 1.
+    """
+    number = config.microbatches if isinstance(config.microbatches, int) else 1
+    alone = {"stages": 1, "dp": 1, "shards": 1, "microbatches": number, "virtual_stages": 1}
+    of_one = replace(run.config, sync=config.sync, schedule="gpipe", split=None, **alone)
+    plan = even_plan(sum(map(len, run.plan.stages)), 1)
+    layout = Layout(num_microbatches=number)
+    run.job.check(layout, run.wide_model, plan)
+    return replace(run, config=of_one, layout=layout, plan=plan)
+
+
+def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
+    """Return the run of a way.
+
+    Args:
+        run: on one rank.
+        candidate: the way.
+        device: device of this rank.
+
+    Raises:
+        InputError: there is no such way for this model and graph.
+    """
+    config = with_model_defaults(replace(run.config, **candidate.options))
+    check_job(config)
+    job = run.job
+    assert isinstance(job, GraphJob)
+    if config.sampler == run.config.sampler:
+        job = job.with_options(config)
+    else:
+        job = job.resampled(config)
+    config = job.config
+    assert isinstance(config.stages, int)
+    layout = Layout(
+        config.stages, config.microbatches, config.dp, config.schedule, num_shards=config.shards
+    )
+    num_blocks = sum(map(len, run.plan.stages))
+    plan = even_plan(num_blocks, config.stages)
+    job.check(layout, run.wide_model, plan)
+    sync = config.sync or default_sync(
+        device, config.stages, layout.world_size, False, config.shards
+    )
+    return replace(run, config=replace(config, sync=sync), job=job, layout=layout, plan=plan)
+
+
+def ways_options(run: Run) -> dict[str, str]:
+    """Return the options that the costs of all ways depend on, as text by name.
+
+    Args:
+        run: on one rank.
+    """
+    names = "dropout", "microbatches"
+    return {**cost_options(run), **{name: str(getattr(run.config, name)) for name in names}}
+
+
+def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> Measured:
+    """Measure every way; all ranks call this together.
+
+    Args:
+        run: on one rank.
+        rank: position in the world.
+        device: device of this rank.
+        num_ranks: m, ranks to plan for; perhaps more than there are in this world.
+
+    Returns:
+        The costs, on rank 0; on others those of pipelines are missing.
+
+    Raises:
+        InputError: a step does not fit into the memory of this host, in any way.
+    """
+    world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
+    base_bytes = max(world.gathered(peak_bytes(device)))
+    links = measure_links(rank, world.size, device)
+    ways: list[Way] = []
+    options = ways_options(run)
+    for candidate in list_ways(run.config, num_ranks):
+        words = " ".join(as_given(name, value) for name, value in candidate.options.items())
+        blank = Way(candidate.name, words, candidate.is_same, 1, 1)
+        try:
+            of_way = arrange(run, candidate, device)
+        except InputError as error:
+            ways.append(replace(blank, why_not=_plain(str(error))))
+            continue
+        layout = of_way.layout
+        steps = of_way.steps_per_epoch
+        way = replace(blank, num_ranks=layout.world_size, steps_per_epoch=steps)
+        needed, room = _needs(of_way), memory_bytes() - world.size * base_bytes
+        if device.type == "cuda":
+            room = torch.cuda.mem_get_info(device)[0]
+        at_once = min(world.size, layout.world_size)
+        if not has_own_cores(device):
+            at_once = min(at_once, int(room // max(1, needed)))
+        if at_once < 1 or needed > room:
+            why = f"a rank's share of a step would take about {needed / 1e9:,.1f} GB to measure"
+            way = replace(way, why_not=f"{why}, and there are {max(0, room) / 1e9:,.1f} GB")
+        elif layout.pipeline_size > 1:
+            way = _measure_layers(way, of_way, world, base_bytes, ways)
+        else:
+            way = _measure_shares(way, of_way, world, base_bytes, at_once)
+        ways.append(way)
+    facts = {
+        "hardware": hardware(device),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+        **provenance(),
+    }
+    return Measured(run.config.model, options, num_ranks, tuple(ways), links, facts)
+
+
+class _World(NamedTuple):
+    """The ranks that measure: this one, how many there are, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    def gathered(self, value: Any) -> list[Any]:  # noqa: ANN401
+        """Return what every rank has, in their order; all ranks call this."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def _measure_shares(way: Way, run: Run, world: _World, base_bytes: int, at_once: int) -> Way:
+    """Rehearse ranks that share a graph, a replica, or a single rank."""
+    layout, device = run.layout, world.device
+    work = _work(run)
+    order = np.argsort(-work[:, 1:].sum(axis=1), kind="stable").tolist()
+    counted: list[Counted] = []
+    own: Rehearsal | None = None
+    gradient_bytes = 0
+    # Where all replicas do the same, that of the first rank is counted.
+    places = order if layout.num_shards > 1 else order[:1]
+    for place in places[world.rank :: world.size]:
+        rehearsal = Rehearsal(run, place, device)
+        for _ in range(NUM_WARMUP):
+            rehearsal.step()
+        counted.append(rehearsal.count())
+        gradient_bytes = rehearsal.gradient_bytes
+        if own is None:
+            own = rehearsal
+        else:
+            rehearsal.close()
+    if own is None and world.rank < at_once:
+        own = Rehearsal(run, order[world.rank], device)
+        for _ in range(NUM_WARMUP):
+            own.step()
+    everybody = [each for of_rank in world.gathered(counted) for each in of_rank]
+    alone = _rehearse(own, world, 1)
+    seconds = [alone]
+    if at_once > 1:
+        together = max(alone, _rehearse(own, world, at_once))
+        seconds = np.interp(range(1, at_once + 1), [1, at_once], [alone, together]).tolist()
+    if layout.world_size > len(seconds) and (has_own_cores(device) or at_once < world.size):
+        seconds += [seconds[-1]] * (layout.world_size - len(seconds))
+    if own is not None:
+        own.close()
+    busiest = max(everybody, key=lambda each: each.sent_bytes)
+    return replace(
+        way,
+        seconds=tuple(seconds),
+        exchanges=_as_curve(busiest.given),
+        sums=_as_curve(busiest.summed),
+        exchanged_bytes=sum(each.sent_bytes for each in everybody),
+        gradient_bytes=max(world.gathered(gradient_bytes)),
+        peak_bytes=base_bytes + max(each.peak_bytes for each in everybody),
+        sources=float((work[:, 1] / np.maximum(1, work[:, 0])).max()),
+    )
+
+
+def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> float:
+    """Let the first ranks rehearse at once, and return the seconds of a step, waits included.
+
+    Where ranks exchange something they wait for the slowest; so of the stretches between two
+    exchanges, the longest of all ranks count.
+    """
+    takes_part = rehearsal is not None and world.rank < num_ranks
+    number = 0
+    if rehearsal is not None and takes_part:
+        began = time.perf_counter()
+        rehearsal.step()
+        number = int(ENOUGH_SECONDS / (time.perf_counter() - began))
+    number = min(MAX_STEPS, max(MIN_STEPS, world.gathered(number)[0]))
+    if world.size > 1:
+        dist.barrier()
+    steps: list[list[float]] = []
+    if rehearsal is not None and takes_part:
+        steps = [rehearsal.step() for _ in range(number)]
+    by_rank = np.array([of_rank for of_rank in world.gathered(steps) if of_rank])  # (ranks, s, k)
+    return _middle(by_rank.max(axis=0).sum(axis=1))
+
+
+def _middle(values: np.ndarray) -> float:
+    """Return the mean of the middle half: sub-graphs differ, and others disturb single steps."""
+    ordered, quarter = np.sort(values), len(values) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())
+
+
+def _measure_layers(
+    way: Way, run: Run, world: _World, base_bytes: int, before: Sequence[Way]
+) -> Way:
+    """Measure the pieces of the model for a pipeline of layers."""
+    slowdown = (1.0,)
+    for other in before:
+        if other.num_ranks > 1 and other.seconds:  # what ranks that compute at once lose
+            slowdown = tuple(max(1.0, s / other.seconds[0]) for s in other.seconds)
+    profile = measure_profile(run, world.rank, world.device, [run.microbatch_size], slowdown)
+    if profile is None:
+        return replace(way, why_not="rank 0 knows")
+    typical = run.job.typical_microbatch
+    assert isinstance(typical, Amounts)
+    profile = replace(profile, base_bytes=base_bytes)
+    num_microbatches = run.layout.num_microbatches
+    return replace(
+        way,
+        layers=Layers(
+            profile,
+            run.plan.stages,
+            num_microbatches,
+            typical.rows,
+            typical.others,
+            typical.padded_rows,
+        ),
+    )
+
+
+def _work(run: Run) -> np.ndarray:
+    """Return rows, rows with those of others, and edges that each rank sums, (ranks, 3)."""
+    job, layout = run.job, run.layout
+    assert isinstance(job, GraphJob)
+    if layout.num_shards > 1 and run.config.split == "halo":
+        graph = job.graph
+        shares = job.shares
+        return work_of_parts(graph.targets(), graph.sources(), shares.parts, shares.num_parts)
+    return np.ones((layout.world_size, 3))
+
+
+def _needs(run: Run) -> float:
+    """Estimate the bytes of a rank's share of a step, to see whether it can be measured at all."""
+    job, config = run.job, run.config
+    assert isinstance(job, GraphJob)
+    assert config.layers is not None
+    assert config.width is not None
+    sampler, graph = job.sampler, job.graph
+    features = 0 if are_sparse(graph.features) else graph.num_features
+    numbers = features + _KEPT_LAYERS * config.layers * config.width
+    rows = sampler.most_nodes * numbers * run.dtype.itemsize / run.layout.num_shards
+    return rows
+
+
+def _as_curve(counts: Counter[int]) -> tuple[tuple[float, float], ...]:
+    return tuple(sorted((float(size), float(number)) for size, number in counts.items()))
+
+
+def _plain(text: str) -> str:
+    """Return a message on one printable line that is not too long to keep."""
+    return "".join(c for c in text if c.isprintable())[:400]
