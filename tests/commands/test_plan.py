@@ -203,7 +203,7 @@ def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
     """Two ranks were started, and refused because there was one GPU."""
     for module, name, value in FEWEST:
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("vigpipe.commands.plan.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
     monkeypatch.setattr("vigpipe.commands.plan.has_own_cores", lambda _: True)
     assert plan("--stages", "4", "--batch-size", "8", "--microbatches", "4", "--out", "x.toml") == 0
     stdout, stderr = capsys.readouterr()
@@ -219,7 +219,7 @@ GRAPH = ("--model", "gcn2", "--data", "sbm:400,4,12,6", "--layers", "4", "--samp
 def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
     for module, name, value in FEWEST:
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("vigpipe.commands.plan.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
     options = (*GRAPH, "--parts", "10", "--stages", "2", "--out", "x.toml")
     assert main(["plan", *options, "--microbatches", "4", "--explain"]) == 0
     stdout, stderr = capsys.readouterr()

@@ -1,8 +1,5 @@
 """The command `vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan."""
 
-import math
-import os
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,16 +10,17 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
+from vigpipe.commands.cluster import check_cluster, quantity, ranks_to_measure
+from vigpipe.commands.plan_ways import run_plan_ways
 from vigpipe.config.choices import Sync
 from vigpipe.config.of_jobs import OF_GRAPHS
-from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.options import TrainConfig, as_given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
-from vigpipe.launch.device import count_gpus, default_sync, has_own_cores
-from vigpipe.launch.environment import from_environment, threads_per_rank
+from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.explain import explain
@@ -49,26 +47,6 @@ _MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
 _CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
 _MARK = "# Made by vigpipe plan"
 
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_BYTES = {
-    "b": 1,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "tb": 1e12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-_BITS_A_SECOND = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12}
-# The units of an option's quantity, and an example.
-_QUANTITIES = {
-    "memory_limit": (_BYTES, "16GB"),
-    "bandwidth": (_BITS_A_SECOND, "10Gb/s"),
-    "latency": (_SECONDS, "20us"),
-}
-_MOST = 1e18  # of all quantities, so that sums and products stay finite
-
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     """Run the command `vigpipe plan`.
@@ -84,24 +62,19 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    if config.ranks is not None:
+        return run_plan_ways(config, arguments)
     if config.shards > 1:
         raise InputError(
-            f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out"
+            f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
+            f"or compare all ways to use {config.shards} ranks with --ranks {config.shards}"
         )
     check_cluster(config)
     out = plan_file(config)
     check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)
     check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
     check_new_file(out.with_suffix(".png"), "--out ", (".png",), mark=MADE_BY, overwrite=None)
-    launch = from_environment(os.environ)
-    num_ranks = launch.world_size
-    if launch.launcher == "alone" and config.profile is None and config.stages * config.dp > 1:
-        num_ranks = config.stages * config.dp
-        if num_gpus := count_gpus(config.device):
-            num_ranks = min(num_ranks, num_gpus)
-        else:
-            cores = threads_per_rank(None, 1, {})
-            num_ranks = max(2, min(num_ranks, cores // (config.threads or 1)))
+    num_ranks = ranks_to_measure(config, config.stages * config.dp)
     one_stage = replace(config, stages=1, dp=num_ranks, microbatches=1, schedule="gpipe", out=None)
     return run_on_ranks(
         one_stage,
@@ -312,35 +285,6 @@ def with_network(profile: Profile, config: PlanConfig) -> Profile:
     if bits is not None:
         profile = replace(profile, bandwidth=bits / 8)
     return profile
-
-
-def check_cluster(config: PlanConfig) -> None:
-    """Raise InputError for a cluster that cannot be, before ranks are started to measure."""
-    for name in _QUANTITIES:
-        quantity(config, name)
-    if quantity(config, "bandwidth") == 0:
-        raise InputError(f"--bandwidth {config.bandwidth}: must be more than 0")
-    if config.ranks_per_host is not None and config.ranks_per_host < 1:
-        raise InputError(f"--ranks-per-host {config.ranks_per_host}: must be at least 1")
-
-
-def quantity(config: PlanConfig, name: str) -> float | None:
-    """Return the bytes, bits a second or seconds of an option; None if it is not given.
-
-    Raises:
-        InputError: its text is not a number with a unit.
-    """
-    text, (units, example) = getattr(config, name), _QUANTITIES[name]
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-zµ/]+)", text.strip(), re.IGNORECASE)
-    value = float(match[1]) * units.get(match[2].lower(), math.inf) if match else math.inf
-    if value > _MOST:
-        raise InputError(
-            f"{flag(name)} {text}: must be a number with one of the units {', '.join(units)}, such "
-            f"as {example}"
-        )
-    return value
 
 
 def write_plan(

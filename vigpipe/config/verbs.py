@@ -126,8 +126,11 @@ class PlanConfig(TrainConfig):
     """Options of `vigpipe plan`: those of train, and those that describe the cluster to plan for.
 
     Attributes:
+        ranks: ranks that train on one graph: predict all ways to use so many, with and without
+            shards, stages and replicas, and say which to take.
         stages: number of ranks in one pipeline.
-        microbatches: micro-batches of each replica; auto tries all sensible numbers.
+        microbatches: micro-batches of each replica; auto tries all sensible numbers, and with
+            --ranks is one.
         schedule: order of forwards and backwards; auto tries all schedules.
         memory_limit: memory that one rank may use at most, such as 16GB.
         bandwidth: bandwidth between neighbouring ranks, such as 10Gb/s; by default it is measured
@@ -136,14 +139,16 @@ class PlanConfig(TrainConfig):
             measured on this host.
         ranks_per_host: number of ranks on each host, in rank order; by default all ranks are on one
             host.
-        profile: file with the measured costs of the blocks, written by an earlier call; by default
-            they are measured now.
+        profile: file with the measured costs of the blocks, or with --ranks of the ways, written by
+            an earlier call; by default they are measured now.
         explain: say which stage limits the step and which change would help most.
-        out: plan file to write; by default stages/<model>-<stages>.toml.
+        out: plan file to write; by default stages/<model>-<stages>.toml. With --ranks the .json
+            file of the measured costs; by default stages/<model>-<ranks>-ranks.json.
     """
 
     model: Model = "vig_ti_224"
     data: str = "fake"
+    ranks: int | None = None
     stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     schedule: Literal[Schedule, "auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]

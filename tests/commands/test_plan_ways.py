@@ -1,0 +1,165 @@
+"""`vigpipe plan --ranks`: what is printed, what is written, what is refused."""
+
+import json
+import os
+import shlex
+import sys
+
+import pytest
+import torch
+
+from tests.planning.measured import make_measured
+from tests.profiling.test_ways import AS_FEW
+from tests.world import run_command
+from vigpipe.cli import main
+from vigpipe.config.options import TrainConfig
+from vigpipe.planning.ways import read_measured, write_measured
+from vigpipe.profiling.ways import on_one_rank, ways_options
+from vigpipe.run.facts import prepare
+
+GRAPH = ("--model", "gcn", "--data", "sbm:400,4,12,6", "--layers", "3", "--width", "16")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def known(here):
+    """Made-up costs of the ways, as if they were those of GRAPH."""
+    config = TrainConfig(model="gcn", data="sbm:400,4,12,6", layers=3, width=16)
+    options = ways_options(on_one_rank(prepare(config, torch.float32), config))
+    measured = make_measured()
+    path = here / "known.json"
+    write_measured(type(measured)(**{**vars(measured), "model": "gcn", "options": options}), path)
+    return str(path)
+
+
+def plan(*arguments: str, ranks: str = "2") -> int:
+    return main(["plan", *GRAPH, "--ranks", ranks, *arguments])
+
+
+def test_all_ways_are_told_and_one_is_taken(known, capsys):
+    assert plan("--profile", known, "--sampler", "full", "--norm", "batch") == 2
+    assert "norm = none, but this run has norm = batch" in capsys.readouterr().err
+    assert plan("--profile", known, "--sampler", "full", "--lr", "0.5", "--threads", "1") == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    lines = [line.split("  ") for line in stdout.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    # The fastest epoch first; bytes of a step and of an epoch are those of all ranks.
+    assert [line[:3] for line in cells[2:5]] == [
+        ["replicas of parts", "--sampler parts --dp 2", "no"],
+        ["take", "mixed", "--shards 2 --split mixed"],
+        ["halo", "--shards 2 --split halo", "yes"],
+    ]
+    assert cells[2][3:] == ["4.56", "20", "4.0", "80.0", "40"]
+    assert "Take mixed: 6.64 s an epoch" in stdout
+    assert stdout.rstrip().endswith(
+        "take it with python -m vigpipe.train --model gcn --data sbm:400,4,12,6 --layers 3 --width "
+        "16 --sampler full --lr 0.5 --shards 2 --split mixed --threads 1"
+    )
+
+
+def test_a_network_and_a_memory_limit_change_what_is_taken(known, capsys):
+    for options, way in (
+        (("--bandwidth", "16Mb/s"), "halo"),
+        (("--latency", "1s", "--bandwidth", "1Mb/s"), "one rank"),
+        (("--memory-limit", "65MB"), "mixed"),
+    ):
+        assert plan("--profile", known, *options) == 0
+        assert f"Take {way}: " in capsys.readouterr().out
+    assert plan("--profile", known, "--memory-limit", "1kB") == 2
+    assert (
+        "every way needs more; the leanest, mixed, needs 60.0 MB; allow as much"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_command_names_every_option_that_was_given(known, capsys):
+    command = ("--profile", known, "--lr", "0.5", "--opt", "sgd", "--clip", "1.0")
+    assert plan(*command, "--memory-limit", "65MB", "--bandwidth", "100Gb/s") == 2
+    assert "opt" in capsys.readouterr().err  # the optimizer's time is part of a step
+    assert plan("--profile", known, "--lr", "0.5", "--clip", "1.0") == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1].split("vigpipe.train")[1])
+    assert words[words.index("--lr") + 1] == "0.5"
+    assert words[words.index("--clip") + 1] == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stages", "3"], "--stages 3: with --ranks 2 all ways to use the ranks are compared"),
+        (["--dp", "2"], "--dp 2: with --ranks 2 all ways"),
+        (["--shards", "2"], "--shards 2: with --ranks 2 all ways"),
+        (["--split", "halo"], "--split halo: with --ranks 2 all ways"),
+        (["--halo", "stale"], "--halo stale: with --ranks 2 all ways"),
+        (["--explain"], "the choice is always explained; leave one of them out"),
+        (["--microbatches", "3"], "a step takes 3 sub-graphs, but --sampler full has 1"),
+        (["--bandwidth", "0b/s"], "must be more than 0"),
+        (["--out", "x.toml"], "--out x.toml: must end in .json"),
+        (["--profile", "none.json"], "none.json: cannot be read"),
+        (["--strategy", "gossip"], "--strategy gossip: is for vigpipe train, check and time"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments, said, known, capsys):
+    profile = [] if "--profile" in arguments else ["--profile", known]
+    assert plan(*profile, *arguments) == 2
+    stdout, stderr = capsys.readouterr()
+    (line,) = stderr.splitlines()
+    assert said in line
+    assert stdout == ""
+
+
+def test_other_numbers_of_ranks_are_refused(known, capsys):
+    for ranks, said in (
+        ("1", "--ranks 1: must be at least 2"),
+        ("4", "was measured with --ranks 2, but this run has --ranks 4"),
+        ("x", "--ranks x: must be a whole number"),
+    ):
+        assert plan("--profile", known, ranks=ranks) == 2
+        assert said in capsys.readouterr().err
+    assert main(["plan", "--model", "vig_digits", "--data", "digits", "--ranks", "2"]) == 2
+    assert "vig_digits is a model of images" in capsys.readouterr().err
+    assert main(["plan", *GRAPH, "--shards", "2"]) == 2
+    assert "with --ranks 2" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_written_and_predicts_again(here, capsys, monkeypatch):
+    for module, name, value in AS_FEW:
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.profiling.ways.has_own_cores", lambda _: True)
+    assert plan("--out", "x.json") == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    assert "messages between ranks count as free" in stdout
+    found = {way.name: way for way in read_measured(here / "x.json").ways}
+    # Ranks on GPUs of their own compute at once as fast as one.
+    alone, at_once = found["mixed"].seconds
+    assert alone == at_once
+    assert plan("--profile", "x.json", "--out", "y.json") == 0
+    assert not (here / "y.json").exists()
+    table = stdout.splitlines()[:8]
+    assert capsys.readouterr().out.splitlines()[:8] == table
+    assert plan("--out", "x.json") == 0  # its own file
+    (here / "z.json").write_text("{}")
+    assert plan("--out", "z.json") == 2
+
+
+@pytest.mark.multiprocess
+@pytest.mark.heavy
+def test_two_ranks_measure_and_their_command_trains(here):
+    command = ["-m", "vigpipe", "plan", *GRAPH, "--ranks", "2", "--threads", "1", "--out", "x.json"]
+    done = run_command([sys.executable, *command], {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1].split("take it with python ")[1])
+    assert json.loads((here / "x.json").read_text())["links"]["num_ranks"] == 2
+    again = [sys.executable, *words, "--steps", "1", "--out", "run"]
+    trained = run_command(again, {"OMP_NUM_THREADS": "1"})
+    assert trained.returncode == 0, trained.stderr
+    assert os.path.exists("run/summary.json")

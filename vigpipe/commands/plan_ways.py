@@ -1,0 +1,179 @@
+"""The command `vigpipe plan --ranks m`: which way to use m ranks on one graph, and why."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+
+from vigpipe.commands.cluster import check_cluster, quantity, ranks_to_measure
+from vigpipe.config.of_jobs import OF_LAYERS
+from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.config.verbs import PlanConfig
+from vigpipe.errors import InputError
+from vigpipe.files.outputs import check_new_file
+from vigpipe.planning.choose_way import Choice, Cluster, Outcome, choose
+from vigpipe.planning.profile import check_options
+from vigpipe.planning.ways import WAYS_MARK, Measured, read_measured, write_measured
+from vigpipe.profiling.ways import measure_ways, on_one_rank, ways_options
+from vigpipe.run.facts import Run
+from vigpipe.start import run_on_ranks
+
+# What the command chooses itself, or has no use for.
+_CHOSEN = ("stages", "dp", "shards", "split", "halo", "schedule", "virtual_stages")
+_UNUSED = ("explain", "compress")
+
+
+def run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe plan --ranks m`.
+
+    Without --profile it starts as many ranks as there will be, but no more than the host has GPUs,
+    or else cores, for; these measure.
+
+    Args:
+        config: the options.
+        arguments: the command line, for the ranks that are started here.
+
+    Returns:
+        The exit code.
+    """
+    _check(config)
+    check_cluster(config)
+    check_new_file(ways_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
+    assert config.ranks is not None
+    num_ranks = ranks_to_measure(config, config.ranks)
+    together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
+    meeting = replace(config, stages=1, microbatches=1, schedule="gpipe", out=None, **together)
+    work = "vigpipe.commands.plan_ways:propose_way"
+    return run_on_ranks(meeting, arguments, work, options={"config": config})
+
+
+def _check(config: PlanConfig) -> None:
+    """Raise InputError for options that do not go with --ranks."""
+    assert config.ranks is not None
+    given = f"--ranks {config.ranks}"
+    if config.ranks < 2:
+        raise InputError(f"{given}: must be at least 2, so that there are ways to choose from")
+    if MODEL_DEFAULTS[config.model].job != "graph":
+        raise InputError(
+            f"{given}: compares ways to train on one graph, and {config.model} is a model of "
+            "images; give --stages and --dp instead, or another --model"
+        )
+    plain = PlanConfig()
+    for name in (*_CHOSEN, *_UNUSED):
+        if (value := getattr(config, name)) != getattr(plain, name):
+            why = "all ways to use the ranks are compared"
+            if name in _UNUSED:
+                why = "costs are those of plain steps, and the choice is always explained"
+            raise InputError(f"{as_given(name, value)}: with {given} {why}; leave one of them out")
+
+
+def ways_file(config: PlanConfig) -> Path:
+    """Return the file of the measured costs."""
+    name = f"{config.model}-{config.ranks}-ranks.json".replace("_", "-")
+    return config.out or Path("stages") / name
+
+
+def propose_way(
+    run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig
+) -> None:
+    """Measure as one of several ranks; rank 0 then chooses, prints and writes what it measured.
+
+    Args:
+        run: the run to plan, in the layout of the ranks that measure.
+        rank: position in the world.
+        device: device of this rank.
+        folder: not used; the path of the file is an option.
+        config: the options.
+
+    Raises:
+        InputError: an option or the profile is wrong, or no way is possible.
+    """
+    assert config.ranks is not None
+    run = on_one_rank(run, config)
+    if config.profile is None:
+        measured = measure_ways(run, rank, device, config.ranks)
+    else:
+        measured = read_measured(config.profile)
+        where = f"--profile {config.profile}"
+        check_options(measured, where, run.config.model, ways_options(run))
+        if measured.num_ranks != config.ranks:
+            raise InputError(
+                f"{where}: was measured with --ranks {measured.num_ranks}, but this run has "
+                f"--ranks {config.ranks}; leave --profile out to measure anew"
+            )
+    if rank != 0:
+        return
+    out = ways_file(config)
+    if config.profile is None:
+        write_measured(measured, out)
+    limit, bits = quantity(config, "memory_limit"), quantity(config, "bandwidth")
+    cluster = Cluster(
+        quantity(config, "latency"),
+        None if bits is None else bits / 8,
+        config.ranks_per_host,
+        None if limit is None else int(limit),
+    )
+    choice = choose(measured, cluster)
+    print(f"{table(choice)}\n\n{choice.reason}")
+    if measured.links.num_ranks == 1 and cluster.bandwidth is None:
+        print(
+            "messages between ranks count as free, because one rank alone cannot measure them; "
+            "give their --bandwidth and --latency"
+        )
+    source = config.profile or out
+    print(f"{source}; take it with {command(choice.best, measured, config)}")
+
+
+def table(choice: Choice) -> str:
+    """Make a table of all ways, the fastest epoch first."""
+    lines = [
+        (
+            _mark(outcome, choice),
+            outcome.way.name,
+            outcome.way.options,
+            "yes" if outcome.way.is_same else "no",
+            f"{outcome.epoch_seconds:.3g}",
+            f"{outcome.way.steps_per_epoch:,}",
+            f"{outcome.sent_bytes / 1e6:,.1f}",
+            f"{outcome.sent_bytes * outcome.way.steps_per_epoch / 1e6:,.1f}",
+            f"{outcome.peak_bytes / 1e6:,.0f}",
+        )
+        for outcome in sorted(choice.outcomes, key=lambda outcome: outcome.epoch_seconds)
+    ]
+    headers = ["", "way", "options", "steps of one rank", "s an epoch", "steps"]
+    headers += ["MB sent a step", "an epoch", "MB of the fullest rank"]
+    return tabulate(lines, headers, disable_numparse=True)
+
+
+def _mark(outcome: Outcome, choice: Choice) -> str:
+    if not outcome.fits:
+        return "does not fit"
+    return "take" if outcome is choice.best else ""
+
+
+def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
+    """Return the command that trains in the way to take.
+
+    Args:
+        best: the way.
+        measured: says with how many threads a rank the costs were measured.
+        config: the options as the user gave them.
+    """
+    chosen = best.way.options.split()
+    left_out = {*_CHOSEN, *_UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
+    words = ["python", "-m", "vigpipe.train", "--model", config.model, "--data", config.data]
+    plain = TrainConfig()
+    for name in (f.name for f in fields(TrainConfig)):
+        value = getattr(config, name)
+        if name in left_out or flag(name) in chosen or value == getattr(plain, name):
+            continue
+        words += as_given(name, value).split(" ", 1)
+    if isinstance(config.microbatches, int) and config.microbatches > 1:
+        words += [] if "--microbatches" in chosen else ["--microbatches", str(config.microbatches)]
+    threads = config.threads or measured.facts.get("threads")
+    words += [*chosen, *(["--threads", str(threads)] if isinstance(threads, int) else [])]
+    return shlex.join(words)
