@@ -24,6 +24,7 @@ from vigpipe.bench.options import (
     LearningBench,
     OpsBench,
     PipelineBench,
+    PlanGraphBench,
     PredictBench,
     SamplersBench,
     SoakBench,
@@ -70,6 +71,7 @@ SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
 IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
 SubnetworksOptions = Annotated[SubnetworksBench, Parameter(name="*")]
 HalosOptions = Annotated[HalosBench, Parameter(name="*")]
+PlanGraphOptions = Annotated[PlanGraphBench, Parameter(name="*")]
 SplitOptions = Annotated[SplitBench, Parameter(name="*")]
 WidthsOptions = Annotated[WidthsBench, Parameter(name="*")]
 StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
@@ -112,7 +114,7 @@ def _run(arguments: list[str]) -> int:
         verbs = {"train": options, "check": options, "plan": options, "time": options}
         named = "pipeline", "sync", "predict", "cuts", "checkpoint"
         trained = "learning", "samplers", "intervals", "subnetworks", "widths", "split", "halos"
-        benches = dict.fromkeys((*named, *trained), options)
+        benches = dict.fromkeys((*named, *trained, "plan-graph"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -473,6 +475,20 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.bench.split import bench_split
 
         bench_split(config)
+
+    @bench.command(name="plan-graph")
+    def plan_graph(*, config: PlanGraphOptions = PlanGraphBench()) -> int:  # noqa: B008
+        """Predict and measure all ways to use ranks on one graph, and judge the choice."""
+        from vigpipe.bench.plan_graph import NAMES, check
+        from vigpipe.start import run_on_ranks
+
+        check(config)
+        if config.repeats < 1:
+            raise InputError(f"--repeats {config.repeats}: must be at least 1")
+        meeting = replace(config, shards=config.ranks)
+        options = {"num_repeats": config.repeats, "options": config}
+        work = "vigpipe.bench.plan_graph:bench_plan_graph"
+        return run_on_ranks(meeting, arguments, work, NAMES, options)
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

@@ -207,6 +207,30 @@ class SplitBench(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanGraphBench(TrainConfig):
+    """Options of `vigpipe bench plan-graph`: those of train, which all cases share.
+
+    Attributes:
+        data: the graph of cases that name none.
+        ranks: ranks that every case is planned for, and measured with.
+        cases: CASE;CASE;... each a model, its width and layers, and perhaps a sampler with
+            micro-batches and a graph, as MODEL:WIDTHxLAYERS[+SAMPLER*MICROBATCHES][@DATA].
+        repeats: timed rounds of every case.
+    """
+
+    model: Model = "gcn"
+    data: str = "sbm:2000"
+    threads: int | None = 1
+    ranks: int = 2
+    cases: str = (
+        "gcn:16x3@sbm:20000,20,64,10;gcn:64x3@sbm:20000,20,64,10;gcn:256x3@sbm:20000,20,64,10;"
+        "gcn:256x3@sbm:20000,1,64,10;gcn:1024x3@sbm:4000,8,64,10;sage:256x3@sbm:8000,16,64,60;"
+        "gat:64x3@sbm:10000,20,64,10;sage:256x4+parts*4@sbm:20000,20,64,10"
+    )
+    repeats: int = 7
+
+
+@dataclass(frozen=True, kw_only=True)
 class HalosBench(TrainConfig):
     """Options of `vigpipe bench halos`: those of train, which all runs share.
 
