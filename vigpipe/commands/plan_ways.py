@@ -73,7 +73,7 @@ def _check(config: PlanConfig) -> None:
 
 def ways_file(config: PlanConfig) -> Path:
     """Return the file of the measured costs."""
-    name = f"{config.model}-{config.ranks}-ranks.json".replace("_", "-")
+    name = f"{config.model}-{config.ranks}.json".replace("_", "-")
     return config.out or Path("stages") / name
 
 

@@ -143,7 +143,7 @@ class PlanConfig(TrainConfig):
             an earlier call; by default they are measured now.
         explain: say which stage limits the step and which change would help most.
         out: plan file to write; by default stages/<model>-<stages>.toml. With --ranks the .json
-            file of the measured costs; by default stages/<model>-<ranks>-ranks.json.
+            file of the measured costs; by default stages/<model>-<ranks>.json.
     """
 
     model: Model = "vig_ti_224"
