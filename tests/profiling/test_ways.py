@@ -19,7 +19,7 @@ from vigpipe.run.facts import prepare
 SMALL = TrainConfig(model="gcn", data="sbm:400,4,12,6", layers=3, width=16, threads=1)
 AS_FEW = [
     *FEWEST,
-    *((ways, name, value) for name, value in (("MIN_STEPS", 1), ("ENOUGH_SECONDS", 0.0))),
+    *((ways, name, value) for name, value in (("NUM_ROUNDS", 1), ("ENOUGH_SECONDS", 0.0))),
     *((links, name, 1) for name in ("NUM_ROUNDS", "NUM_WARMUP")),
 ]
 

@@ -38,8 +38,9 @@ from vigpipe.run.provenance import provenance
 from vigpipe.run.room import memory_bytes
 
 NUM_WARMUP = 2  # steps of a rehearsal that are not timed
-MIN_STEPS, MAX_STEPS = 4, 40
-ENOUGH_SECONDS = 2.0  # for the timed steps of a rank alone
+NUM_ROUNDS = 4  # over all ways
+MIN_STEPS, MAX_STEPS = 1, 10  # timed steps of a way in a round
+ENOUGH_SECONDS = 2.0  # for the timed steps of a rank alone, in all rounds
 _MICROBATCHES_PER_STAGE = 4  # of a pipeline whose steps are not those of one rank
 _KEPT_LAYERS = 6  # activations of a layer that a step holds at a time, about, for `_needs`
 
@@ -169,7 +170,9 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
     links = measure_links(rank, world.size, device)
     ways: list[Way] = []
     options = ways_options(run)
-    for candidate in list_ways(run.config, num_ranks):
+    shares: dict[int, _Share] = {}
+    pipelines: dict[int, Run] = {}
+    for i, candidate in enumerate(list_ways(run.config, num_ranks)):
         words = " ".join(as_given(name, value) for name, value in candidate.options.items())
         blank = Way(candidate.name, words, candidate.is_same, 1, 1)
         try:
@@ -190,10 +193,18 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
             why = f"a rank's share of a step would take about {needed / 1e9:,.1f} GB to measure"
             way = replace(way, why_not=f"{why}, and there are {max(0, room) / 1e9:,.1f} GB")
         elif layout.pipeline_size > 1:
-            way = _measure_layers(way, of_way, world, base_bytes, ways)
+            pipelines[i] = of_way
         else:
-            way = _measure_shares(way, of_way, world, base_bytes, at_once)
+            way, rehearsal = _count_shares(way, of_way, world, base_bytes, at_once)
+            shares[i] = _Share(rehearsal, at_once)
         ways.append(way)
+    for i, seconds in _time_shares(shares, world).items():
+        missing = ways[i].num_ranks - len(seconds)
+        if missing > 0 and (has_own_cores(device) or len(seconds) < world.size):
+            seconds += [seconds[-1]] * missing
+        ways[i] = replace(ways[i], seconds=tuple(seconds))
+    for i, of_way in pipelines.items():
+        ways[i] = _measure_layers(ways[i], of_way, world, base_bytes, ways)
     facts = {
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
@@ -219,8 +230,21 @@ class _World(NamedTuple):
         return values
 
 
-def _measure_shares(way: Way, run: Run, world: _World, base_bytes: int, at_once: int) -> Way:
-    """Rehearse ranks that share a graph, a replica, or a single rank."""
+class _Share(NamedTuple):
+    """What this rank rehearses of a way, None for nothing, and how many ranks may do so at once."""
+
+    rehearsal: Rehearsal | None
+    at_once: int
+
+
+def _count_shares(
+    way: Way, run: Run, world: _World, base_bytes: int, at_once: int
+) -> tuple[Way, Rehearsal | None]:
+    """Count what ranks that share a graph, a replica, or a single rank send and hold.
+
+    Returns:
+        The way without its seconds, and what this rank has to rehearse for these.
+    """
     layout, device = run.layout, world.device
     work = _work(run)
     order = np.argsort(-work[:, 1:].sum(axis=1), kind="stable").tolist()
@@ -244,19 +268,9 @@ def _measure_shares(way: Way, run: Run, world: _World, base_bytes: int, at_once:
         for _ in range(NUM_WARMUP):
             own.step()
     everybody = [each for of_rank in world.gathered(counted) for each in of_rank]
-    alone = _rehearse(own, world, 1)
-    seconds = [alone]
-    if at_once > 1:
-        together = max(alone, _rehearse(own, world, at_once))
-        seconds = np.interp(range(1, at_once + 1), [1, at_once], [alone, together]).tolist()
-    if layout.world_size > len(seconds) and (has_own_cores(device) or at_once < world.size):
-        seconds += [seconds[-1]] * (layout.world_size - len(seconds))
-    if own is not None:
-        own.close()
     busiest = max(everybody, key=lambda each: each.sent_bytes)
-    return replace(
+    way = replace(
         way,
-        seconds=tuple(seconds),
         exchanges=_as_curve(busiest.given),
         sums=_as_curve(busiest.summed),
         exchanged_bytes=sum(each.sent_bytes for each in everybody),
@@ -264,10 +278,34 @@ def _measure_shares(way: Way, run: Run, world: _World, base_bytes: int, at_once:
         peak_bytes=base_bytes + max(each.peak_bytes for each in everybody),
         sources=float((work[:, 1] / np.maximum(1, work[:, 0])).max()),
     )
+    return way, own
 
 
-def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> float:
-    """Let the first ranks rehearse at once, and return the seconds of a step, waits included.
+def _time_shares(shares: Mapping[int, _Share], world: _World) -> dict[int, list[float]]:
+    """Rehearse all ways in turn, again and again, so that what disturbs them hits all alike.
+
+    Returns:
+        The seconds of a step while 1, 2, ... ranks rehearse at once, by way.
+    """
+    found: dict[tuple[int, int], list[float]] = {}
+    for _ in range(NUM_ROUNDS):
+        for i, share in shares.items():
+            for num_ranks in dict.fromkeys((1, share.at_once)):
+                steps = _rehearse(share.rehearsal, world, num_ranks)
+                found.setdefault((i, num_ranks), []).extend(steps)
+    seconds: dict[int, list[float]] = {}
+    for i, share in shares.items():
+        if share.rehearsal is not None:
+            share.rehearsal.close()
+        alone, together = (_middle(np.array(found[i, n])) for n in (1, share.at_once))
+        counts = range(1, share.at_once + 1)
+        ends = [alone, max(alone, together)]
+        seconds[i] = np.interp(counts, [1, max(2, share.at_once)], ends).tolist()
+    return seconds
+
+
+def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> list[float]:
+    """Let the first ranks rehearse at once, and return the seconds of each step, waits included.
 
     Where ranks exchange something they wait for the slowest; so of the stretches between two
     exchanges, the longest of all ranks count.
@@ -277,7 +315,7 @@ def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> flo
     if rehearsal is not None and takes_part:
         began = time.perf_counter()
         rehearsal.step()
-        number = int(ENOUGH_SECONDS / (time.perf_counter() - began))
+        number = int(ENOUGH_SECONDS / NUM_ROUNDS / (time.perf_counter() - began))
     number = min(MAX_STEPS, max(MIN_STEPS, world.gathered(number)[0]))
     if world.size > 1:
         dist.barrier()
@@ -285,7 +323,7 @@ def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> flo
     if rehearsal is not None and takes_part:
         steps = [rehearsal.step() for _ in range(number)]
     by_rank = np.array([of_rank for of_rank in world.gathered(steps) if of_rank])  # (ranks, s, k)
-    return _middle(by_rank.max(axis=0).sum(axis=1))
+    return by_rank.max(axis=0).sum(axis=1).tolist()
 
 
 def _middle(values: np.ndarray) -> float:
