@@ -126,7 +126,8 @@ def parse_cases(text: str, options: TrainConfig) -> list[Case]:
 
 def check(options: PlanGraphBench) -> None:
     """Raise InputError for options that the benchmark cannot do with."""
-    chosen = ("stages", "dp", "shards", "split", "halo", "microbatches", "sampler")
+    of_ways = ("stages", "dp", "shards", "split", "adjacency", "chunks", "halo")
+    chosen = (*of_ways, "microbatches", "sampler")
     check_left_out(options, PlanGraphBench(), chosen, "is chosen")
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: must be at least 2, so that there are ways")

@@ -23,7 +23,10 @@ from vigpipe.run.facts import Run
 from vigpipe.start import run_on_ranks
 
 # What the command chooses itself, or has no use for.
-_CHOSEN = ("stages", "dp", "shards", "split", "halo", "schedule", "virtual_stages")
+_CHOSEN = (
+    *("stages", "dp", "shards", "split", "adjacency", "chunks", "halo"),
+    *("schedule", "virtual_stages"),
+)
 _UNUSED = ("explain", "compress")
 
 
