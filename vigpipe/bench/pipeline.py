@@ -31,13 +31,19 @@ def bench_pipeline(
         folder: folder of the results.
         num_repeats: timed repeats of every contender.
 
+    A single rank with --sparse-threads is compared with one whose threads both sum and multiply.
+
     Raises:
-        InputError: the layout has a single rank.
+        InputError: there is nothing to compare with one rank.
     """
     layout = run.layout
+    if layout.world_size == 1 and run.config.sparse_threads:
+        _bench_pool(run, device, folder, num_repeats)
+        return
     if layout.world_size == 1:
         raise InputError(
-            "bench pipeline compares with one rank; choose --stages or --shards 2 or more"
+            "bench pipeline compares with one rank; choose --stages or --shards 2 or more, or "
+            "--sparse-threads"
         )
     rank_state = make_rank_state(run, rank, device)
     sequential = make_rank_state(run.unsplit(), 0, device)
@@ -70,6 +76,38 @@ def bench_pipeline(
     print(f"{question}\n\n{timings.table()}\n")
     title = "Pipeline against one stage" if kind == "stage" else "Shards against one rank"
     write_results(folder, title, question, timings, device)
+
+
+def _bench_pool(run: Run, device: torch.device, folder: Path, num_repeats: int) -> None:
+    """Time a step whose sums have threads of their own, against the same number for all work."""
+    own, besides = torch.get_num_threads(), run.config.sparse_threads
+    states = [make_rank_state(of, 0, device) for of in (run.unsplit(), run)]
+    one_after_another, at_once = (step_of(state) for state in states)
+
+    def with_threads(number: int) -> Callable[[], object]:
+        def step() -> None:
+            torch.set_num_threads(number)
+            one_after_another()
+            torch.set_num_threads(own)
+
+        return step
+
+    alone = f"{own} thread{'s' * (own > 1)} for all work"
+    contenders = {
+        alone: one_after_another,
+        f"{own + besides} threads for all work": with_threads(own + besides),
+        f"{own} that multipl{'y' if own > 1 else 'ies'}, {besides} for sums": at_once,
+    }
+    timings = alternate(contenders, alone, num_repeats, device)
+    for state in states:
+        state.feed.close()
+    question = (
+        f"{run.config.model}, width {run.config.width:,}, on {run.job.name}, "
+        f"{run.job.describe_step(run.layout)} a step, {run.config.dtype}, on one rank: chunks of "
+        "nodes that some threads sum while others multiply, against threads that do all of it."
+    )
+    print(f"{question}\n\n{timings.table()}\n")
+    write_results(folder, "Threads for sums beside threads for products", question, timings, device)
 
 
 def step_of(rank_state: RankState | None) -> Callable[[], object]:

@@ -69,6 +69,11 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
             f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
             f"or compare all ways to use {config.shards} ranks with --ranks {config.shards}"
         )
+    if config.sparse_threads:
+        raise InputError(
+            f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "
+            "multiply on the same threads; leave it out"
+        )
     check_cluster(config)
     out = plan_file(config)
     check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)

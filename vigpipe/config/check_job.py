@@ -3,7 +3,7 @@
 from typing import get_args
 
 from vigpipe.config.choices import GraphNorm, Norm
-from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES, OF_SAMPLERS
+from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES, OF_LAYERS, OF_SAMPLERS
 from vigpipe.config.options import TrainConfig, as_given, flag, parse_fanout
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
@@ -47,6 +47,7 @@ def check_job(config: TrainConfig) -> None:
         )
     _check_repartition(config)
     _check_sampler(config)
+    _check_sparse_threads(config)
 
 
 def _check_sampler(config: TrainConfig) -> None:
@@ -83,4 +84,26 @@ def _check_repartition(config: TrainConfig) -> None:
             f"{what}: balances {config.partition or 'metis'} parts by what all replicas have taken "
             f"by the end of an epoch, and with --strategy {config.strategy} they do not come to it "
             "together; choose --partition random, or --strategy synchronous"
+        )
+
+
+def _check_sparse_threads(config: TrainConfig) -> None:
+    """Raise InputError if a rank is to sum in a pool what it cannot sum there."""
+    what = f"--sparse-threads {config.sparse_threads}"
+    if not config.sparse_threads:
+        return
+    if config.shards > 1:
+        raise InputError(
+            f"{what}: sums on threads of a rank that has all nodes of a sub-graph, and with "
+            f"--shards {config.shards} ranks share them; leave one of the two out"
+        )
+    if config.sampler in OF_LAYERS:
+        raise InputError(
+            f"{what}: sums over the same edges in every layer, and with --sampler {config.sampler} "
+            "each has its own; leave it out, or choose full, parts or a saint sampler"
+        )
+    if config.dtype in ("bfloat16", "float16"):
+        raise InputError(
+            f"{what}: sums and multiplies in the precision of the weights, and --dtype is "
+            f"{config.dtype}; leave it out, or choose float32 or float64"
         )

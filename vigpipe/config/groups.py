@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Layout": (
         *("stages", "microbatches", "schedule", "virtual_stages", "boundary", "recompute"),
         *("shards", "split", "adjacency", "chunks", "halo"),
-        *("device", "threads", "timeout"),
+        *("device", "threads", "sparse_threads", "timeout"),
     ),
     "Replicas": (
         *("dp", "sync", "elastic", "strategy", "average_every", "average"),

@@ -71,6 +71,7 @@ class TrainKeywords(TypedDict, total=False):
     adjacency: choices.Edging
     chunks: int
     halo: str | None
+    sparse_threads: int
     sync: choices.Sync | None
     strategy: choices.Strategy
     average_every: int | None

@@ -165,6 +165,9 @@ class TrainConfig:
         halo: with halo, which features of neighbours in other parts a rank gets: exact, the
             default, those of the same step; stale, those of the step before, which travel meanwhile
             (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
+        sparse_threads: threads of each rank, besides its own, that sum what the edges of a graph
+            bring, while its own multiply: chunks of nodes go from one to the other (MixGCN). With
+            gcn, gin, and the mean of sage, on CPUs; 0, the default, for none.
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
@@ -341,6 +344,7 @@ class TrainConfig:
     adjacency: Edging = "whole"
     chunks: int = 1
     halo: str | None = None
+    sparse_threads: int = 0
     sync: Sync | None = None
     strategy: Strategy = "synchronous"
     average_every: int | None = None
@@ -524,6 +528,7 @@ def check_numbers(config: TrainConfig) -> None:
         "steps": (1, 1e9),
         "shards": (1, 1 << 16),
         "chunks": (1, 1 << 10),
+        "sparse_threads": (0, 1 << 9),
         "keep": (1, 1e6),
         "max_restarts": (0, 1e6),
         "evaluate_every": (1, 1e6),

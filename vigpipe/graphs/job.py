@@ -21,6 +21,7 @@ from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.merged import MergedGraphModel
 from vigpipe.graphs.partitions.partition import Partition
+from vigpipe.graphs.pool.share import AloneWithPool
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.samplers.make import make_sampler, make_shares
@@ -33,6 +34,7 @@ from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.gnn.layer import GraphLayer
 from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
@@ -141,6 +143,7 @@ class GraphJob:
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
         """Raise InputError if an epoch has fewer sub-graphs than a step takes, or no share each."""
         self._check_shards(layout)
+        self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.shares)
         if wanted <= most:
             return
@@ -181,6 +184,17 @@ class GraphJob:
             raise InputError(
                 f"--shards {num_shards}: a sub-graph has {self.sampler.most_nodes} nodes at most; "
                 "take fewer shards"
+            )
+
+    def _check_sparse_threads(self, model: GraphModel) -> None:
+        """Raise InputError if threads that sum would never work beside those that multiply."""
+        number = self.config.sparse_threads
+        if number and not any(cast(GraphLayer, layer).joins for layer in model.convs.values()):
+            aggregator = self.config.aggregator
+            of = "" if aggregator is None else f" with --aggregator {aggregator}"
+            raise InputError(
+                f"--sparse-threads {number}: sums beside the products of gcn, gin, or the mean of "
+                f"sage, and --model is {self.config.model}{of}; leave it out"
             )
 
     def _check_travelling(self) -> None:
@@ -285,14 +299,15 @@ class GraphJob:
             has_first=has_first,
             has_last=has_last,
             repartition=repartition,
-            sharing=None if shards is None else self._sharing(shards),
+            sharing=None if shards is None else self._sharing(shards, device),
         )
 
-    def _sharing(self, shards: Shards) -> Sharing:
+    def _sharing(self, shards: Shards, device: torch.device) -> Sharing:
         """Return how ranks share the sub-graphs of their replica."""
-        if shards.size == 1:
-            return Alone()
         config, fused = self.config, self.config.impl == "fused"
+        if shards.size == 1:
+            number = config.sparse_threads
+            return AloneWithPool(number, device, fused=fused) if number else Alone()
         if self._has_halos:
             owners, kind = self.shares.parts, parse_halo(config.halo)
             return ByParts(shards, owners, kind, config.seed, fused=fused)

@@ -92,7 +92,8 @@ def write_sums(
         kind: which weights; see `Adjacency.weights`.
         rows: which of the m sums, or n if transposed.
         out: (number of rows, C), of x's type; its rows may be apart.
-        added: (C,), that is added to each sum; None for nothing.
+        added: (number of rows, C), or (C,) for all of them, that is added to the sums; None for
+            nothing.
         transposed: sum over the edges that leave a node, as the backward does.
         fused: see above.
     """

@@ -6,6 +6,8 @@ several ranks share a graph (`vigpipe.graphs.split`), the same methods bring wha
 so that a layer is written once.
 """
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import pair_keys
@@ -19,6 +21,9 @@ from vigpipe.ops.sparse import (
     pair_scores,
     pair_softmax,
 )
+from vigpipe.ops.sparse_rows import SparseRows, linear
+
+Features = Tensor | SparseRows  # (n, C); the graph's own may be sparse
 
 
 class Edges:
@@ -33,7 +38,10 @@ class Edges:
     Attributes:
         adjacency: the graph.
         fused: whether the fused kernels are used.
+        overlaps: whether a sum and a product that are asked for together take less time.
     """
+
+    overlaps: ClassVar[bool] = False
 
     def __init__(self, adjacency: Adjacency, *, fused: bool = True) -> None:
         self.adjacency, self.fused = adjacency, fused
@@ -76,6 +84,59 @@ class Edges:
             (m, C).
         """
         return constant_sum(self.adjacency, x, kind, added, fused=self.fused)
+
+    def sums_then_product(
+        self,
+        x: Tensor,
+        kind: Kind,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        added: Tensor | None = None,
+        beside: tuple[Features, Tensor] | None = None,
+    ) -> Tensor:
+        """Sum what the edges bring, and multiply the sums by weights.
+
+        Args:
+            x: (n, C).
+            kind: which weights the edges have; see `Adjacency.weights`.
+            weight: (C', C).
+            bias: (C',), that is added to the products; None for nothing.
+            added: (m, C), that is added to the sums; None for nothing.
+            beside: features, (m, D), and weights, (C', D), whose product is added to the result;
+                None for nothing.
+
+        Returns:
+            (m, C').
+        """
+        y = linear(self.sums(x, kind, added), weight, bias)
+        return y if beside is None else linear(*beside, y, fused=self.fused)
+
+    def product_then_sums(
+        self,
+        x: Features,
+        weight: Tensor,
+        kind: Kind,
+        added: Tensor | None = None,
+        *,
+        beside: tuple[Features, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Multiply features by weights, and sum what the edges bring of the products.
+
+        Args:
+            x: (n, C).
+            weight: (C', C).
+            kind: which weights the edges have; see `Adjacency.weights`.
+            added: (m, C'), or (C',) for all targets, that is added to the sums; None for nothing.
+            beside: features, (m, D), and weights, (C', D), whose product is added to the result;
+                None for nothing.
+
+        Returns:
+            The result, (m, C'), and the products that were summed, (n, C').
+        """
+        products = linear(x, weight, fused=self.fused)
+        y = self.sums(products, kind, added)
+        return y if beside is None else linear(*beside, y, fused=self.fused), products
 
     def own_and_mean(self, both: Tensor) -> Tensor:
         """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).

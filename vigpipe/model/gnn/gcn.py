@@ -45,5 +45,17 @@ class GcnLayer(GraphLayer):
         """Do what is left to do: (m, M) -> (m, C')."""
         return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
 
+    @property
+    def joins(self) -> bool:
+        """Whether sum and product can be asked for together: always."""
+        return True
+
+    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+        """Ask for sum and product together; see `GraphLayer.joined`."""
+        edges, weight, bias = edges.with_loops(), self.lin.weight, self.bias
+        if self._multiplies_first(x):
+            return edges.product_then_sums(x, weight, "gcn", bias)[0]
+        return edges.sums_then_product(x, "gcn", weight, bias)
+
     def _multiplies_first(self, x: Features) -> bool:
         return isinstance(x, SparseRows) or self.narrows

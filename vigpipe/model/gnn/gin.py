@@ -56,6 +56,22 @@ class GinLayer(GraphLayer):
         hidden = total + first.bias if self._multiplies_first(own) else first(total)
         return second(hidden.relu())
 
+    @property
+    def joins(self) -> bool:
+        """Whether sum and product can be asked for together: always."""
+        return True
+
+    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+        """Ask for the sum and the first product together; see `GraphLayer.joined`."""
+        first, second = self._linears
+        if self._multiplies_first(x):
+            sums, products = edges.product_then_sums(x, first.weight, "ones", first.bias)
+            hidden = sums + (1 + self.eps) * edges.own(products)
+        else:
+            itself = (1 + self.eps) * own
+            hidden = edges.sums_then_product(x, "ones", first.weight, first.bias, added=itself)
+        return second(hidden.relu())
+
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
         """Return a side of its own, unless the hidden layer is as wide as the logits."""
         return None if after is None else Side(group)

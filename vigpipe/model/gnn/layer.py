@@ -83,6 +83,9 @@ class GraphLayer(nn.Module):
         x, edges = self.dropped(x, draws), self._edges(adjacency)
         keys = None if draws is None else draws.keys
         own = first_rows(x, edges.num_targets)
+        if edges.overlaps and self.joins:
+            y = region("aggregation", self.joined, x, own, edges)
+            return region("update", self._ended, y, edges)
         # Nothing keeps the messages while the update runs.
         return self._updated(self._aggregated(self.messages(x), own, edges, keys), own, edges)
 
@@ -143,7 +146,10 @@ class GraphLayer(nn.Module):
         return region("update", self._finished, total, own, edges)
 
     def _finished(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
-        y = edges.normalised(self.norm, self.update(total, own))
+        return self._ended(self.update(total, own), edges)
+
+    def _ended(self, y: Tensor, edges: Edges) -> Tensor:
+        y = edges.normalised(self.norm, y)
         return y if self.activation is None else self.activation(y)
 
     def dropped(self, x: Features, draws: Draws | None) -> Features:
@@ -158,6 +164,24 @@ class GraphLayer(nn.Module):
         self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Reduce what the edges bring; see `received`: (m, A)."""
+        raise NotImplementedError
+
+    @property
+    def joins(self) -> bool:
+        """Whether the layer has a sum and a product that it can ask for together."""
+        return False
+
+    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+        """Do what `messages`, `aggregate` and `update` do, with sum and product asked for together.
+
+        Args:
+            x: features of the sources, (n, C), after dropout.
+            own: those of the targets, (m, C).
+            edges: from sources to targets.
+
+        Returns:
+            (m, C').
+        """
         raise NotImplementedError
 
     def update(self, total: Tensor, own: Features) -> Tensor:

@@ -60,6 +60,17 @@ class SageLayer(GraphLayer):
         """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
         return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
 
+    @property
+    def joins(self) -> bool:
+        """Whether sum and product can be asked for together: the mean is a sum."""
+        return self.aggregator == "mean"
+
+    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+        """Ask for mean and products together; see `GraphLayer.joined`."""
+        beside = own, self.lin_r.weight
+        weight, bias = self.lin_l.weight, self.lin_l.bias
+        return edges.sums_then_product(self.messages(x), "mean", weight, bias, beside=beside)
+
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
         """Return the side of what is aggregated: the input's, or one of its own if projected."""
         return before if before is None or self.aggregator != "pool" else Side(group)
@@ -101,3 +112,10 @@ class NarrowingSageLayer(SageLayer):
         if self.is_joint:
             return total
         return linear(own, self.lin_r.weight, total, fused=self.fused)
+
+    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+        """Ask for products and mean together; see `GraphLayer.joined`."""
+        beside = own, self.lin_r.weight
+        return edges.product_then_sums(
+            x, self.lin_l.weight, "mean", self.lin_l.bias, beside=beside
+        )[0]

@@ -1,0 +1,267 @@
+"""A pool sums beside the rank's threads: the same results, its own errors, and nothing left."""
+
+import threading
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from scipy.sparse import csr_array
+
+from tests.graphs.split.test_halo import random_graph
+from vigpipe.commands.check import compare_steps, trace
+from vigpipe.config.check_job import check_job
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.graphs.features import for_model
+from vigpipe.graphs.feed import GraphFeed
+from vigpipe.graphs.pool import products
+from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, Chunks
+from vigpipe.graphs.pool.edges import PooledEdges
+from vigpipe.graphs.pool.pool import Pool
+from vigpipe.graphs.pool.share import AloneWithPool
+from vigpipe.model.gnn.create import create_graph_model
+from vigpipe.model.gnn.edges import Edges
+from vigpipe.ops.adjacency import Adjacency
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
+
+CPU = torch.device("cpu")
+NODES, EDGE_COUNT = 61, 300
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+@pytest.fixture(params=[1, 2])
+def pool(request):
+    pool = Pool(request.param)
+    yield pool
+    pool.close()
+
+
+def test_the_pool_has_threads_of_its_own_and_leaves_the_others_as_they_are():
+    before, numbers = torch.get_num_threads(), []
+    pool = Pool(before + 1)
+    threads = []
+    pool.start(lambda: numbers.append(torch.get_num_threads())).result()
+    pool.start(lambda: threads.append(threading.current_thread())).result()
+    later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert numbers == [before + 1, before]
+    assert torch.get_num_threads() == before
+    assert threads[0].is_alive()
+    pool.close()
+    assert not threads[0].is_alive()
+
+
+def test_chunks_cover_all_nodes_and_none_is_small_unless_it_is_asked_for():
+    assert len(Chunks(LEAST_ROWS - 1).rows) == len(Chunks(0).rows) == 1
+    assert len(Chunks(3 * LEAST_ROWS).rows) == 3
+    assert len(Chunks(1000 * LEAST_ROWS).rows) == MOST_CHUNKS
+    rows = Chunks(NODES, 7).rows
+    assert (rows[0].start, rows[-1].stop) == (0, NODES)
+    assert all(left.stop == right.start for left, right in pairwise(rows))
+
+
+def test_a_chunk_is_summed_as_soon_as_the_last_one_that_it_needs_is_there():
+    # 0 -> 1 -> ... -> 11 in a row, and 11 -> 0; node 6 has no edges.
+    sources = [11, *range(5), *range(6, 11)]
+    indptr = torch.tensor([0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11])
+    ring = Adjacency(indptr, torch.tensor(sources))
+    first, second, third = (slice(0, 4), slice(4, 8), slice(8, 12))
+    assert Chunks(12, 3).turns(ring) == [[], [second], [first, third]]
+    nothing = Adjacency(torch.zeros(13, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    assert Chunks(12, 3).turns(nothing) == [[first, second, third], [], []]
+
+
+def ways(edges, x, weights):
+    """All that layers ask for, with everything that can be added."""
+    narrow, wide, bias, own = weights
+    yield edges.sums(x, "ones", x.sin())
+    yield edges.sums_then_product(x, "mean", wide)
+    yield edges.sums_then_product(x, "ones", wide, bias, added=x.cos(), beside=(x, own))
+    yield edges.with_loops().sums_then_product(x, "gcn", wide, bias)
+    sums, summed = edges.product_then_sums(x, narrow, "ones")
+    yield sums + 2 * summed
+    yield edges.with_loops().product_then_sums(x, wide, "gcn", bias, beside=(x, own))[0]
+    yield edges.product_then_sums(x, wide, "mean", x @ own.T)[0]
+    yield edges.product_then_sums(x, narrow, "mean")[1]
+
+
+def everything(edges, dtype):
+    """Results of all ways, and the gradients of what goes in."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (NODES, 9), (4, 9), (13, 9), (13,), (13, 9)
+    tensors = [torch.randn(s, dtype=dtype, generator=generator) / 3 for s in shapes]
+    x, *weights = (tensor.requires_grad_() for tensor in tensors)
+    found = []
+    for y in ways(edges, x, weights):
+        grads = torch.autograd.grad(y.sin().sum(), (x, *weights), allow_unused=True)
+        found += [y.detach(), *(grad for grad in grads if grad is not None)]
+    return found
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 5, NODES])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("fused", [True, False])
+def test_results_and_gradients_are_those_of_one_thing_after_another(pool, num_chunks, dtype, fused):
+    graph = random_graph(NODES, EDGE_COUNT)
+    pooled = PooledEdges(graph, pool, Chunks(NODES, num_chunks), fused=fused)
+    ours, wanted = (everything(edges, dtype) for edges in (pooled, Edges(graph, fused=fused)))
+    assert len(ours) == len(wanted)
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_sums_have_the_same_bits_for_all_chunks_and_threads():
+    graph = random_graph(NODES, EDGE_COUNT)
+    x = torch.randn(NODES, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    found = []
+    for num_threads, num_chunks in ((1, 1), (1, 4), (2, 7), (3, NODES)):
+        pool = Pool(num_threads)
+        y = PooledEdges(graph, pool, Chunks(NODES, num_chunks)).sums(x, "mean")
+        (grad,) = torch.autograd.grad(y.sin().sum(), x)
+        found.append((y, grad))
+        pool.close()
+    for y, grad in found[1:]:
+        assert torch.equal(y, found[0][0])
+        assert torch.equal(grad, found[0][1])
+
+
+def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch):
+    """The second chunk is summed only when the first one has been multiplied."""
+    multiplied, graph = threading.Event(), random_graph(NODES, EDGE_COUNT)
+    write_sums, multiply = products.write_sums, products._multiply
+
+    def slow_sums(*arguments, **ways):
+        if arguments[3].start > 0:
+            assert multiplied.wait(60)
+        write_sums(*arguments, **ways)
+
+    def telling(*arguments):
+        multiply(*arguments)
+        multiplied.set()
+
+    monkeypatch.setattr(products, "write_sums", slow_sums)
+    monkeypatch.setattr(products, "_multiply", telling)
+    pool, x, weight = Pool(1), torch.ones(NODES, 3), torch.ones(2, 3)
+    y = PooledEdges(graph, pool, Chunks(NODES, 2)).sums_then_product(x, "ones", weight)
+    pool.close()
+    assert torch.equal(y, Edges(graph).sums_then_product(x, "ones", weight))
+
+
+def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
+    def broken(*arguments, **ways):
+        raise MemoryError("no room for a sum")
+
+    pool, x = Pool(1), torch.ones(NODES, 3, requires_grad=True)
+    edges = PooledEdges(random_graph(NODES, EDGE_COUNT), pool, Chunks(NODES, 3))
+    y = edges.sums_then_product(x, "ones", torch.ones(2, 3))
+    monkeypatch.setattr(products, "write_sums", broken)
+    with pytest.raises(MemoryError, match="no room for a sum"):
+        y.sum().backward()
+    with pytest.raises(MemoryError, match="no room for a sum"):
+        edges.product_then_sums(x, torch.ones(2, 3), "ones")
+    pool.close()
+
+
+BASE = TrainConfig(
+    model="gcn",
+    data="sbm:300,4,12,6",
+    layers=3,
+    width=10,
+    dropout=0.3,
+    norm="batch",
+    opt="sgd",
+    lr=0.05,
+    epochs=6,
+    dtype="float64",
+    seed=3,
+    sparse_threads=1,
+)
+CONFIGS = {
+    "gcn, wider": replace(BASE, width=20),
+    "gcn, narrower": BASE,
+    "sage": replace(BASE, model="sage", width=20),
+    "gin": replace(BASE, model="gin", width=20, norm="none"),
+    "gin, narrower": replace(BASE, model="gin"),
+    "parts": replace(BASE, sampler="parts", parts=6, merge=2),
+    "sampled": replace(BASE, model="sage", sampler="saint-node", sample_nodes=80, coverage=2),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_training_is_that_of_threads_that_do_all_work(config, monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        products, "write_sums", lambda *a, f=products.write_sums, **w: (used.append(1), f(*a, **w))
+    )
+    compared = compare_steps(prepare(config, torch.float64), 0, CPU, 3)
+    assert used
+    assert compared is not None
+    assert not compared.exact
+    assert all(row.within(torch.float64) for row in compared.rows)
+
+
+def test_the_pool_ends_with_the_feed():
+    state = make_rank_state(prepare(BASE, torch.float64), 0, CPU)
+    trace(state, 1)
+    assert isinstance(state.feed, GraphFeed)
+    sharing, threads = state.feed._sharing, []
+    assert isinstance(sharing, AloneWithPool)
+    pool = sharing._pool
+    pool.start(lambda: threads.append(threading.current_thread())).result()
+    assert threads[0].is_alive()
+    state.feed.close()
+    assert not threads[0].is_alive()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.start(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shards": 2}, "--sparse-threads 1: sums on threads of a rank .* --shards 2 ranks share"),
+        (
+            {"sampler": "neighbour", "fanout": "3"},
+            "--sparse-threads 1: .* --sampler neighbour each",
+        ),
+        ({"dtype": "bfloat16"}, "--sparse-threads 1: .* --dtype is bfloat16; leave it out, or"),
+        ({"model": "vig_digits", "layers": None, "width": None}, "--sparse-threads 1: is for a g"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        check_job(replace(BASE, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "gat", "heads": 2}, "--sparse-threads 1: sums beside .* and --model is gat"),
+        ({"model": "gcn2"}, "and --model is gcn2; leave it out"),
+        ({"model": "sage", "aggregator": "max"}, "and --model is sage with --aggregator max; lea"),
+    ],
+)
+def test_models_without_such_sums_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        prepare(replace(BASE, norm="none", **options), torch.float64)
+
+
+def test_it_is_for_cpus():
+    with pytest.raises(InputError, match=r"--sparse-threads 2: .* computes on cuda; leave"):
+        AloneWithPool(2, torch.device("cuda"), fused=True)
+
+
+def test_a_layer_that_joins_makes_the_same_as_one_that_does_not(pool):
+    graph = random_graph(NODES, EDGE_COUNT)
+    x = torch.randn(NODES, 7, generator=torch.Generator().manual_seed(2))
+    pooled = PooledEdges(graph, pool, Chunks(NODES, 3))
+    for features in (x, for_model(csr_array(x.relu().numpy()), is_sparse=True)):
+        for name in ("gcn", "sage", "gin", "gat", "gcn2"):
+            for width in (5, 11):
+                model = create_graph_model(
+                    name, in_channels=7, num_classes=3, num_layers=2, width=width
+                )
+                y = model(features, None, pooled)
+                torch.testing.assert_close(y, model(features, None, graph))

@@ -1,0 +1,86 @@
+"""Edges over which a pool of threads sums, while the rank multiplies."""
+
+from torch import Tensor
+
+from vigpipe.graphs.pool.chunks import Chunks
+from vigpipe.graphs.pool.pool import Pool
+from vigpipe.graphs.pool.products import (
+    PooledSums,
+    pooled_sums,
+    product_then_sums,
+    sums_then_product,
+)
+from vigpipe.model.gnn.edges import Edges, Features
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse_rows import linear
+
+
+class PooledEdges(Edges):
+    """The edges between nodes of which one rank has all; see `vigpipe.model.gnn.edges.Edges`.
+
+    Args:
+        adjacency: the graph, any node of which may be a target.
+        pool: the threads that sum.
+        chunks: of the nodes, which are summed one by one.
+        fused: use the fused kernels where there are any.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self, adjacency: Adjacency, pool: Pool, chunks: Chunks, *, fused: bool = True
+    ) -> None:
+        super().__init__(adjacency, fused=fused)
+        self._pool, self._chunks = pool, chunks
+
+    def with_loops(self) -> "PooledEdges":
+        """Return the edges with a self-loop at every node; those that there are stay."""
+        looped = self.adjacency.with_loops()
+        return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
+
+    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+        """Sum what the edges bring in the pool; see `Edges.sums`."""
+        return pooled_sums(x.contiguous(), added, self._sums(kind))
+
+    def sums_then_product(
+        self,
+        x: Tensor,
+        kind: Kind,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        added: Tensor | None = None,
+        beside: tuple[Features, Tensor] | None = None,
+    ) -> Tensor:
+        """Multiply chunks of sums while others are summed; see `Edges.sums_then_product`."""
+        dense = _dense(beside)
+        y = sums_then_product(x.contiguous(), added, weight, bias, dense, self._sums(kind))
+        return y if beside is None or dense is not None else linear(*beside, y, fused=self.fused)
+
+    def product_then_sums(
+        self,
+        x: Features,
+        weight: Tensor,
+        kind: Kind,
+        added: Tensor | None = None,
+        *,
+        beside: tuple[Features, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Sum chunks of products while others are multiplied; see `Edges.product_then_sums`."""
+        if not isinstance(x, Tensor):  # what is sparse is multiplied at once
+            return super().product_then_sums(x, weight, kind, added, beside=beside)
+        dense, sums = _dense(beside), self._sums(kind)
+        y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
+        if beside is not None and dense is None:
+            y = linear(*beside, y, fused=self.fused)
+        return y, products
+
+    def _sums(self, kind: Kind) -> PooledSums:
+        return PooledSums(self._pool, self._chunks, self.adjacency, kind, self.fused)
+
+
+def _dense(beside: tuple[Features, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    """Return what a product is of, unless it is of sparse rows."""
+    if beside is None or not isinstance(beside[0], Tensor):
+        return None
+    return beside[0].contiguous(), beside[1]
