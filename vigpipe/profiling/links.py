@@ -7,11 +7,11 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from vigpipe.graphs.split.switch import to_columns
 from vigpipe.launch.device import synchronize
 from vigpipe.parallel.agreement import NOTHING_WANTED, Peers, agree
 from vigpipe.parallel.gradients import gather_vectors
 from vigpipe.parallel.shards import Shards
+from vigpipe.parallel.switch import to_columns
 from vigpipe.planning.ways import Links
 from vigpipe.profiling.rehearse import CountedShards
 from vigpipe.profiling.transfers import measure_transfer

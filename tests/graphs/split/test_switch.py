@@ -8,9 +8,9 @@ import torch
 from tests.parallel.test_shards import shards_of_all
 from tests.world import run_ranks
 from vigpipe.config.options import TrainConfig
-from vigpipe.graphs.split.norm import shared_batch_norm
-from vigpipe.graphs.split.switch import all_rows, to_columns, to_rows, total
+from vigpipe.job.shared_norm import shared_batch_norm
 from vigpipe.model.norm import BatchNorm
+from vigpipe.parallel.switch import all_rows, to_columns, to_rows, total
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state

@@ -3,7 +3,7 @@
 A layer multiplies, drops out and normalises rows, of which every rank has some. A sum or a maximum
 over edges takes each channel by itself, so that a rank can do some of the channels for all nodes,
 without a partition of the graph and without copies of boundary nodes; between the two forms the
-ranks switch (`switch`). Every rank has all edges.
+ranks switch (`vigpipe.parallel.switch`). Every rank has all edges.
 """
 
 from copy import copy
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.sums import Chunks, Sums, WholeSums, switched_sums
-from vigpipe.graphs.split.switch import SCORES, all_rows, to_columns, to_rows, total
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.parallel.shards import Shards
+from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
 
 
 class MixedEdges(SharedEdges):

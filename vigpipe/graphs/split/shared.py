@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from vigpipe.graphs.split.norm import shared_batch_norm
+from vigpipe.job.shared_norm import shared_batch_norm
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.norm import BatchNorm
 from vigpipe.ops.adjacency import Adjacency

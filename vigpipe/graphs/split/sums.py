@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.graphs.split.switch import SWITCHES, length_of
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.ops.sparse import write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.switch import SWITCHES, length_of
 
 MOST_PIECES, LEAST_COLUMNS = 2, 64  # that a rank cuts its columns into; of a piece
 _EVERY = slice(None)

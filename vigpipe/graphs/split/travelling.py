@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.graphs.split.mixed import MixedEdges
-from vigpipe.graphs.split.switch import length_of, send_columns, send_rows
 from vigpipe.ops.adjacency import Adjacency, Excerpt, Factors, Kind
 from vigpipe.ops.sparse import kernels_for, write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.switch import length_of, send_columns, send_rows
 
 EDGES = "edges"  # what is sent
 _FITS_INT32 = 1 << 31

@@ -1,14 +1,14 @@
-"""What ranks that share a graph exchange in a layer, with gradients.
+"""What ranks that share rows, of nodes of a graph or of an image, exchange, with gradients.
 
-Of n nodes and C channels, rank k of m has in one form some rows, (n_k, C), and in the other some
+Of n rows and C channels, rank k of m has in one form some rows, (n_k, C), and in the other some
 columns of all rows, (n, C_k). A switch goes from one form to the other; its gradient goes back:
 
-    rows      rank 0: node 0 ... |a a|b b|     columns    rank 0: nodes 0 ... n - 1   |a a|
-              rank 1: node k ... |a a|b b|                rank 1: nodes 0 ... n - 1   |b b|
+    rows      rank 0: row 0 ... |a a|b b|     columns    rank 0: rows 0 ... n - 1   |a a|
+              rank 1: row k ... |a a|b b|                rank 1: rows 0 ... n - 1   |b b|
 
 A switch sends every number once, unless it stays where it is: n C (m - 1) / m numbers in all,
-however many ranks there are. Channels may be those of several heads side by side; then every rank
-has some of the channels of each head.
+however many ranks there are. Channels may be those of several heads, or images, side by side; then
+every rank has some of the channels of each.
 """
 
 from typing import Any
@@ -46,14 +46,14 @@ def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Ten
     return _ToRows.apply(x, shards, num_channels, heads)  # pyright: ignore[reportReturnType]
 
 
-def all_rows(x: Tensor, shards: Shards, num_rows: int) -> Tensor:
+def all_rows(x: Tensor, shards: Shards, num_rows: int, what: str = SCORES) -> Tensor:
     """Give every rank the rows of all: (n_k, C) -> (n, C)."""
-    return _AllRows.apply(x, shards, num_rows)  # pyright: ignore[reportReturnType]
+    return _AllRows.apply(x, shards, num_rows, what)  # pyright: ignore[reportReturnType]
 
 
-def total(x: Tensor, shards: Shards) -> Tensor:
+def total(x: Tensor, shards: Shards, what: str = SCORES) -> Tensor:
     """Add up what all ranks have, of one shape; each gets the sum."""
-    return _Total.apply(x, shards)  # pyright: ignore[reportReturnType]
+    return _Total.apply(x, shards, what)  # pyright: ignore[reportReturnType]
 
 
 class _ToColumns(Function):
@@ -80,12 +80,12 @@ class _ToRows(Function):
 
 class _AllRows(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int) -> Tensor:  # noqa: ANN401
-        ctx.shards = shards
-        return shards.gathered(x, shards.counts(num_rows), SCORES)
+    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int, what: str) -> Tensor:  # noqa: ANN401
+        ctx.shards, ctx.what = shards, what
+        return shards.gathered(x, shards.counts(num_rows), what)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         shards: Shards = ctx.shards
         rows = shards.slices(len(grad))
         parts = shards.exchange(
@@ -95,20 +95,20 @@ class _AllRows(Function):
                 lambda of, to: (slice(of, of + 1),),
                 grad,
             ),
-            SCORES,
+            ctx.what,
         )
-        return parts.sum(0), None, None
+        return parts.sum(0), None, None, None
 
 
 class _Total(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards) -> Tensor:  # noqa: ANN401
-        ctx.shards = shards
-        return shards.total(x, SCORES)
+    def forward(ctx: Any, x: Tensor, shards: Shards, what: str) -> Tensor:  # noqa: ANN401
+        ctx.shards, ctx.what = shards, what
+        return shards.total(x, what)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.shards.total(grad, SCORES), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.shards.total(grad, ctx.what), None, None
 
 
 def send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:

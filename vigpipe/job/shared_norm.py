@@ -1,0 +1,128 @@
+"""BatchNorm and GroupNorm over nodes that several ranks share by rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from vigpipe.model.norm import BatchNorm, GroupNorm, merge_moments
+from vigpipe.parallel.shards import Shards
+
+NORMS = "norms"  # what is sent
+
+
+def shared_batch_norm(
+    norm: BatchNorm, x: Tensor, shards: Shards, num_rows: int | None = None
+) -> Tensor:
+    """Normalise with the statistics of the rows of all ranks, and record these.
+
+    Each rank sends 24 bytes a channel to each other one forwards, and the sums of two gradients
+    backwards.
+
+    Args:
+        norm: the norm, in training mode.
+        x: the rank's rows, (n_k, C).
+        shards: the ranks.
+        num_rows: n, of all ranks together; None to add up what they have.
+
+    Returns:
+        (n_k, C).
+    """
+    moments = _moments(x.detach(), shards)
+    num_rows = int(moments[0, 0]) if num_rows is None else num_rows
+    mean, variance = moments[1], moments[2] / num_rows
+    y: Any = _Normalise.apply(x, norm.weight, norm.bias, mean, variance, norm.eps, shards, num_rows)
+    norm.count(num_rows, mean, variance)
+    return y
+
+
+def shared_group_norm(norm: GroupNorm, x: Tensor, shards: Shards) -> Tensor:
+    """Normalise every sample's groups of channels with the statistics of the rows of all ranks.
+
+    Each rank sends 24 bytes for every sample and group to each other one forwards, and the sums of
+    two gradients backwards.
+
+    Args:
+        norm: the norm.
+        x: the rank's rows of every sample, (B, ..., C).
+        shards: the ranks.
+
+    Returns:
+        (B, ..., C).
+    """
+    groups = x.reshape(len(x), -1, norm.num_groups, x.shape[-1] // norm.num_groups)
+    values = groups.detach().transpose(1, 2).flatten(2).flatten(0, 1).T  # (n_k C / G, B G)
+    count, mean, deviation = _moments(values, shards)
+    each = (len(x), 1, norm.num_groups, 1)
+    statistics = mean.view(each), (deviation / count).view(each), count.view(each)
+    y: Any = _NormaliseGroups.apply(groups, *statistics, norm.eps, shards)
+    y = y.view(x.shape)
+    return y if norm.weight is None else torch.addcmul(norm.bias, y, norm.weight).to(x.dtype)
+
+
+def _moments(x: Tensor, shards: Shards) -> Tensor:
+    """Return count, mean and sum of squared deviations over all ranks' rows: (3, C) float64."""
+    wide, num_channels = x.double(), x.shape[1]
+    mean = wide.mean(0) if len(x) else wide.new_zeros(num_channels)
+    count = torch.full_like(mean, len(x))
+    own = torch.stack((count, mean, (wide - mean).square().sum(0)))
+    return merge_moments(shards.gathered(own[None], [1] * shards.size, NORMS))
+
+
+class _NormaliseGroups(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        count: Tensor,
+        eps: float,
+        shards: Shards,
+    ) -> Tensor:
+        ctx.shards, ctx.dtype = shards, x.dtype
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = torch.rsqrt(variance + eps).to(wide)
+        normal = (x.to(wide) - mean.to(wide)) * scale
+        ctx.save_for_backward(normal, scale, count)
+        return normal
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        normal, scale, count = ctx.saved_tensors
+        own = torch.stack((grad, grad * normal)).double().sum((2, 4), keepdim=True)
+        mean, slope = (ctx.shards.total(own, NORMS) / count).to(normal.dtype)
+        d_x = (grad - mean - normal * slope) * scale
+        return d_x.to(ctx.dtype), None, None, None, None, None
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        shards: Shards,
+        num_rows: int,
+    ) -> Tensor:
+        ctx.shards, ctx.num_rows = shards, num_rows
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = torch.rsqrt(variance + eps).to(wide)
+        normal = (x.to(wide) - mean.to(wide)) * scale
+        ctx.save_for_backward(normal, scale, weight)
+        return torch.addcmul(bias.to(wide), normal, weight.to(wide)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        normal, scale, weight = ctx.saved_tensors
+        wide = grad.to(normal.dtype)
+        own = torch.stack((wide.sum(0), (wide * normal).sum(0)))
+        mean, slope = (ctx.shards.total(own.double(), NORMS) / ctx.num_rows).to(normal.dtype)
+        d_x = (wide - mean - normal * slope) * (scale * weight.to(normal.dtype))
+        d_bias, d_weight = own.to(weight.dtype)
+        return d_x.to(grad.dtype), d_weight, d_bias, None, None, None, None, None
