@@ -11,7 +11,7 @@ OF_GRAPHS = (
     *("layers", "width", "heads", "features", "symmetric", "sampler", "partition", "parts"),
     *("repartition_every", "merge", "sample_nodes", "sample_edges", "roots", "walk_length"),
     *("coverage", "batch_nodes", "layer_nodes", "fanout", "decay", "partition_input", "split"),
-    *("shards", "adjacency", "chunks", "halo", "sparse_threads"),
+    *("adjacency", "chunks", "halo", "sparse_threads"),
 )
 OF_LAYERS = ("fastgcn", "neighbour")  # samplers that give every layer nodes of its own
 OF_SAMPLERS: dict[str, tuple[str, ...]] = {

@@ -152,11 +152,13 @@ class TrainConfig:
         dp: number of data-parallel replicas.
         schedule: order of forwards and backwards.
         virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
-        shards: number of ranks that share each sub-graph of a replica, where a graph's features do
-            not fit one rank: dp times as many ranks are started. Only with one stage.
-        split: how they share it: mixed, the default, where each has the features of some nodes, and
-            while neighbours are summed some channels of all nodes (MixGCN); or halo, where each has
-            a part that METIS cuts, and gets the features of its nodes' neighbours in others.
+        shards: number of ranks that share each sub-graph, or each image, of a replica, where its
+            features do not fit one rank: dp times as many ranks are started. Only with one stage,
+            and with images only for a ViG.
+        split: how they share a sub-graph: mixed, the default, where each has the features of some
+            nodes, and while neighbours are summed some channels of all nodes (MixGCN); or halo,
+            where each has a part that METIS cuts, and gets the features of its nodes' neighbours in
+            others.
         adjacency: with mixed, the edges that a rank keeps: whole, all of them; or split, those of
             its own nodes, which then travel round the ranks whenever neighbours are summed.
         chunks: with mixed, the number of chunks of nodes in which features leave for other ranks

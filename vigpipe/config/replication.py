@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 
 # Strategies under which a run goes on without a replica that is lost. Replicas exchange something
@@ -140,6 +141,8 @@ def _with_shards(config: TrainConfig) -> TrainConfig:
             f"{what}: lets ranks share the channels of a model, and with --strategy subnetworks "
             "each replica has some of them already; leave one of the two out"
         )
+    if MODEL_DEFAULTS[config.model].job == "images":
+        return config
     return replace(config, split=config.split or "mixed")
 
 

@@ -107,6 +107,7 @@ class ImageFeed:
         mix: mixes training samples and smooths their labels; None for neither.
         num_workers: number of processes that read images ahead of time.
         hang_seconds: how long these may take for one of their tasks; None for ever.
+        counts: whether the rank's logits count; of those that share images, the first one's do.
     """
 
     def __init__(
@@ -124,10 +125,12 @@ class ImageFeed:
         mix: Mix | None = None,
         num_workers: int = 0,
         hang_seconds: float | None = None,
+        counts: bool = True,
     ) -> None:
         self._share, self._dtype, self._seed = share, dtype, seed
         self._team_size = team_size or share.num_replicas
         self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
+        self._counts = counts
         self._source, self._train, self._splits = source, source.train, source.splits
         self._shape = (source.channels, *source.image_size)
         self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
@@ -264,9 +267,13 @@ class ImageFeed:
         hard = torch.from_numpy(labels[plan.visits.indices])
         sizes = plan.share.sizes(plan.num_samples)
         hard = _padded(hard, sizes, plan.share.microbatch_size, NO_LABEL)
+        if not self._counts:
+            hard.fill_(NO_LABEL)
         if mix is None:
             return hard
         soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
+        if not self._counts:
+            return soft
         samples = zip(_microbatches(hard, sizes), _microbatches(soft, sizes), strict=True)
         for i, (of_hard, of_soft) in enumerate(samples):
             of_soft[:] = mix.labels(of_hard, _mixture(mix, plan, i), self._dtype)

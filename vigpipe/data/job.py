@@ -21,6 +21,7 @@ from vigpipe.data.mix import Mix
 from vigpipe.data.score import ImageTally
 from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
+from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
 from vigpipe.job.job import TrialStep
 from vigpipe.model.gnn.columns import WideShare
@@ -105,6 +106,8 @@ class ImageJob:
         """Raise InputError if a batch, or the model, cannot be cut as the layout asks for."""
         if self.config.boundary == "bfloat16":
             _check_boundaries(model, plan)
+        if layout.num_shards > 1:
+            _check_shards(self.config, layout.num_shards, model)
         total_microbatches = layout.num_microbatches * layout.num_replicas
         num_images, batch_size = len(self.source.train), self.batch_size(layout)
         fewest = self.most_microbatches(layout)
@@ -184,7 +187,10 @@ class ImageJob:
         has_last: bool,
         shards: Shards | None = None,
     ) -> ImageFeed:
-        """Return the batches of a rank, all of them its own; see `vigpipe.job.job.Job.feed`."""
+        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`.
+
+        Ranks that share images all read them, and the first of them has the labels.
+        """
         config = self.config
         return ImageFeed(
             self.source,
@@ -199,7 +205,15 @@ class ImageJob:
             mix=self._mix(),
             num_workers=config.workers,
             hang_seconds=config.timeout,
+            counts=shards is None or shards.place == 0,
         )
+
+    def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
+        """Let a rank have some rows of the nodes of every image."""
+        tokens = SplitTokens(shards)
+        for model in models:
+            assert isinstance(model, VisionGnn)  # `check` has refused others
+            model.share_tokens(tokens)
 
     def _mix(self) -> Mix | None:
         config, source = self.config, self.source
@@ -312,6 +326,33 @@ def _augment(config: TrainConfig) -> bool | Augmentation:
         config.color_jitter or 0.0,
         config.erasing or 0.0,
     )
+
+
+def _check_shards(config: TrainConfig, num_shards: int, model: StagedModel) -> None:
+    """Raise InputError if a model's images cannot be shared by so many ranks."""
+    what = f"--shards {num_shards}"
+    if not isinstance(model, VisionGnn):
+        raise InputError(
+            f"{what}: lets ranks share the nodes of a ViG, and {config.model} is none; leave it "
+            "out, or choose another --model"
+        )
+    for option, is_given in (
+        ("--compile", config.compile),
+        ("--detect-anomaly", config.detect_anomaly),
+    ):
+        if is_given:
+            raise InputError(
+                f"{option} with {what}: looks into blocks that wait for other ranks; leave one of "
+                "the two out"
+            )
+    for spec in model.specs:
+        fewest = min(spec.grid[0], spec.channels)
+        if fewest < num_shards:
+            raise InputError(
+                f"{what}: each rank has some rows of nodes and some channels in turn, and a block "
+                f"of {config.model} has {spec.grid[0]} rows and {spec.channels} channels; take "
+                f"--shards {fewest} or fewer, or larger images"
+            )
 
 
 def _check_boundaries(model: StagedModel, plan: Plan) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.job.score import Score
 from vigpipe.launch.device import send
 
@@ -50,7 +50,7 @@ class ImageTally:
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count the images of a batch; see `vigpipe.job.score.Tally`."""
+        """Count the images of a batch that have a label; see `vigpipe.job.score.Tally`."""
         assert batch.labels is not None
         logits = batch.without_padding(logits)
         labels = send(batch.without_padding(batch.labels), self._device)
@@ -58,7 +58,7 @@ class ImageTally:
         is_right = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
         self.sums[1] += is_right[:, 0].sum()
         self.sums[2] += is_right.any(1).sum()
-        self.sums[3] += len(labels)
+        self.sums[3] += (labels != NO_LABEL).sum()
 
     def scores(self, sums: list[float]) -> dict[str, ImageScore]:
         """Return the score of the split."""

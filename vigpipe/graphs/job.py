@@ -302,6 +302,9 @@ class GraphJob:
             sharing=None if shards is None else self._sharing(shards, device),
         )
 
+    def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
+        """Do nothing: the edges of a batch say which nodes are the rank's."""
+
     def _sharing(self, shards: Shards, device: torch.device) -> Sharing:
         """Return how ranks share the sub-graphs of their replica."""
         config, fused = self.config, self.config.impl == "fused"

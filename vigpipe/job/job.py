@@ -273,6 +273,15 @@ class Job(Protocol):
         """
         ...
 
+    def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
+        """Let a rank's models take a part of each batch, where they do not learn it from the batch.
+
+        Args:
+            models: those of the rank.
+            shards: the ranks that share the batches of its replica, at least two.
+        """
+        ...
+
     def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Return a rank's share of the wide model of sub-networks.
 

@@ -1,23 +1,34 @@
 """Aggregation of neighbour features over a graph given as indices.
 
-In every function, x are the nodes, (B, N, C); y are the candidates that the graph's indices refer
+A rank that has some nodes only (`shared`) has those as x; the graph is of all nodes. Otherwise, in
+every function, x are the nodes, (B, N, C); y are the candidates that the graph's indices refer
 to, (B, M, C), or None for x itself; graph is (B, N, K) int64.
 """
 
+import torch
 from torch import Tensor
 
 from vigpipe import ops
 from vigpipe.model.regions import region
+from vigpipe.model.tokens import SharedNodes
 from vigpipe.ops.plain import rows_of
 
 
-def neighbours(y: Tensor, graph: Tensor) -> Tensor:
+def neighbours(y: Tensor, graph: Tensor, shared: SharedNodes | None = None) -> Tensor:
     """Gather the features of every node's neighbours: (B, M, C), (B, N, K) -> (B, N, K, C)."""
+    if shared is not None:
+        return region("aggregation", shared.neighbours, y, graph)
     return region("aggregation", _gathered, y, graph)
 
 
 def relative(
-    x: Tensor, graph: Tensor, y: Tensor | None, mode: str, *, fused: bool = True
+    x: Tensor,
+    graph: Tensor,
+    y: Tensor | None,
+    mode: str,
+    shared: SharedNodes | None = None,
+    *,
+    fused: bool = True,
 ) -> Tensor:
     """Interleave the nodes' features with the maximum or mean of y_j - x_i over the neighbours j.
 
@@ -29,25 +40,33 @@ def relative(
         graph: indices of each node's neighbours in y, (B, N, K) int64.
         y: candidates, (B, M, C); None for the nodes themselves.
         mode: `max`, or `max_mean` for maximum and mean.
+        shared: the nodes, where other ranks have some of them.
         fused: use the fused operator where there is one.
 
     Returns:
         (B, N, 2C), or (B, N, 3C) with `max_mean`.
     """
+    if shared is not None:
+        return region("aggregation", _relative_to, x, shared, graph, mode, fused)
     return region("aggregation", _aggregated, x, y, graph, mode, True, fused)
 
 
-def neighbour_sum(y: Tensor, graph: Tensor, *, fused: bool = True) -> Tensor:
+def neighbour_sum(
+    y: Tensor, graph: Tensor, shared: SharedNodes | None = None, *, fused: bool = True
+) -> Tensor:
     """Sum y_j over the neighbours j of every node.
 
     Args:
         y: candidates, (B, M, C).
         graph: indices of each node's neighbours in y, (B, N, K) int64.
+        shared: the nodes, where other ranks have some of them.
         fused: use the fused operator where there is one.
 
     Returns:
         (B, N, C).
     """
+    if shared is not None:
+        return region("aggregation", _shared_sum, y, shared, graph, fused)
     return region("aggregation", _aggregated, None, y, graph, "sum", False, fused)
 
 
@@ -55,6 +74,17 @@ def _aggregated(
     x: Tensor | None, y: Tensor | None, graph: Tensor, mode: str, interleave: bool, fused: bool
 ) -> Tensor:
     return ops.aggregate(x, y, graph, None, mode, interleave, fused=fused)
+
+
+def _relative_to(x: Tensor, shared: SharedNodes, graph: Tensor, mode: str, fused: bool) -> Tensor:
+    """Subtract x from what is reduced: rounding is monotone, so the maximum is the same."""
+    of_all = shared.reduced(x, graph, mode, fused=fused).unflatten(2, (x.shape[2], -1))
+    x = x.unsqueeze(3)
+    return torch.cat((x, of_all - x), dim=3).flatten(2)
+
+
+def _shared_sum(y: Tensor, shared: SharedNodes, graph: Tensor, fused: bool) -> Tensor:
+    return shared.reduced(y, graph, "sum", fused=fused)
 
 
 def _gathered(y: Tensor, graph: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from vigpipe.config.choices import Norm
 from vigpipe.model.aggregate import neighbour_sum, neighbours, relative
 from vigpipe.model.layer import Layer
 from vigpipe.model.slicing import Roles, Side, within
+from vigpipe.model.tokens import SharedNodes
 
 _OUT = Side("out", repeats=4)
 
@@ -57,18 +58,21 @@ class MaxRelativeConv(Aggregator):
         super().__init__()
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
         """Aggregate the neighbours of every node, and transform the result.
 
         Args:
             x: nodes, (B, N, C).
             graph: indices of each node's neighbours in y, (B, N, K) int64.
             y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
 
         Returns:
             (B, N, 2C).
         """
-        return self.nn(relative(x, graph, y, "max", fused=self.fused))
+        return self.nn(relative(x, graph, y, "max", shared, fused=self.fused))
 
 
 class MaxMeanConv(Aggregator):
@@ -89,18 +93,21 @@ class MaxMeanConv(Aggregator):
         super().__init__()
         self.nn = _layer(3 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
         """Aggregate the neighbours of every node, and transform the result.
 
         Args:
             x: nodes, (B, N, C).
             graph: indices of each node's neighbours in y, (B, N, K) int64.
             y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
 
         Returns:
             (B, N, 2C).
         """
-        return self.nn(relative(x, graph, y, "max_mean", fused=self.fused))
+        return self.nn(relative(x, graph, y, "max_mean", shared, fused=self.fused))
 
 
 class EdgeConv(Aggregator):
@@ -120,18 +127,21 @@ class EdgeConv(Aggregator):
         super().__init__()
         self.nn = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
         """Aggregate the neighbours of every node, and transform the result.
 
         Args:
             x: nodes, (B, N, C).
             graph: indices of each node's neighbours in y, (B, N, K) int64.
             y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
 
         Returns:
             (B, N, 2C).
         """
-        others = neighbours(x if y is None else y, graph)  # (B, N, K, C)
+        others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
 
@@ -161,19 +171,25 @@ class SageConv(Aggregator):
         self.nn1 = _layer(channels, channels, norm)
         self.nn2 = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
         """Aggregate the neighbours of every node, and transform the result.
 
         Args:
             x: nodes, (B, N, C).
             graph: indices of each node's neighbours in y, (B, N, K) int64.
             y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
 
         Returns:
             (B, N, 2C).
         """
         return self.nn2(
-            torch.cat((x, self.nn1(neighbours(x if y is None else y, graph)).max(2).values), dim=-1)
+            torch.cat(
+                (x, self.nn1(neighbours(x if y is None else y, graph, shared)).max(2).values),
+                dim=-1,
+            )
         )
 
 
@@ -193,19 +209,23 @@ class GinConv(Aggregator):
         self.nn = _layer(channels, 2 * channels, norm)
         self.eps = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
         """Aggregate the neighbours of every node, and transform the result.
 
         Args:
             x: nodes, (B, N, C).
             graph: indices of each node's neighbours in y, (B, N, K) int64.
             y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
 
         Returns:
             (B, N, 2C).
         """
         return self.nn(
-            (1 + self.eps) * x + neighbour_sum(x if y is None else y, graph, fused=self.fused)
+            (1 + self.eps) * x
+            + neighbour_sum(x if y is None else y, graph, shared, fused=self.fused)
         )
 
 

@@ -1,6 +1,8 @@
 """The Grapher half of a ViG block: build a graph and exchange features along its edges."""
 
 from dataclasses import replace
+from functools import partial
+from math import prod
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from vigpipe.config.choices import Norm
 from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import GraphRule
-from vigpipe.model.graph import check_finite, knn_graph, reduce_k
+from vigpipe.model.graph import check_finite, check_neighbours, knn_graph, reduce_k
 from vigpipe.model.keyed_dropout import Draws, DropPath, uniform
 from vigpipe.model.layer import Layer
 from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
@@ -19,6 +21,7 @@ from vigpipe.model.position import Grid
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import Roles, Side, Sides, bound, within
+from vigpipe.model.tokens import SharedNodes, Tokens
 
 
 class BlockGraph(NamedTuple):
@@ -55,7 +58,13 @@ class DynamicGraphConv(nn.Module):
         self.gconv = AGGREGATORS[aggregator](channels, norm)
 
     def forward(
-        self, x: Tensor, draws: Draws | None, given: Tensor | None, bias: Tensor | None
+        self,
+        x: Tensor,
+        draws: Draws | None,
+        given: Tensor | None,
+        bias: Tensor | None,
+        tokens: Tokens | None = None,
+        grid: Grid | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Convolve over the block's graph.
 
@@ -64,12 +73,18 @@ class DynamicGraphConv(nn.Module):
             draws: random choices for the samples, for stochastic dilation.
             given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
             bias: (1, N, M), added to squared distances.
+            tokens: the rows of other ranks, if x is a part of them.
+            grid: height and width in nodes, of all ranks; by default those of x.
 
         Returns:
             Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
             each (B, N, K) int64.
         """
-        grid = (x.shape[1], x.shape[2])
+        here = (x.shape[1], x.shape[2])
+        grid = here if grid is None else grid
+        if tokens is not None:
+            y, graph, following = self._shared(x, draws, given, bias, tokens, grid)
+            return y.unflatten(1, here), graph, following
         nodes = x.flatten(1, 2)
         others = None  # the nodes themselves
         if self.rule.reduction > 1:
@@ -86,6 +101,46 @@ class DynamicGraphConv(nn.Module):
         if self.rule.makes_next:
             following = build_or_replay(lambda: self.build(nodes, others, grid, draws, bias))
         return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
+
+    def _shared(
+        self,
+        x: Tensor,
+        draws: Draws | None,
+        given: Tensor | None,
+        bias: Tensor | None,
+        tokens: Tokens,
+        grid: Grid,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolve over the graph of nodes of which other ranks have some; see `forward`."""
+        shared, graph = tokens.nodes(grid, self.rule.reduction), given
+
+        def build() -> Tensor:
+            if self.rule.policy in ("knn", "lookahead"):
+                return self._nearest(x.flatten(1, 2).detach(), shared, grid, draws, bias)
+            with torch.no_grad():  # other policies look at little, or at nothing
+                nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
+            return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
+
+        if self.rule.policy not in ("reuse", "lookahead"):
+            graph = build_or_replay(build)
+        assert graph is not None
+        following = build_or_replay(build) if self.rule.makes_next else graph
+        return self.gconv(x.flatten(1, 2), graph, None, shared), graph, following
+
+    def _nearest(
+        self,
+        nodes: Tensor,
+        shared: SharedNodes,
+        grid: Grid,
+        draws: Draws | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        num_candidates = prod(position.pooled_grid(grid, self.rule.reduction))
+        k, dilation = reduce_k(self.rule.k, self.rule.dilation, num_candidates)
+        check_neighbours(k, dilation, num_candidates)
+        ranks = self._ranks(k, dilation, draws, nodes.device)
+        nearest = partial(shared.nearest, fused=self.fused)
+        return region("knn", nearest, nodes, k, dilation, bias, ranks)
 
     def build(
         self,
@@ -160,6 +215,7 @@ class Grapher(nn.Module):
     """
 
     relative_pos: Tensor | None
+    tokens: Tokens | None = None
     roles: ClassVar[Roles] = {
         **within("fc1.", Layer.roles, {"in": "trunk", "out": "x"}),
         **within("fc2.", Layer.roles, {"in": "out", "out": "trunk"}),
@@ -225,11 +281,16 @@ class Grapher(nn.Module):
         Raises:
             FloatingPointError: anomaly detection is on and a feature is NaN or infinite.
         """
-        grid = (x.shape[1], x.shape[2])
+        # A rank with some rows of an image has one of the model's own size.
+        grid = (x.shape[1], x.shape[2]) if self.tokens is None else self.grid
         y = self.fc1(x)
         if self.detect_anomaly:
             check_finite(y.flatten(1, 2), self.detect_anomaly)
-        y, graph, following = self.graph_conv(y, draws, given, self._bias(grid))
+        bias = self._bias(grid)
+        if self.tokens is None:
+            y, graph, following = self.graph_conv(y, draws, given, bias)
+        else:
+            y, graph, following = self.graph_conv(y, draws, given, bias, self.tokens, grid)
         x = self.fc2(y, x, self.drop_path(x, draws))
         candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
         return x, BlockGraph(graph, grid, candidates), following

@@ -15,6 +15,7 @@ from vigpipe.model.norm import (
 )
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.slicing import CONV_ROLES, Roles, within
+from vigpipe.model.tokens import Tokens
 from vigpipe.ops.plain import finished
 
 
@@ -35,6 +36,7 @@ class Layer(nn.Sequential):
     """
 
     fused = True
+    tokens: Tokens | None = None
     roles: ClassVar[Roles] = {**within("0.", CONV_ROLES), **within("1.", NORM_ROLES)}
 
     def __init__(
@@ -67,6 +69,9 @@ class Layer(nn.Sequential):
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
+        if self.tokens is not None and not (isinstance(norm, BatchNorm) and not self.training):
+            y = self.tokens.normalised(norm, pointwise(x))
+            return finished(y, residual, sample_scale, self.gelu)
         if self.training or not self.fused or not isinstance(norm, BatchNorm):
             return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
         weight, bias = fold_norm(pointwise.matrix, pointwise.bias, norm)

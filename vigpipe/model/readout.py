@@ -9,6 +9,7 @@ from vigpipe.model.keyed_dropout import Draws, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, fold_in_place, make_norm
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.slicing import CONV_ROLES, Roles, within
+from vigpipe.model.tokens import Tokens
 
 WIDTH = 1024  # channels of the hidden layer
 
@@ -26,6 +27,7 @@ class Readout(nn.Sequential):
         hidden: channels of the hidden layer.
     """
 
+    tokens: Tokens | None = None
     roles: ClassVar[Roles] = {
         **within("0.", CONV_ROLES, {"in": "trunk", "out": "hidden"}),
         **within("1.", NORM_ROLES, {"out": "hidden"}),
@@ -85,6 +87,6 @@ class Readout(nn.Sequential):
         """
         widen, norm, act, dropout, classify = self
         if self.pool:
-            x = x.flatten(1, 2).mean(1)
+            x = x.flatten(1, 2).mean(1) if self.tokens is None else self.tokens.mean(x)
         x = dropout(act(norm(widen(x))), draws)
         return x if pre_logits else classify(x)

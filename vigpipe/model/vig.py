@@ -25,12 +25,14 @@ from vigpipe.model.blocks import (
 from vigpipe.model.ffn import FFN
 from vigpipe.model.grapher import BlockGraph, Grapher
 from vigpipe.model.keyed_dropout import Draws
+from vigpipe.model.layer import Layer
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import Side, Sides, Slicing, bound, share
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
+from vigpipe.model.tokens import Tokens
 
 
 class Block(nn.Sequential):
@@ -100,6 +102,7 @@ class VisionGnn(StagedModel):
     blocks_name = "backbone"
     readout_names = ("prediction",)
     output_fmt = "NHWC"
+    tokens: Tokens | None = None
 
     def __init__(
         self,
@@ -206,7 +209,8 @@ class VisionGnn(StagedModel):
         if not is_symbolic and not self._has_warned and grid != self.grid:
             self._has_warned = True
             warn_of_few_nodes(self._specs_on(grid), (images.shape[2], images.shape[3]))
-        return x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
+        x = x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
+        return x if self.tokens is None else self.tokens.own(x)
 
     def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the blocks that are present, from one stage boundary to the next."""
@@ -225,7 +229,10 @@ class VisionGnn(StagedModel):
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
         """Run one module; return its result, the graph it used, and the graph to pass on."""
         if isinstance(block, Downsample):
-            return self.run(name, block, x), None, None
+            tokens, (grid, _) = self.tokens, self.specs[int(name)].before
+            x = x if tokens is None else tokens.whole(x, grid)
+            x = self.run(name, block, x)
+            return (x if tokens is None else tokens.own(x)), None, None
         return self.run(name, block, x, draws, given)
 
     def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -333,6 +340,16 @@ class VisionGnn(StagedModel):
         graphs: dict[int, BlockGraph] = {}
         draws = self.draws_for(x, keys)
         return self.read_out(self._walk(self.embed(x), draws, graphs), draws), graphs
+
+    def share_tokens(self, tokens: Tokens) -> None:
+        """Let this rank have some rows of every image, and others the rest.
+
+        Every rank makes nodes of the whole image (the stem) and halves the whole grid (between the
+        stages of a pyramid), and has some rows afterwards. Images must have the model's own size.
+        """
+        for module in self.modules():
+            if isinstance(module, VisionGnn | Grapher | Layer | Readout):
+                module.tokens = tokens
 
     # ---- timm's interface ----------------------------------------------------------------------
 

@@ -295,6 +295,8 @@ def make_rank_state(
         weights = Weights(parameters, running, rows)
         strategy = make_strategy(config, run.course, place, weights, recorded)
     teammates, shards = Counterparts(groups.teammates), shards or Shards(groups.shards)
+    if shards.size > 1:
+        run.job.share_models(models, shards)
     scorers = Scorers(layout.team_size, layout.team_of(replica_index)[1], teammates)
     compressor = None
     if config.strategy == "synchronous":
