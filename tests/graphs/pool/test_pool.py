@@ -2,20 +2,22 @@
 
 import threading
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.sparse import csr_array
 
 from tests.graphs.split.test_halo import random_graph
+from vigpipe.bench.pipeline import bench_pipeline
 from vigpipe.commands.check import compare_steps, trace
 from vigpipe.config.check_job import check_job
 from vigpipe.config.options import TrainConfig
-from vigpipe.errors import InputError
+from vigpipe.errors import DONE, InputError
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
-from vigpipe.graphs.pool import products
+from vigpipe.graphs.pool import chunks, products
 from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, Chunks
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
@@ -23,8 +25,13 @@ from vigpipe.graphs.pool.share import AloneWithPool
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
+from vigpipe.run.step import complete_step, train_step
+from vigpipe.timing.clock import make_clock
+from vigpipe.timing.recorder import Recorder
+from vigpipe.training import train
 
 CPU = torch.device("cpu")
 NODES, EDGE_COUNT = 61, 300
@@ -190,17 +197,66 @@ CONFIGS = {
 }
 
 
+@pytest.fixture
+def few_rows(monkeypatch):
+    """Let graphs of a test have several chunks."""
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 20)
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_training_is_that_of_threads_that_do_all_work(config, monkeypatch):
-    used = []
-    monkeypatch.setattr(
-        products, "write_sums", lambda *a, f=products.write_sums, **w: (used.append(1), f(*a, **w))
-    )
+def test_training_is_that_of_threads_that_do_all_work(config, few_rows, monkeypatch):
+    summed, write_sums = [], products.write_sums
+
+    def counted(*arguments, **ways):
+        summed.append(arguments[3])
+        write_sums(*arguments, **ways)
+
+    monkeypatch.setattr(products, "write_sums", counted)
     compared = compare_steps(prepare(config, torch.float64), 0, CPU, 3)
-    assert used
+    assert len(set(map(str, summed))) > 2  # chunks
     assert compared is not None
     assert not compared.exact
     assert all(row.within(torch.float64) for row in compared.rows)
+
+
+def test_a_run_with_evaluations_ends_with_the_same_weights(few_rows, tmp_path):
+    found = []
+    for number in (0, 1):
+        config, folder = replace(BASE, sparse_threads=number), tmp_path / str(number)
+        folder.mkdir()
+        assert train(prepare(config, torch.float64), 0, CPU, folder) == DONE
+        found.append(load_file(folder / "model.safetensors"))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gcn, wider", "sage", "gin", "gin, narrower"])
+def test_timing_changes_no_bit_and_has_sum_and_product_in_one_region(name, few_rows):
+    run = prepare(CONFIGS[name], torch.float64)
+    recorder = Recorder(make_clock(CPU), 0, 0, num_warmup=0, num_steps=2)
+    found = []
+    for of_run in (None, recorder):
+        state = make_rank_state(run, 0, CPU, of_run)
+        for number, batch in enumerate(islice(batches(state), 2)):
+            with state.timed("train", number):
+                train_step(state, batch)
+            complete_step(state)
+        state.feed.close()
+        found.append(state.state())
+    for tensor, other in zip(found[0].values(), found[1].values(), strict=True):
+        assert torch.equal(tensor, other)
+    timed = {(row.name, row.direction) for row in recorder.take_rows()}
+    for part in ("aggregation", "update"):
+        assert (f"block 1/{part}", "forward") in timed
+        assert (f"block 1/{part}", "backward") in timed
+
+
+def test_it_is_timed_against_the_same_threads_for_all_work(few_rows, tmp_path):
+    bench_pipeline(prepare(BASE, torch.float64), 0, CPU, tmp_path, 1)
+    page = (tmp_path / "README.md").read_text()
+    for contender in ("1 thread for all work", "2 threads for all", "1 that multiplies, 1 for sum"):
+        assert contender in page
+    with pytest.raises(InputError, match=r"with one rank; choose .* or --sparse-threads"):
+        bench_pipeline(prepare(replace(BASE, sparse_threads=0), torch.float64), 0, CPU, tmp_path, 1)
 
 
 def test_the_pool_ends_with_the_feed():
