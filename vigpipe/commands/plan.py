@@ -62,17 +62,17 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    if config.sparse_threads:
+        raise InputError(
+            f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "
+            "multiply on the same threads; leave it out"
+        )
     if config.ranks is not None:
         return run_plan_ways(config, arguments)
     if config.shards > 1:
         raise InputError(
             f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
             f"or compare all ways to use {config.shards} ranks with --ranks {config.shards}"
-        )
-    if config.sparse_threads:
-        raise InputError(
-            f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "
-            "multiply on the same threads; leave it out"
         )
     check_cluster(config)
     out = plan_file(config)
