@@ -57,9 +57,24 @@ def test_counts_are_those_of_real_ranks(split):
         assert counted.sent_bytes == sum(sum(found[i].values()) for found in by_rank)
 
 
+def test_images_are_counted_too(tmp_path):
+    options = SplitBench(model="vig_digits", data="digits", batch_size=3, numbers="2,4", threads=1)
+    bench_split(replace(options, out=tmp_path))
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["split"], int(row["shards"])) for row in rows] == [("mixed", m) for m in (1, 2, 4)]
+    sent, held = ([int(row[name]) for row in rows] for name in ("sent_bytes", "peak_bytes"))
+    assert sent[0] == 0 < sent[1] < sent[2]
+    assert held[0] > held[1] > held[2]
+    assert "vig_digits, 8 × 8 pixels of digits, batch 3" in (tmp_path / "README.md").read_text()
+
+
 def test_what_cannot_be_counted_is_refused(tmp_path):
     for options, message in (
-        ({"model": "vig_digits"}, "is a model of images"),
+        (
+            {"model": "vig_study", "data": "fake", "aggregator": None, "width": None},
+            "--shards 2: lets ranks share the nodes of a ViG, and vig_study",
+        ),
         ({"shards": 2}, "--shards 2: is chosen here; leave it out"),
         ({"sampler": "parts"}, "--sampler parts: the whole graph is shared"),
         ({"numbers": "2,x"}, "--numbers 2,x: must be numbers"),

@@ -196,12 +196,11 @@ class SplitBench(TrainConfig):
     """Options of `vigpipe bench split`: those of train, which say what a step is.
 
     Attributes:
-        layers: number of layers.
-        numbers: M,M,... numbers of ranks that share the graph.
+        layers: number of layers; by default 3 for a model of a graph.
+        numbers: M,M,... numbers of ranks that share the graph, or every image.
     """
 
     model: Model = "gcn"
-    layers: int | None = 3
     threads: int | None = 1
     numbers: str = "2,3,4,6,8,12,16"
 

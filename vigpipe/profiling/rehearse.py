@@ -177,7 +177,7 @@ class Rehearsal:
 
 def features_of(batch: ReplicaBatch) -> list[Tensor]:
     """Return the features that a rank has: dense ones, or those that are not 0."""
-    rest: Any = batch.structures[0][1:]
+    rest: Any = batch.structures[0][1:] if batch.structures else ()
     sparse = [t for f in rest if isinstance(f, SparseRows) for t in (f.values, f.places.indices)]
     return [*sparse, *([] if batch.inputs is None else [batch.inputs])]
 

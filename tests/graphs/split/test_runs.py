@@ -138,7 +138,10 @@ def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights
         ({"shards": 301}, "--shards 301: a sub-graph has 300 nodes at most; take fewer"),
         ({"shards": 0}, "--shards 0: must be a number from 1"),
         ({"model": "vig_study", "data": "fake"}, "--shards 2: .*vig_study"),
-        ({"model": "vig_digits", "data": "digits", "split": "halo"}, "--split halo: is for a graph"),
+        (
+            {"model": "vig_digits", "data": "digits", "split": "halo"},
+            "--split halo: is for a graph",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(options, message):
