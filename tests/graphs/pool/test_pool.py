@@ -1,6 +1,7 @@
 """A pool sums beside the rank's threads: the same results, its own errors, and nothing left."""
 
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -12,8 +13,10 @@ from scipy.sparse import csr_array
 from tests.graphs.split.test_halo import random_graph
 from vigpipe.bench.pipeline import bench_pipeline
 from vigpipe.commands.check import compare_steps, trace
+from vigpipe.commands.plan import run_plan
 from vigpipe.config.check_job import check_job
 from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import DONE, InputError
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
@@ -25,6 +28,7 @@ from vigpipe.graphs.pool.share import AloneWithPool
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.ops.call import num_threads
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
@@ -49,7 +53,7 @@ def test_the_pool_has_threads_of_its_own_and_leaves_the_others_as_they_are():
     before, numbers = torch.get_num_threads(), []
     pool = Pool(before + 1)
     threads = []
-    pool.start(lambda: numbers.append(torch.get_num_threads())).result()
+    pool.start(lambda: numbers.append(num_threads(1 << 40))).result()  # as a kernel chooses it
     pool.start(lambda: threads.append(threading.current_thread())).result()
     later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
     later.start()
@@ -124,8 +128,8 @@ def test_sums_have_the_same_bits_for_all_chunks_and_threads():
     graph = random_graph(NODES, EDGE_COUNT)
     x = torch.randn(NODES, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
     found = []
-    for num_threads, num_chunks in ((1, 1), (1, 4), (2, 7), (3, NODES)):
-        pool = Pool(num_threads)
+    for threads, num_chunks in ((1, 1), (1, 4), (2, 7), (3, NODES)):
+        pool = Pool(threads)
         y = PooledEdges(graph, pool, Chunks(NODES, num_chunks)).sums(x, "mean")
         (grad,) = torch.autograd.grad(y.sin().sum(), x)
         found.append((y, grad))
@@ -155,6 +159,46 @@ def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch
     y = PooledEdges(graph, pool, Chunks(NODES, 2)).sums_then_product(x, "ones", weight)
     pool.close()
     assert torch.equal(y, Edges(graph).sums_then_product(x, "ones", weight))
+
+
+class AtOnce(Pool):
+    """Does each task where it is given, and keeps a record."""
+
+    def __init__(self, record):
+        super().__init__(1)
+        self.record = record
+
+    def start(self, task):
+        self.record.append("sum")
+        future = Future()
+        future.set_result(task())
+        return future
+
+
+def test_a_chunk_leaves_as_soon_as_it_is_multiplied(monkeypatch):
+    """Nodes 0 to 5 are a path, so a chunk of it needs no later one."""
+    record, mm = [], torch.mm
+
+    def recorded(*arguments, **ways):
+        record.append("product")
+        return mm(*arguments, **ways)
+
+    monkeypatch.setattr(torch, "mm", recorded)
+    indptr, sources = torch.tensor([0, 0, 1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 4])
+    path = Adjacency(indptr, sources)
+    pool, x = AtOnce(record), torch.randn(6, 3).requires_grad_()
+    edges, weight = PooledEdges(path, pool, Chunks(6, 3)), torch.ones(2, 3)
+    y, _ = edges.product_then_sums(x, weight, "ones")
+    assert record == ["product", "sum"] * 3
+    torch.testing.assert_close(y, Edges(path).product_then_sums(x, weight, "ones")[0])
+
+    # Backwards the edges are turned round, so chunk 0 needs chunk 1, and chunk 1 needs chunk 2.
+    ours, wanted = (of.sums_then_product(x, "ones", weight) for of in (edges, Edges(path)))
+    record.clear()
+    (grad,) = torch.autograd.grad(ours.sin().sum(), x)
+    assert record == ["product", "product", "sum", "product", "sum", "sum"]
+    torch.testing.assert_close(grad, torch.autograd.grad(wanted.sin().sum(), x)[0])
+    pool.close()
 
 
 def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
@@ -302,6 +346,11 @@ def test_options_that_do_not_go_together_are_refused(options, message):
 def test_models_without_such_sums_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         prepare(replace(BASE, norm="none", **options), torch.float64)
+
+
+def test_plans_are_measured_without_a_pool():
+    with pytest.raises(InputError, match=r"--sparse-threads 2: vigpipe plan measures .*; leave it"):
+        run_plan(PlanConfig(model="gcn", data="sbm:300", sparse_threads=2), [])
 
 
 def test_it_is_for_cpus():
