@@ -66,7 +66,6 @@ def bench_split(options: SplitBench) -> None:
     """
     check_left_out(options, SplitBench(), ("shards", "split", "dp", "stages"), "is chosen")
     numbers = parse_numbers("numbers", options.numbers)
-    folder = make_output_folder(options.out, FILES)
     torch.set_num_threads(options.threads or 1)
     is_graph = MODEL_DEFAULTS[options.model].job == "graph"
     num_layers = _NUM_LAYERS if is_graph and options.layers is None else options.layers
@@ -74,6 +73,10 @@ def bench_split(options: SplitBench) -> None:
     run = prepare(config, weight_dtype(config.dtype))
     if is_graph and run.config.sampler != "full":
         raise InputError(f"--sampler {run.config.sampler}: the whole graph is shared; leave it out")
+    for number in numbers:
+        of_ranks = run.job.with_options(replace(run.config, shards=number))
+        of_ranks.check(Layout(num_shards=number), run.wide_model, run.plan)
+    folder = make_output_folder(options.out, FILES)
     rows = [_count(run, "mixed", 1)]
     for number in numbers:
         for split in _WAYS if is_graph else _WAYS[:1]:
@@ -110,7 +113,6 @@ def _count_rank(run: Run, split: Split, number: int, place: int) -> Counted:
     """Let a rank take its part in two steps, and count the second."""
     job = run.job.with_options(replace(run.config, shards=number, split=split))
     layout, shards = Layout(num_shards=number), CountedShards(number, place)
-    job.check(layout, run.wide_model, run.plan)
     feed = job.feed(
         layout, 0, torch.device("cpu"), run.dtype, has_first=True, has_last=True, shards=shards
     )
