@@ -38,7 +38,7 @@ def test_anything_else_is_refused(text):
 
 
 def test_it_is_for_parts_and_a_late_halo_is_not_asked_for_twice():
-    shared = TrainConfig(shards=2)
+    shared = TrainConfig(model="gcn", shards=2)
     assert with_replication_defaults(shared).split == "mixed"
     halo = replace(shared, split="halo", halo="stale")
     assert with_replication_defaults(halo) == halo

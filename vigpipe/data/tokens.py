@@ -48,11 +48,11 @@ class SplitTokens:
 
     def mean(self, x: Tensor) -> Tensor:
         """Average the nodes of all ranks: (B, H_k, W, C) -> (B, C)."""
-        nodes = x.flatten(1, 2)
+        nodes = x.flatten(1, 2).to(torch.promote_types(x.dtype, torch.float32))
         count = torch.full_like(nodes[:1, 0, :1], nodes.shape[1])
         both = torch.cat((nodes.sum(1).flatten(), count.flatten()))
         sums = total(both, self._shards, MEANS)
-        return (sums[:-1] / sums[-1].detach()).view(len(x), -1)
+        return (sums[:-1] / sums[-1].detach()).view(len(x), -1).to(x.dtype)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Normalise features of the rank's nodes, (B, ..., C), with the statistics of all."""
