@@ -212,8 +212,8 @@ class PlanGraphBench(TrainConfig):
     Attributes:
         data: the graph of cases that name none.
         ranks: ranks that every case is planned for, and measured with.
-        cases: CASE;CASE;... each a model, its width and layers, and perhaps a sampler with
-            micro-batches and a graph, as MODEL:WIDTHxLAYERS[+SAMPLER*MICROBATCHES][@DATA].
+        cases: CASE;CASE;... each a model, its width and layers, as MODEL:WIDTHxLAYERS, and perhaps
+            a sampler with micro-batches, +SAMPLER*MICROBATCHES, and a graph, @DATA.
         repeats: timed rounds of every case.
     """
 
