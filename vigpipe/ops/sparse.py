@@ -98,7 +98,7 @@ def write_sums(
         fused: see above.
     """
     graph = adjacency.transposed if transposed else adjacency
-    wide = _wide(x)
+    wide = widened(x)
     of_edges, of_sources, of_targets = adjacency.factors(kind, wide.dtype, transposed)
     first, last = (int(graph.indptr[row]) for row in (rows.start, rows.stop))
     indptr = graph.indptr[rows.start : rows.stop + 1] - first
@@ -253,7 +253,7 @@ class _ConstantSum(Function):
     ) -> Tensor:
         ctx.kind, ctx.adjacency, ctx.fused = kind, adjacency, fused
         ctx.added = None if added is None else (added.dim(), added.dtype)
-        wide = _wide(x)
+        wide = widened(x)
         factors = adjacency.factors(kind, wide.dtype)
         wide_added = None if added is None else added.to(wide.dtype).contiguous()
         return kernels_for(x, fused).row_sums(adjacency, wide, factors, wide_added).to(x.dtype)
@@ -262,7 +262,7 @@ class _ConstantSum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         adjacency, d_x, d_added = ctx.adjacency, None, None
         if ctx.needs_input_grad[0]:
-            wide = _wide(grad)
+            wide = widened(grad)
             factors = adjacency.factors(ctx.kind, wide.dtype, transposed=True)
             turned = adjacency.transposed
             d_x = kernels_for(grad, ctx.fused).row_sums(turned, wide, factors).to(grad.dtype)
@@ -276,14 +276,14 @@ class _OwnAndMean(Function):
     @staticmethod
     def forward(ctx: Any, both: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
         ctx.adjacency, ctx.fused = adjacency, fused
-        sent, kept = _wide(both).chunk(2, dim=1)
+        sent, kept = widened(both).chunk(2, dim=1)
         factors = adjacency.factors("mean", sent.dtype)
         kernels = kernels_for(both, fused)
         return kernels.row_sums(adjacency, sent, factors, adjacency.own(kept)).to(both.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        adjacency, wide = ctx.adjacency, _wide(grad)
+        adjacency, wide = ctx.adjacency, widened(grad)
         d_both = wide.new_empty(adjacency.num_sources, 2 * wide.shape[1])
         d_sent, d_kept = d_both.chunk(2, dim=1)
         factors = adjacency.factors("mean", wide.dtype, transposed=True)
@@ -306,14 +306,14 @@ class _AttentionSum(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weights)
         ctx.adjacency, ctx.fused = adjacency, fused
-        wide = _wide(x)
+        wide = widened(x)
         factors = Factors(of_edges=weights.to(wide.dtype))
         return kernels_for(x, fused).row_sums(adjacency, wide, factors).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weights = ctx.saved_tensors
-        wide = _wide(x)
+        wide = widened(x)
         shares = weights.to(wide.dtype).contiguous()
         kernels = kernels_for(x, ctx.fused)
         wide_grad = grad.to(wide.dtype).contiguous()
@@ -324,7 +324,7 @@ class _AttentionSum(Function):
 class _Maximum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
-        y, winners = kernels_for(x, fused).maxima(adjacency, _wide(x), ctx.needs_input_grad[0])
+        y, winners = kernels_for(x, fused).maxima(adjacency, widened(x), ctx.needs_input_grad[0])
         ctx.save_for_backward(winners)
         ctx.adjacency, ctx.fused = adjacency, fused
         return y.to(x.dtype)
@@ -333,14 +333,16 @@ class _Maximum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (winners,) = ctx.saved_tensors
         kernels = kernels_for(grad, ctx.fused)
-        d_x = kernels.maxima_backward(ctx.adjacency, _wide(grad), winners)
+        d_x = kernels.maxima_backward(ctx.adjacency, widened(grad), winners)
         return d_x.to(grad.dtype), None, None
 
 
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
-        shares = kernels_for(scores, fused).edge_softmax(adjacency, _wide(scores), None, None, 0.0)
+        shares = kernels_for(scores, fused).edge_softmax(
+            adjacency, widened(scores), None, None, 0.0
+        )
         ctx.save_for_backward(shares)
         ctx.adjacency, ctx.fused = adjacency, fused
         return shares.to(scores.dtype)
@@ -348,7 +350,7 @@ class _EdgeSoftmax(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (shares,) = ctx.saved_tensors
-        kernels, wide = kernels_for(grad, ctx.fused), _wide(grad)
+        kernels, wide = kernels_for(grad, ctx.fused), widened(grad)
         d_scores, _ = kernels.edge_softmax_backward(ctx.adjacency, wide, shares, None, None, 0.0)
         return d_scores.to(grad.dtype), None, None
 
@@ -363,7 +365,7 @@ class _PairSoftmax(Function):
         adjacency: Adjacency,
         fused: bool,
     ) -> Tensor:
-        ends = _wide(of_sources), _wide(of_targets)
+        ends = widened(of_sources), widened(of_targets)
         shares = kernels_for(of_sources, fused).edge_softmax(adjacency, None, *ends, slope)
         ctx.save_for_backward(shares, *ends)
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
@@ -374,7 +376,7 @@ class _PairSoftmax(Function):
         shares, *ends = ctx.saved_tensors
         adjacency, kernels = ctx.adjacency, kernels_for(grad, ctx.fused)
         d_scores, d_targets = kernels.edge_softmax_backward(
-            adjacency, _wide(grad), shares, *ends, ctx.slope
+            adjacency, widened(grad), shares, *ends, ctx.slope
         )
         starts, edges = adjacency.transposed.indptr, adjacency.turned_edges
         of_edges = Adjacency.unchecked(starts, edges, adjacency.num_edges)
@@ -395,13 +397,13 @@ class _PairScores(Function):
     ) -> Tensor:
         ctx.save_for_backward(left, right, weights)
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
-        wide = _wide(left), _wide(right), weights.to(_wide(left).dtype).contiguous()
+        wide = widened(left), widened(right), weights.to(widened(left).dtype).contiguous()
         return kernels_for(left, fused).pair_scores(adjacency, *wide, slope).to(left.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs = ctx.saved_tensors
-        wide = [t.to(_wide(inputs[0]).dtype).contiguous() for t in (grad, *inputs)]
+        wide = [t.to(widened(inputs[0]).dtype).contiguous() for t in (grad, *inputs)]
         kernels = kernels_for(grad, ctx.fused)
         grads = kernels.pair_scores_backward(ctx.adjacency, *wide, ctx.slope)
         narrow = [d.to(t.dtype) for d, t in zip(grads, inputs, strict=True)]
@@ -433,5 +435,6 @@ def kernels_for(x: Tensor, fused: bool) -> ModuleType:
     return native
 
 
-def _wide(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
+    """Return x in the precision that kernels sum in: float32, unless it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()

@@ -11,6 +11,7 @@ however many ranks there are. Channels may be those of several heads, or images,
 every rank has some of the channels of each.
 """
 
+import itertools
 from typing import Any
 
 from torch import Tensor
@@ -146,3 +147,9 @@ def send_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> T
 def length_of(entries: slice) -> int:
     """Return how many entries a slice with both ends has."""
     return entries.stop - entries.start
+
+
+def cut(entries: slice, number: int) -> list[slice]:
+    """Cut a slice with both ends into a number of pieces, of about equal length."""
+    ends = [entries.start + length_of(entries) * i // number for i in range(number + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]

@@ -18,10 +18,12 @@ from vigpipe.config.check_job import check_job
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import DONE, InputError
+from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
-from vigpipe.graphs.pool import chunks, products
-from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, Chunks
+from vigpipe.graphs.pool import chunks as of_pool
+from vigpipe.graphs.pool import products
+from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, chunks_that_pay, turns
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.graphs.pool.share import AloneWithPool
@@ -66,10 +68,10 @@ def test_the_pool_has_threads_of_its_own_and_leaves_the_others_as_they_are():
 
 
 def test_chunks_cover_all_nodes_and_none_is_small_unless_it_is_asked_for():
-    assert len(Chunks(LEAST_ROWS - 1).rows) == len(Chunks(0).rows) == 1
-    assert len(Chunks(3 * LEAST_ROWS).rows) == 3
-    assert len(Chunks(1000 * LEAST_ROWS).rows) == MOST_CHUNKS
-    rows = Chunks(NODES, 7).rows
+    assert len(chunks_that_pay(LEAST_ROWS - 1).rows) == len(chunks_that_pay(0).rows) == 1
+    assert len(chunks_that_pay(3 * LEAST_ROWS).rows) == 3
+    assert len(chunks_that_pay(1000 * LEAST_ROWS).rows) == MOST_CHUNKS
+    rows = [rows for (rows,) in Chunks(7, [slice(0, NODES)]).rows]
     assert (rows[0].start, rows[-1].stop) == (0, NODES)
     assert all(left.stop == right.start for left, right in pairwise(rows))
 
@@ -79,10 +81,11 @@ def test_a_chunk_is_summed_as_soon_as_the_last_one_that_it_needs_is_there():
     sources = [11, *range(5), *range(6, 11)]
     indptr = torch.tensor([0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11])
     ring = Adjacency(indptr, torch.tensor(sources))
+    chunks = Chunks(3, [slice(0, 12)])
     first, second, third = (slice(0, 4), slice(4, 8), slice(8, 12))
-    assert Chunks(12, 3).turns(ring) == [[], [second], [first, third]]
+    assert turns(chunks, ring) == [[], [second], [first, third]]
     nothing = Adjacency(torch.zeros(13, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert Chunks(12, 3).turns(nothing) == [[first, second, third], [], []]
+    assert turns(chunks, nothing) == [[first, second, third], [], []]
 
 
 def ways(edges, x, weights):
@@ -117,7 +120,7 @@ def everything(edges, dtype):
 @pytest.mark.parametrize("fused", [True, False])
 def test_results_and_gradients_are_those_of_one_thing_after_another(pool, num_chunks, dtype, fused):
     graph = random_graph(NODES, EDGE_COUNT)
-    pooled = PooledEdges(graph, pool, Chunks(NODES, num_chunks), fused=fused)
+    pooled = PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, NODES)]), fused=fused)
     ours, wanted = (everything(edges, dtype) for edges in (pooled, Edges(graph, fused=fused)))
     assert len(ours) == len(wanted)
     for one, other in zip(ours, wanted, strict=True):
@@ -130,7 +133,7 @@ def test_sums_have_the_same_bits_for_all_chunks_and_threads():
     found = []
     for threads, num_chunks in ((1, 1), (1, 4), (2, 7), (3, NODES)):
         pool = Pool(threads)
-        y = PooledEdges(graph, pool, Chunks(NODES, num_chunks)).sums(x, "mean")
+        y = PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, NODES)])).sums(x, "mean")
         (grad,) = torch.autograd.grad(y.sin().sum(), x)
         found.append((y, grad))
         pool.close()
@@ -156,7 +159,7 @@ def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch
     monkeypatch.setattr(products, "write_sums", slow_sums)
     monkeypatch.setattr(products, "_multiply", telling)
     pool, x, weight = Pool(1), torch.ones(NODES, 3), torch.ones(2, 3)
-    y = PooledEdges(graph, pool, Chunks(NODES, 2)).sums_then_product(x, "ones", weight)
+    y = PooledEdges(graph, pool, Chunks(2, [slice(0, NODES)])).sums_then_product(x, "ones", weight)
     pool.close()
     assert torch.equal(y, Edges(graph).sums_then_product(x, "ones", weight))
 
@@ -187,7 +190,7 @@ def test_a_chunk_leaves_as_soon_as_it_is_multiplied(monkeypatch):
     indptr, sources = torch.tensor([0, 0, 1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 4])
     path = Adjacency(indptr, sources)
     pool, x = AtOnce(record), torch.randn(6, 3).requires_grad_()
-    edges, weight = PooledEdges(path, pool, Chunks(6, 3)), torch.ones(2, 3)
+    edges, weight = PooledEdges(path, pool, Chunks(3, [slice(0, 6)])), torch.ones(2, 3)
     y, _ = edges.product_then_sums(x, weight, "ones")
     assert record == ["product", "sum"] * 3
     torch.testing.assert_close(y, Edges(path).product_then_sums(x, weight, "ones")[0])
@@ -206,7 +209,7 @@ def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
         raise MemoryError("no room for a sum")
 
     pool, x = Pool(1), torch.ones(NODES, 3, requires_grad=True)
-    edges = PooledEdges(random_graph(NODES, EDGE_COUNT), pool, Chunks(NODES, 3))
+    edges = PooledEdges(random_graph(NODES, EDGE_COUNT), pool, Chunks(3, [slice(0, NODES)]))
     y = edges.sums_then_product(x, "ones", torch.ones(2, 3))
     monkeypatch.setattr(products, "write_sums", broken)
     with pytest.raises(MemoryError, match="no room for a sum"):
@@ -244,7 +247,7 @@ CONFIGS = {
 @pytest.fixture
 def few_rows(monkeypatch):
     """Let graphs of a test have several chunks."""
-    monkeypatch.setattr(chunks, "LEAST_ROWS", 20)
+    monkeypatch.setattr(of_pool, "LEAST_ROWS", 20)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -361,7 +364,7 @@ def test_it_is_for_cpus():
 def test_a_layer_that_joins_makes_the_same_as_one_that_does_not(pool):
     graph = random_graph(NODES, EDGE_COUNT)
     x = torch.randn(NODES, 7, generator=torch.Generator().manual_seed(2))
-    pooled = PooledEdges(graph, pool, Chunks(NODES, 3))
+    pooled = PooledEdges(graph, pool, Chunks(3, [slice(0, NODES)]))
     for features in (x, for_model(csr_array(x.relu().numpy()), is_sparse=True)):
         for name in ("gcn", "sage", "gin", "gat", "gcn2"):
             for width in (5, 11):

@@ -10,9 +10,9 @@ from tests.graphs.split.test_switch import GCN, SAGE
 from tests.parallel.test_shards import shards_of_all
 from tests.world import run_ranks
 from vigpipe.commands.check import trace
+from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split import sums
 from vigpipe.graphs.split.mixed import MixedEdges
-from vigpipe.graphs.split.sums import Chunks
 from vigpipe.graphs.split.travelling import EDGES, TravellingEdges
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.parallel import shards as module

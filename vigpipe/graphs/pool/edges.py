@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vigpipe.graphs.pool.chunks import Chunks
+from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.graphs.pool.products import (
     PooledSums,
@@ -55,7 +55,7 @@ class PooledEdges(Edges):
         """Multiply chunks of sums while others are summed; see `Edges.sums_then_product`."""
         dense = _dense(beside)
         y = sums_then_product(x.contiguous(), added, weight, bias, dense, self._sums(kind))
-        return y if beside is None or dense is not None else linear(*beside, y, fused=self.fused)
+        return self._with_sparse(y, beside)
 
     def product_then_sums(
         self,
@@ -71,9 +71,13 @@ class PooledEdges(Edges):
             return super().product_then_sums(x, weight, kind, added, beside=beside)
         dense, sums = _dense(beside), self._sums(kind)
         y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
-        if beside is not None and dense is None:
-            y = linear(*beside, y, fused=self.fused)
-        return y, products
+        return self._with_sparse(y, beside), products
+
+    def _with_sparse(self, y: Tensor, beside: tuple[Features, Tensor] | None) -> Tensor:
+        """Add the product of sparse rows, which is not made in chunks."""
+        if beside is None or isinstance(beside[0], Tensor):
+            return y
+        return linear(*beside, y, fused=self.fused)
 
     def _sums(self, kind: Kind) -> PooledSums:
         return PooledSums(self._pool, self._chunks, self.adjacency, kind, self.fused)

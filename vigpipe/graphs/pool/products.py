@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.graphs.pool.chunks import Chunks
+from vigpipe.graphs.chunks import Chunks
+from vigpipe.graphs.pool.chunks import turns
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.ops.sparse import write_sums
@@ -32,7 +33,7 @@ class PooledSums(NamedTuple):
 
     Attributes:
         pool: its threads.
-        chunks: of the nodes.
+        chunks: of the nodes, of which one rank has all.
         adjacency: the graph.
         kind: which weights; see `Adjacency.weights`.
         fused: use the fused kernels where there are any.
@@ -50,10 +51,14 @@ class PooledSums(NamedTuple):
         """Return the sums over the edges turned round."""
         return self._replace(transposed=not self.transposed)
 
+    @property
+    def rows(self) -> list[slice]:
+        """Nodes of each chunk."""
+        return [rows for (rows,) in self.chunks.rows]
+
     def turns(self) -> list[list[slice]]:
-        """Return which chunks can be summed when; see `Chunks.turns`."""
-        graph = self.adjacency.transposed if self.transposed else self.adjacency
-        return self.chunks.turns(graph)
+        """Return which chunks can be summed when; see `vigpipe.graphs.pool.chunks.turns`."""
+        return turns(self.chunks, self.adjacency.transposed if self.transposed else self.adjacency)
 
     def start(
         self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None = None
@@ -75,7 +80,7 @@ class PooledSums(NamedTuple):
         self, x: Tensor, out: Tensor, added: Tensor | None = None
     ) -> "list[Future[None]]":
         """Begin to sum all chunks, in order; all rows of x are there."""
-        return [self.start(x, rows, out, added) for rows in self.chunks.rows]
+        return [self.start(x, rows, out, added) for rows in self.rows]
 
 
 def pooled_sums(x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
@@ -163,7 +168,7 @@ class _SumsThenProduct(Function):
     ) -> Tensor:
         z, y = torch.empty_like(x), x.new_empty(len(x), len(weight))
         summed = sums.start_all(x, z, added)
-        for rows, of_chunk in zip(sums.chunks.rows, summed, strict=True):
+        for rows, of_chunk in zip(sums.rows, summed, strict=True):
             part = y[rows]
             if own is not None and own_weight is not None:
                 _multiply(own[rows], own_weight.T, bias, part)
@@ -182,8 +187,8 @@ class _SumsThenProduct(Function):
         if needs_x or needs_added:
             d_z = torch.empty_like(z)
             d_x = torch.empty_like(z) if needs_x else None
-            turns = sums.turns() if needs_x else [[] for _ in sums.chunks.rows]
-            for rows, turn in zip(sums.chunks.rows, turns, strict=True):
+            turns = sums.turns() if needs_x else [[] for _ in sums.rows]
+            for rows, turn in zip(sums.rows, turns, strict=True):
                 torch.mm(grad[rows], weight, out=d_z[rows])
                 if d_x is not None:
                     summed += [sums.start(d_z, ready, d_x) for ready in turn]
@@ -208,7 +213,7 @@ class _ProductThenSums(Function):
         products = x.new_empty(len(x), len(weight))
         y = torch.empty_like(products)
         summed: list[Future[None]] = []
-        for rows, turn in zip(sums.chunks.rows, sums.turns(), strict=True):
+        for rows, turn in zip(sums.rows, sums.turns(), strict=True):
             torch.mm(x[rows], weight.T, out=products[rows])
             summed += [sums.start(products, ready, y, added) for ready in turn]
         of_own = None if own is None or own_weight is None else own @ own_weight.T
@@ -234,7 +239,7 @@ class _ProductThenSums(Function):
         summed = sums.start_all(d_y, d_products, of_products)
         d_added = _of_added(d_y, ctx.added_dim) if needs_added else None
         of_beside = _beside_backward(d_y, own, own_weight, needs_beside)
-        for rows, of_chunk in zip(sums.chunks.rows, summed, strict=True):
+        for rows, of_chunk in zip(sums.rows, summed, strict=True):
             of_chunk.result()
             if d_x is not None:
                 torch.mm(d_products[rows], weight, out=d_x[rows])

@@ -3,7 +3,7 @@
 import torch
 
 from vigpipe.errors import InputError
-from vigpipe.graphs.pool.chunks import Chunks
+from vigpipe.graphs.pool.chunks import chunks_that_pay
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.graphs.split.share import Alone, Share
@@ -32,14 +32,14 @@ class AloneWithPool(Alone):
                 f"computes on {device.type}; leave it out, or choose --device cpu"
             )
         self._fused, self._pool = fused, Pool(num_threads)
-        self._chunks = Chunks(1)
+        self._chunks = chunks_that_pay(0)
 
     def at_step(self, share: Share, step: int, device: torch.device) -> Share:
         """Return the same, with edges that are summed in the pool."""
         assert isinstance(share.edges, Adjacency)  # `check_job` has refused others
         num_nodes = share.edges.num_targets
         if self._chunks.num_nodes != num_nodes:
-            self._chunks = Chunks(num_nodes)
+            self._chunks = chunks_that_pay(num_nodes)
         edges = PooledEdges(share.edges, self._pool, self._chunks, fused=self._fused)
         return share._replace(edges=edges)
 

@@ -183,12 +183,6 @@ class HaloEdges(SharedEdges):
         self.halo, self.stale = halo, stale
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and these with their halo
 
-    def with_loops(self) -> "HaloEdges":
-        """Return the edges with a self-loop at every node; what is kept is kept for both."""
-        looped = HaloEdges(self.halo, self.shards, self._features, self.stale, fused=self.fused)
-        looped.adjacency, looped._kept = self.adjacency.with_loops(), self._kept
-        return looped
-
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, from the halo too; see `Edges.sums`."""
         return super().sums(self._with_halo(x), kind, added)

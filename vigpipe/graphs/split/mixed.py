@@ -6,13 +6,12 @@ without a partition of the graph and without copies of boundary nodes; between t
 ranks switch (`vigpipe.parallel.switch`). Every rank has all edges.
 """
 
-from copy import copy
-
 import torch
 from torch import Tensor
 
+from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split.shared import SharedEdges
-from vigpipe.graphs.split.sums import Chunks, Sums, WholeSums, switched_sums
+from vigpipe.graphs.split.sums import Sums, WholeSums, switched_sums
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
@@ -49,12 +48,6 @@ class MixedEdges(SharedEdges):
         in_chunks = chunks > 1 and not shards.can_write
         self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
-
-    def with_loops(self) -> "MixedEdges":
-        """Return the edges with a self-loop at every node; what is kept is kept for both."""
-        looped = copy(self)
-        looped.adjacency = self.adjacency.with_loops()
-        return looped
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""

@@ -1,5 +1,8 @@
 """What all ways to share a graph have in common."""
 
+from copy import copy
+from typing import Self
+
 from torch import Tensor, nn
 
 from vigpipe.job.shared_norm import shared_batch_norm
@@ -48,6 +51,12 @@ class SharedEdges(Edges):
     def num_targets(self) -> int:
         """The same number: all nodes of the graph are targets."""
         return self._num_rows
+
+    def with_loops(self) -> Self:
+        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        looped = copy(self)
+        looped.adjacency = self.adjacency.with_loops()
+        return looped
 
     def own(self, x: Tensor) -> Tensor:
         """Return the rank's rows as they are."""

@@ -11,18 +11,16 @@ that it needs have come. A row is summed in one go, so the result does not depen
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from vigpipe.graphs.chunks import Chunks
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.ops.sparse import write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
-from vigpipe.parallel.switch import SWITCHES, length_of
+from vigpipe.parallel.switch import SWITCHES, cut, length_of
 
 MOST_PIECES, LEAST_COLUMNS = 2, 64  # that a rank cuts its columns into; of a piece
 _EVERY = slice(None)
@@ -85,50 +83,6 @@ class WholeSums(NamedTuple):
         ways = {"transposed": self.transposed, "fused": self.fused}
         for some, of_some in zip(rows, out, strict=True):
             write_sums(self.adjacency, x, self.kind, some, of_some, added, **ways)
-
-
-class Chunks:
-    """The nodes in chunks, each of which has some rows of every rank.
-
-    Args:
-        num_chunks: how many.
-        of_ranks: which nodes are whose.
-
-    Attributes:
-        of_ranks: which nodes are whose.
-        rows: of each chunk, which nodes of it are whose.
-    """
-
-    def __init__(self, num_chunks: int, of_ranks: Sequence[slice]) -> None:
-        self.of_ranks = of_ranks
-        cuts = [
-            [of_rank.start + length_of(of_rank) * i // num_chunks for i in range(num_chunks + 1)]
-            for of_rank in of_ranks
-        ]
-        self.rows = [[slice(ends[i], ends[i + 1]) for ends in cuts] for i in range(num_chunks)]
-        self._last: WeakKeyDictionary[Adjacency, list[int]] = WeakKeyDictionary()
-
-    def local(self, of_chunk: Sequence[slice], rank: int) -> slice:
-        """Return where a rank's nodes of a chunk are among all that it has."""
-        first = self.of_ranks[rank].start
-        return slice(of_chunk[rank].start - first, of_chunk[rank].stop - first)
-
-    def last_needed(self, adjacency: Adjacency) -> list[int]:
-        """Return which chunk is the last one that has edges into each chunk; -1 if none has."""
-        if adjacency not in self._last:
-            indptr, chunk_of = adjacency.indptr, torch.empty_like(adjacency.indptr[1:])
-            for number, of_chunk in enumerate(self.rows):
-                for rows in of_chunk:
-                    chunk_of[rows] = number
-            of_edges = chunk_of[adjacency.indices]
-            self._last[adjacency] = [
-                max(
-                    int(edges.max()) if len(edges) else -1
-                    for edges in (of_edges[indptr[r.start] : indptr[r.stop]] for r in of_chunk)
-                )
-                for of_chunk in self.rows
-            ]
-        return self._last[adjacency]
 
 
 def switched_sums(
@@ -303,7 +257,7 @@ def _send_chunk(
     some = chunks.local(of_chunk, shards.place)
     gifts = Gifts(
         copies_of(lambda to: x[some, pieces[to]]),
-        [(chunks.of_ranks[-1].stop, length_of(of_rank)) for of_rank in pieces],
+        [(chunks.num_nodes, length_of(of_rank)) for of_rank in pieces],
         lambda of, to: (of_chunk[of],),
         x,
     )
@@ -318,12 +272,7 @@ def _pieces(owned: Sequence[slice], are_whole: bool) -> list[Callable[[slice], s
     """
     narrowest = min(map(length_of, owned))
     number = 1 if are_whole else max(1, min(MOST_PIECES, narrowest // LEAST_COLUMNS))
-
-    def cut(index: int, of_rank: slice) -> slice:
-        ends = [of_rank.start + length_of(of_rank) * i // number for i in (index, index + 1)]
-        return slice(*ends)
-
-    return [partial(cut, index) for index in range(number)]
+    return [lambda of_rank, index=index: cut(of_rank, number)[index] for index in range(number)]
 
 
 def _send_pieces(

@@ -8,7 +8,7 @@ its way while it sums over its own.
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from vigpipe.graphs.split.mixed import MixedEdges
 from vigpipe.ops.adjacency import Adjacency, Excerpt, Factors, Kind
-from vigpipe.ops.sparse import kernels_for, write_sums
+from vigpipe.ops.sparse import kernels_for, widened, write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.switch import length_of, send_columns, send_rows
 
@@ -164,7 +164,7 @@ class TravellingEdges(MixedEdges):
         self._made: dict[bool, Blocks] = {}  # without loops, and with them
         self._has_loops = False
 
-    def with_loops(self) -> "TravellingEdges":
+    def with_loops(self) -> Self:
         """Return the edges with a self-loop at every node; what is kept is kept for both."""
         looped = copy(self)
         looped._has_loops = True
@@ -199,14 +199,13 @@ class _Maximum(Function):
         shards: Shards,
         fused: bool,
     ) -> Tensor:
-        wide = columns.to(torch.promote_types(columns.dtype, torch.float32)).contiguous()
-        has_backward = ctx.needs_input_grad[0]
+        of_all, has_backward = widened(columns), ctx.needs_input_grad[0]
         shape = columns.shape if has_backward else (0,)
         winners = torch.empty(shape, dtype=torch.int32, device=columns.device)
         rows, kernels = shards.slices(blocks.num_nodes), kernels_for(columns, fused)
         y = torch.empty_like(columns)
         for owner, block in blocks.in_turn(is_turned=False):
-            y[rows[owner]], of_block = kernels.maxima(block, wide, has_backward)
+            y[rows[owner]], of_block = kernels.maxima(block, of_all, has_backward)
             if has_backward:
                 winners[rows[owner]] = of_block
         ctx.save_for_backward(winners)
@@ -217,13 +216,12 @@ class _Maximum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (winners,) = ctx.saved_tensors
         columns = send_columns(grad, ctx.shards, ctx.num_nodes)
-        wide = columns.to(torch.promote_types(columns.dtype, torch.float32)).contiguous()
         # The kernel of a GPU wants all edges.
         kernels = kernels_for(columns, ctx.fused and not columns.is_cuda)
         sources = Adjacency(
             winners.new_zeros(ctx.num_nodes + 1).long(), winners.new_zeros(0).long()
         )
-        d_columns = kernels.maxima_backward(sources, wide, winners).to(grad.dtype)
+        d_columns = kernels.maxima_backward(sources, widened(columns), winners).to(grad.dtype)
         return d_columns, None, None, None, None
 
 
