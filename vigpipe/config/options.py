@@ -169,7 +169,8 @@ class TrainConfig:
             (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
         sparse_threads: threads of each rank, besides its own, that sum what the edges of a graph
             bring, while its own multiply: chunks of nodes go from one to the other (MixGCN). With
-            gcn, gin, and the mean of sage, on CPUs; 0, the default, for none.
+            gcn, gin, and the mean of sage; also beside a GPU, which then multiplies only. 0, the
+            default, for none.
         sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
             their precision (double) or in their own (drain), or by DDP during the last backward
             (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.

@@ -310,7 +310,7 @@ class GraphJob:
         config, fused = self.config, self.config.impl == "fused"
         if shards.size == 1:
             number = config.sparse_threads
-            return AloneWithPool(number, device, fused=fused) if number else Alone()
+            return AloneWithPool(number, fused=fused) if number else Alone()
         if self._has_halos:
             owners, kind = self.shares.parts, parse_halo(config.halo)
             return ByParts(shards, owners, kind, config.seed, fused=fused)

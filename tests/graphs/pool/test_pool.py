@@ -22,7 +22,7 @@ from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.pool import chunks as of_pool
-from vigpipe.graphs.pool import products
+from vigpipe.graphs.pool import products, sums
 from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, chunks_that_pay, turns
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
@@ -82,10 +82,9 @@ def test_a_chunk_is_summed_as_soon_as_the_last_one_that_it_needs_is_there():
     indptr = torch.tensor([0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11])
     ring = Adjacency(indptr, torch.tensor(sources))
     chunks = Chunks(3, [slice(0, 12)])
-    first, second, third = (slice(0, 4), slice(4, 8), slice(8, 12))
-    assert turns(chunks, ring) == [[], [second], [first, third]]
+    assert turns(chunks, ring) == [[], [1], [0, 2]]
     nothing = Adjacency(torch.zeros(13, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert turns(chunks, nothing) == [[first, second, third], [], []]
+    assert turns(chunks, nothing) == [[0, 1, 2], [], []]
 
 
 def ways(edges, x, weights):
@@ -118,13 +117,47 @@ def everything(edges, dtype):
 @pytest.mark.parametrize("num_chunks", [1, 2, 5, NODES])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("fused", [True, False])
-def test_results_and_gradients_are_those_of_one_thing_after_another(pool, num_chunks, dtype, fused):
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_results_and_gradients_are_those_of_one_thing_after_another(
+    pool, num_chunks, dtype, fused, is_on_host, monkeypatch
+):
+    """Also where rows are copied to where the pool reads them, as from a GPU."""
+    monkeypatch.setattr(sums, "is_on_host", lambda x: is_on_host)
     graph = random_graph(NODES, EDGE_COUNT)
     pooled = PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, NODES)]), fused=fused)
     ours, wanted = (everything(edges, dtype) for edges in (pooled, Edges(graph, fused=fused)))
     assert len(ours) == len(wanted)
     for one, other in zip(ours, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_rows_of_a_gpu_are_copied_before_they_are_summed_and_sums_before_they_are_multiplied(
+    monkeypatch,
+):
+    record, graph = [], random_graph(NODES, EDGE_COUNT)
+    write = sums.PooledSums.write
+
+    def recorded(of, x, rows, out, added):
+        record.append(("sum", rows.start))
+        write(of, x, rows, out, added)
+
+    def mark(device):
+        number = sum(what == "mark" for what, _ in record)
+        record.append(("mark", number))
+        return lambda: record.append(("arrived", number))
+
+    monkeypatch.setattr(sums, "is_on_host", lambda x: False)
+    monkeypatch.setattr(sums, "_mark", mark)
+    monkeypatch.setattr(sums.PooledSums, "write", recorded)
+    pool, x = AtOnce([]), torch.randn(NODES, 3)
+    edges = PooledEdges(graph, pool, Chunks(2, [slice(0, NODES)]))
+    y = edges.sums(x, "ones", x)
+    half = NODES // 2
+    # One mark for what is added, and one for each chunk; a sum over all rows waits for the last.
+    marks = [("mark", number) for number in range(3)]
+    assert record == [*marks, ("arrived", 2), ("sum", 0), ("arrived", 2), ("sum", half)]
+    torch.testing.assert_close(y, Edges(graph).sums(x, "ones", x))
+    pool.close()
 
 
 def test_sums_have_the_same_bits_for_all_chunks_and_threads():
@@ -145,7 +178,7 @@ def test_sums_have_the_same_bits_for_all_chunks_and_threads():
 def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch):
     """The second chunk is summed only when the first one has been multiplied."""
     multiplied, graph = threading.Event(), random_graph(NODES, EDGE_COUNT)
-    write_sums, multiply = products.write_sums, products._multiply
+    write_sums, multiply = sums.write_sums, products._multiply
 
     def slow_sums(*arguments, **ways):
         if arguments[3].start > 0:
@@ -156,7 +189,7 @@ def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch
         multiply(*arguments)
         multiplied.set()
 
-    monkeypatch.setattr(products, "write_sums", slow_sums)
+    monkeypatch.setattr(sums, "write_sums", slow_sums)
     monkeypatch.setattr(products, "_multiply", telling)
     pool, x, weight = Pool(1), torch.ones(NODES, 3), torch.ones(2, 3)
     y = PooledEdges(graph, pool, Chunks(2, [slice(0, NODES)])).sums_then_product(x, "ones", weight)
@@ -211,7 +244,7 @@ def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
     pool, x = Pool(1), torch.ones(NODES, 3, requires_grad=True)
     edges = PooledEdges(random_graph(NODES, EDGE_COUNT), pool, Chunks(3, [slice(0, NODES)]))
     y = edges.sums_then_product(x, "ones", torch.ones(2, 3))
-    monkeypatch.setattr(products, "write_sums", broken)
+    monkeypatch.setattr(sums, "write_sums", broken)
     with pytest.raises(MemoryError, match="no room for a sum"):
         y.sum().backward()
     with pytest.raises(MemoryError, match="no room for a sum"):
@@ -252,17 +285,25 @@ def few_rows(monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_training_is_that_of_threads_that_do_all_work(config, few_rows, monkeypatch):
-    summed, write_sums = [], products.write_sums
+    summed, write_sums = [], sums.write_sums
 
     def counted(*arguments, **ways):
         summed.append(arguments[3])
         write_sums(*arguments, **ways)
 
-    monkeypatch.setattr(products, "write_sums", counted)
+    monkeypatch.setattr(sums, "write_sums", counted)
     compared = compare_steps(prepare(config, torch.float64), 0, CPU, 3)
     assert len(set(map(str, summed))) > 2  # chunks
     assert compared is not None
     assert not compared.exact
+    assert all(row.within(torch.float64) for row in compared.rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_gpu_multiplies_what_the_pool_sums(config, few_rows):
+    compared = compare_steps(prepare(config, torch.float64), 0, torch.device("cuda", 0), 3)
+    assert compared is not None
     assert all(row.within(torch.float64) for row in compared.rows)
 
 
@@ -354,11 +395,6 @@ def test_models_without_such_sums_are_refused(options, message):
 def test_plans_are_measured_without_a_pool():
     with pytest.raises(InputError, match=r"--sparse-threads 2: vigpipe plan measures .*; leave it"):
         run_plan(PlanConfig(model="gcn", data="sbm:300", sparse_threads=2), [])
-
-
-def test_it_is_for_cpus():
-    with pytest.raises(InputError, match=r"--sparse-threads 2: .* computes on cuda; leave"):
-        AloneWithPool(2, torch.device("cuda"), fused=True)
 
 
 def test_a_layer_that_joins_makes_the_same_as_one_that_does_not(pool):

@@ -11,12 +11,12 @@ def chunks_that_pay(num_nodes: int) -> Chunks:
     return Chunks(max(1, min(MOST_CHUNKS, num_nodes // LEAST_ROWS)), [slice(0, num_nodes)])
 
 
-def turns(chunks: Chunks, adjacency: Adjacency) -> list[list[slice]]:
+def turns(chunks: Chunks, adjacency: Adjacency) -> list[list[int]]:
     """Return which chunks can be summed as soon as chunk 0, 1, ... of the sources is there.
 
     A chunk comes with the last one that it has edges from, and with the first if it has none.
     """
-    ready: list[list[slice]] = [[] for _ in chunks.rows]
-    for (rows,), last in zip(chunks.rows, chunks.last_needed(adjacency), strict=True):
-        ready[max(0, last)].append(rows)
+    ready: list[list[int]] = [[] for _ in chunks.rows]
+    for number, last in enumerate(chunks.last_needed(adjacency)):
+        ready[max(0, last)].append(number)
     return ready

@@ -14,73 +14,13 @@ made chunk by chunk, those that give gradients of weights at once.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.graphs.chunks import Chunks
-from vigpipe.graphs.pool.chunks import turns
-from vigpipe.graphs.pool.pool import Pool
-from vigpipe.ops.adjacency import Adjacency, Kind
-from vigpipe.ops.sparse import write_sums
-
-
-class PooledSums(NamedTuple):
-    """Sums over the edges between n nodes, which a pool makes.
-
-    Attributes:
-        pool: its threads.
-        chunks: of the nodes, of which one rank has all.
-        adjacency: the graph.
-        kind: which weights; see `Adjacency.weights`.
-        fused: use the fused kernels where there are any.
-        transposed: whether the edges are turned round.
-    """
-
-    pool: Pool
-    chunks: Chunks
-    adjacency: Adjacency
-    kind: Kind
-    fused: bool
-    transposed: bool = False
-
-    def turned(self) -> "PooledSums":
-        """Return the sums over the edges turned round."""
-        return self._replace(transposed=not self.transposed)
-
-    @property
-    def rows(self) -> list[slice]:
-        """Nodes of each chunk."""
-        return [rows for (rows,) in self.chunks.rows]
-
-    def turns(self) -> list[list[slice]]:
-        """Return which chunks can be summed when; see `vigpipe.graphs.pool.chunks.turns`."""
-        return turns(self.chunks, self.adjacency.transposed if self.transposed else self.adjacency)
-
-    def start(
-        self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None = None
-    ) -> "Future[None]":
-        """Begin to sum a chunk.
-
-        Args:
-            x: (n, C), of which the rows are there that the chunk has edges from.
-            rows: of the chunk.
-            out: (n, C), where the sums of the chunk go.
-            added: (n, C), or (C,) for all nodes, that is added to the sums; None for nothing.
-        """
-        ways = {"transposed": self.transposed, "fused": self.fused}
-        part = added if added is None or added.dim() == 1 else added[rows]
-        sums = self.adjacency, x, self.kind, rows, out[rows], part
-        return self.pool.start(lambda: write_sums(*sums, **ways))
-
-    def start_all(
-        self, x: Tensor, out: Tensor, added: Tensor | None = None
-    ) -> "list[Future[None]]":
-        """Begin to sum all chunks, in order; all rows of x are there."""
-        return [self.start(x, rows, out, added) for rows in self.rows]
+from vigpipe.graphs.pool.sums import PooledSums
 
 
 def pooled_sums(x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
@@ -167,12 +107,13 @@ class _SumsThenProduct(Function):
         sums: PooledSums,
     ) -> Tensor:
         z, y = torch.empty_like(x), x.new_empty(len(x), len(weight))
-        summed = sums.start_all(x, z, added)
-        for rows, of_chunk in zip(sums.rows, summed, strict=True):
+        summing = sums.begin(x, z, added)
+        summing.give_all()
+        for number, rows in enumerate(sums.rows):
             part = y[rows]
             if own is not None and own_weight is not None:
                 _multiply(own[rows], own_weight.T, bias, part)
-            of_chunk.result()
+            summing.take(number)
             _multiply(z[rows], weight.T, bias if own is None else part, part)
         ctx.save_for_backward(z, weight, own, own_weight)
         ctx.sums = sums
@@ -182,20 +123,21 @@ class _SumsThenProduct(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (z, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.turned()
         needs_x, needs_added, needs_weight, needs_bias, *needs_beside, _ = ctx.needs_input_grad
-        d_z = d_x = None
-        summed: list[Future[None]] = []
+        d_z = d_x = summing = None
         if needs_x or needs_added:
             d_z = torch.empty_like(z)
-            d_x = torch.empty_like(z) if needs_x else None
-            turns = sums.turns() if needs_x else [[] for _ in sums.rows]
-            for rows, turn in zip(sums.rows, turns, strict=True):
+            if needs_x:
+                d_x = torch.empty_like(z)
+                summing = sums.begin(d_z, d_x)
+            for number, rows in enumerate(sums.rows):
                 torch.mm(grad[rows], weight, out=d_z[rows])
-                if d_x is not None:
-                    summed += [sums.start(d_z, ready, d_x) for ready in turn]
+                if summing is not None:
+                    summing.give(number)
         d_weight = grad.T @ z if needs_weight else None
         d_bias = grad.sum(0) if needs_bias else None
         of_beside = _beside_backward(grad, own, own_weight, needs_beside)
-        _wait(summed)
+        if summing is not None:
+            summing.take_all()
         return d_x, d_z if needs_added else None, d_weight, d_bias, *of_beside, None
 
 
@@ -212,12 +154,12 @@ class _ProductThenSums(Function):
     ) -> tuple[Tensor, Tensor]:
         products = x.new_empty(len(x), len(weight))
         y = torch.empty_like(products)
-        summed: list[Future[None]] = []
-        for rows, turn in zip(sums.rows, sums.turns(), strict=True):
+        summing = sums.begin(products, y, added)
+        for number, rows in enumerate(sums.rows):
             torch.mm(x[rows], weight.T, out=products[rows])
-            summed += [sums.start(products, ready, y, added) for ready in turn]
+            summing.give(number)
         of_own = None if own is None or own_weight is None else own @ own_weight.T
-        _wait(summed)
+        summing.take_all()
         if of_own is not None:
             y.add_(of_own)
         ctx.save_for_backward(x, weight, own, own_weight)
@@ -236,11 +178,12 @@ class _ProductThenSums(Function):
         # There is none if nothing follows from the sums.
         d_y = x.new_zeros(len(x), len(weight)) if grad is None else grad.contiguous()
         d_products, d_x = torch.empty_like(d_y), torch.empty_like(x) if needs_x else None
-        summed = sums.start_all(d_y, d_products, of_products)
+        summing = sums.begin(d_y, d_products, of_products)
+        summing.give_all()
         d_added = _of_added(d_y, ctx.added_dim) if needs_added else None
         of_beside = _beside_backward(d_y, own, own_weight, needs_beside)
-        for rows, of_chunk in zip(sums.rows, summed, strict=True):
-            of_chunk.result()
+        for number, rows in enumerate(sums.rows):
+            summing.take(number)
             if d_x is not None:
                 torch.mm(d_products[rows], weight, out=d_x[rows])
         d_weight = d_products.T @ x if needs_weight else None
@@ -267,13 +210,10 @@ def _beside_backward(
 
 def _sum(x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
     y = torch.empty_like(x)
-    _wait(sums.start_all(x, y, added))
+    summing = sums.begin(x, y, added)
+    summing.give_all()
+    summing.take_all()
     return y
-
-
-def _wait(tasks: "list[Future[None]]") -> None:
-    for task in tasks:
-        task.result()
 
 
 def _of_added(grad: Tensor, dim: int) -> Tensor:

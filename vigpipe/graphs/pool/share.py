@@ -2,7 +2,6 @@
 
 import torch
 
-from vigpipe.errors import InputError
 from vigpipe.graphs.pool.chunks import chunks_that_pay
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
@@ -13,26 +12,18 @@ from vigpipe.ops.adjacency import Adjacency
 class AloneWithPool(Alone):
     """One rank, which has all, and a pool of threads for its sums: --sparse-threads.
 
-    Evaluations sum on the rank's own threads, because they take one layer after the other in chunks
-    of nodes.
+    The pool sums on the CPU, also where the rank computes on a GPU. Evaluations sum where the rank
+    computes, because they take one layer after the other in chunks of nodes.
 
     Args:
         num_threads: of the pool.
-        device: where the rank computes.
         fused: use the fused kernels where there are any.
-
-    Raises:
-        InputError: the device is not the CPU.
     """
 
-    def __init__(self, num_threads: int, device: torch.device, *, fused: bool) -> None:
-        if device.type != "cpu":
-            raise InputError(
-                f"--sparse-threads {num_threads}: sums on threads of the CPU, and the rank "
-                f"computes on {device.type}; leave it out, or choose --device cpu"
-            )
+    def __init__(self, num_threads: int, *, fused: bool) -> None:
         self._fused, self._pool = fused, Pool(num_threads)
         self._chunks = chunks_that_pay(0)
+        self._last: tuple[Adjacency, Adjacency] | None = None  # on a GPU, and on the host
 
     def at_step(self, share: Share, step: int, device: torch.device) -> Share:
         """Return the same, with edges that are summed in the pool."""
@@ -40,8 +31,15 @@ class AloneWithPool(Alone):
         num_nodes = share.edges.num_targets
         if self._chunks.num_nodes != num_nodes:
             self._chunks = chunks_that_pay(num_nodes)
-        edges = PooledEdges(share.edges, self._pool, self._chunks, fused=self._fused)
+        adjacency = share.edges if device.type == "cpu" else self._on_host(share.edges)
+        edges = PooledEdges(adjacency, self._pool, self._chunks, fused=self._fused)
         return share._replace(edges=edges)
+
+    def _on_host(self, adjacency: Adjacency) -> Adjacency:
+        """Return a copy on the host; of the whole graph, which comes again, the same one."""
+        if self._last is None or self._last[0] is not adjacency:
+            self._last = adjacency, adjacency.to(torch.device("cpu"))
+        return self._last[1]
 
     def finish(self) -> None:
         """End the pool."""

@@ -1,0 +1,175 @@
+"""A sum over edges that a pool of threads makes, chunk after chunk, of rows that come in chunks."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vigpipe.graphs.chunks import Chunks
+from vigpipe.graphs.pool.chunks import turns
+from vigpipe.graphs.pool.pool import Pool
+from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse import write_sums
+
+
+class PooledSums(NamedTuple):
+    """Sums over the edges between n nodes, which a pool makes.
+
+    Attributes:
+        pool: its threads.
+        chunks: of the nodes, of which one rank has all.
+        adjacency: the graph, on the host.
+        kind: which weights; see `Adjacency.weights`.
+        fused: use the fused kernels where there are any.
+        transposed: whether the edges are turned round.
+    """
+
+    pool: Pool
+    chunks: Chunks
+    adjacency: Adjacency
+    kind: Kind
+    fused: bool
+    transposed: bool = False
+
+    def turned(self) -> "PooledSums":
+        """Return the sums over the edges turned round."""
+        return self._replace(transposed=not self.transposed)
+
+    @property
+    def rows(self) -> list[slice]:
+        """Nodes of each chunk."""
+        return [rows for (rows,) in self.chunks.rows]
+
+    def turns(self) -> list[list[int]]:
+        """Return which chunks can be summed when; see `vigpipe.graphs.pool.chunks.turns`."""
+        return turns(self.chunks, self.adjacency.transposed if self.transposed else self.adjacency)
+
+    def begin(self, x: Tensor, out: Tensor, added: Tensor | None = None) -> "Summing":
+        """Begin a sum whose rows come in chunks.
+
+        Args:
+            x: (n, C), to be filled chunk by chunk, on the rank's device.
+            out: (n, C), where the sums go.
+            added: (n, C), or (C,) for all nodes, that is added to the sums; None for nothing.
+        """
+        return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
+
+    def write(self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None) -> None:
+        """Sum a chunk, on the thread that calls, of rows on the host; see `begin`."""
+        part = added if added is None or added.dim() == 1 else added[rows]
+        ways = {"transposed": self.transposed, "fused": self.fused}
+        write_sums(self.adjacency, x, self.kind, rows, out[rows], part, **ways)
+
+
+class Summing:
+    """A sum in progress.
+
+    Args:
+        sums: what is summed.
+        x: see `PooledSums.begin`, as for the rest.
+        out: see there.
+        added: see there.
+    """
+
+    def __init__(self, sums: PooledSums, x: Tensor, out: Tensor, added: Tensor | None) -> None:
+        self._sums, self._rows = sums, sums.rows
+        self._x, self._out, self._added = x, out, added
+        self._tasks: dict[int, Future[None]] = {}
+
+    def give(self, number: int) -> None:
+        """Let the pool sum what it can, now that a chunk of x is there, and all before it."""
+        for ready in self._sums.turns()[number]:
+            self._start(ready)
+
+    def give_all(self) -> None:
+        """Let the pool sum all chunks, in order: all rows of x are there."""
+        for number in range(len(self._rows)):
+            self._start(number)
+
+    def take(self, number: int) -> None:
+        """Wait until the sums of a chunk are there."""
+        self._tasks[number].result()
+
+    def take_all(self) -> None:
+        """Wait until all sums are there."""
+        for number in range(len(self._rows)):
+            self.take(number)
+
+    def _start(self, number: int) -> None:
+        self._tasks[number] = self._sums.pool.start(partial(self._write, number))
+
+    def _write(self, number: int) -> None:
+        self._sums.write(self._x, self._rows[number], self._out, self._added)
+
+
+class SummingFromDevice(Summing):
+    """A sum in progress of rows on a GPU, which go through memory of the host.
+
+    The GPU copies a chunk as soon as it has made it; the pool waits for the copy before it sums.
+
+    Args:
+        sums: what is summed.
+        x: see `PooledSums.begin`, as for the rest.
+        out: see there.
+        added: see there.
+    """
+
+    def __init__(self, sums: PooledSums, x: Tensor, out: Tensor, added: Tensor | None) -> None:
+        of_added = None if added is None else _on_host(added).copy_(added, non_blocking=True)
+        super().__init__(sums, _on_host(x), _on_host(out), of_added)
+        self._of_device = x, out
+        self._wait = _mark(x.device)
+
+    def give(self, number: int) -> None:
+        """Copy a chunk of x, and let the pool sum what it then can."""
+        self._send(number)
+        super().give(number)
+
+    def give_all(self) -> None:
+        """Copy all chunks of x, and let the pool sum all when they are there."""
+        for number in range(len(self._rows)):
+            self._send(number)
+        super().give_all()
+
+    def take(self, number: int) -> None:
+        """Wait until a chunk is summed; the GPU then copies it before whatever it gets to do."""
+        super().take(number)
+        rows, (_, out) = self._rows[number], self._of_device
+        out[rows].copy_(self._out[rows], non_blocking=True)
+
+    def _send(self, number: int) -> None:
+        rows, (x, _) = self._rows[number], self._of_device
+        self._x[rows].copy_(x[rows], non_blocking=True)
+        self._wait = _mark(x.device)
+
+    def _start(self, number: int) -> None:
+        wait = self._wait
+
+        def task() -> None:
+            wait()
+            self._write(number)
+
+        self._tasks[number] = self._sums.pool.start(task)
+
+
+def is_on_host(x: Tensor) -> bool:
+    """Whether the pool can read a tensor where it is."""
+    return x.device.type == "cpu"
+
+
+def _on_host(like: Tensor) -> Tensor:
+    """Make a tensor on the host, in memory that a GPU copies to and from by itself."""
+    is_pinned = like.device.type == "cuda"
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=is_pinned)
+
+
+def _mark(device: torch.device) -> Callable[[], None]:
+    """Return what waits until a device has done all that it has been given so far."""
+    if device.type == "cpu":  # it does everything at once
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
