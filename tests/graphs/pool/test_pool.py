@@ -94,11 +94,9 @@ def ways(edges, x, weights):
     yield edges.sums_then_product(x, "mean", wide)
     yield edges.sums_then_product(x, "ones", wide, bias, added=x.cos(), beside=(x, own))
     yield edges.with_loops().sums_then_product(x, "gcn", wide, bias)
-    sums, summed = edges.product_then_sums(x, narrow, "ones")
-    yield sums + 2 * summed
-    yield edges.with_loops().product_then_sums(x, wide, "gcn", bias, beside=(x, own))[0]
-    yield edges.product_then_sums(x, wide, "mean", x @ own.T)[0]
-    yield edges.product_then_sums(x, narrow, "mean")[1]
+    yield edges.product_then_sums(x, narrow, "ones", itself=bias.new_tensor([2.0]))
+    yield edges.with_loops().product_then_sums(x, wide, "gcn", bias, beside=(x, own))
+    yield edges.product_then_sums(x, wide, "mean", x @ own.T)
 
 
 def everything(edges, dtype):
@@ -224,9 +222,9 @@ def test_a_chunk_leaves_as_soon_as_it_is_multiplied(monkeypatch):
     path = Adjacency(indptr, sources)
     pool, x = AtOnce(record), torch.randn(6, 3).requires_grad_()
     edges, weight = PooledEdges(path, pool, Chunks(3, [slice(0, 6)])), torch.ones(2, 3)
-    y, _ = edges.product_then_sums(x, weight, "ones")
+    y = edges.product_then_sums(x, weight, "ones")
     assert record == ["product", "sum"] * 3
-    torch.testing.assert_close(y, Edges(path).product_then_sums(x, weight, "ones")[0])
+    torch.testing.assert_close(y, Edges(path).product_then_sums(x, weight, "ones"))
 
     # Backwards the edges are turned round, so chunk 0 needs chunk 1, and chunk 1 needs chunk 2.
     ours, wanted = (of.sums_then_product(x, "ones", weight) for of in (edges, Edges(path)))

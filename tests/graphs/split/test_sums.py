@@ -14,6 +14,7 @@ from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split import sums
 from vigpipe.graphs.split.mixed import MixedEdges
 from vigpipe.graphs.split.travelling import EDGES, TravellingEdges
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.parallel import shards as module
 from vigpipe.run.facts import prepare
@@ -92,6 +93,54 @@ def test_a_chunk_waits_for_the_last_one_that_it_has_edges_from():
     assert alone.last_needed(path) == [0, 1, 2]
     nothing = Adjacency(torch.zeros(13, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert alone.last_needed(nothing) == [-1, -1, -1]
+
+
+def multiplied(edges, rows):
+    """Products that are summed, with all that can be added, and gradients of all that goes in."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = (CHANNELS - 2, CHANNELS), (CHANNELS - 2,), (CHANNELS - 2, CHANNELS)
+    weight, bias, own = (torch.randn(s, dtype=rows.dtype, generator=generator) for s in shapes)
+    inputs = [tensor.requires_grad_() for tensor in (rows.clone(), weight, bias, own)]
+    x = inputs[0]
+    ways = [
+        edges.product_then_sums(x, weight, "mean"),
+        edges.product_then_sums(x, weight, "ones", x @ own.T, itself=1 + bias[:1]),
+        edges.product_then_sums(x, weight, "ones", x @ own.T),
+        edges.with_loops().product_then_sums(x, weight, "gcn", bias, beside=(x, own)),
+    ]
+    of_weights, of_rows = [], []
+    for y in ways:
+        d_x, *grads = torch.autograd.grad(y.sin().sum(), inputs, allow_unused=True)
+        of_rows += [y.detach(), d_x]
+        of_weights += [torch.zeros(()) if grad is None else grad for grad in grads]
+    return of_rows, of_weights
+
+
+def ways_to_multiply(rank, world_size):
+    """Products written where they are summed, and the rows that this rank has of them."""
+    torch.set_num_threads(1)
+    sums.LEAST_COLUMNS = 2
+    shards = shards_of_all(world_size)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(NODES, CHANNELS, dtype=torch.float64, generator=generator)
+    graph, rows = random_graph(NODES, EDGE_COUNT), x[shards.own(NODES)]
+    makers = [MixedEdges(graph, shards), TravellingEdges(graph, shards, CPU)]
+    assert all(edges.overlaps for edges in makers)
+    found = [multiplied(edges, rows) for edges in makers]
+    shards._windows = {}
+    edges = MixedEdges(graph, shards)
+    assert not edges.overlaps
+    return [*found, multiplied(edges, rows)], multiplied(Edges(graph), x)
+
+
+@pytest.mark.multiprocess
+def test_products_that_are_written_where_they_are_summed_are_those_of_one_rank():
+    of_ranks, (wanted, *_) = zip(*run_ranks(ways_to_multiply, 3), strict=True)
+    for ways in zip(*of_ranks, strict=True):
+        rows = [torch.cat(parts) for parts in zip(*(of_rows for of_rows, _ in ways), strict=True)]
+        weights = [sum(grads) for grads in zip(*(of for _, of in ways), strict=True)]
+        for ours, theirs in zip((*rows, *weights), (*wanted[0], *wanted[1]), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def traces(rank, world_size, configs):

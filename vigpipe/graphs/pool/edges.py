@@ -64,14 +64,15 @@ class PooledEdges(Edges):
         kind: Kind,
         added: Tensor | None = None,
         *,
+        itself: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Sum chunks of products while others are multiplied; see `Edges.product_then_sums`."""
         if not isinstance(x, Tensor):  # what is sparse is multiplied at once
-            return super().product_then_sums(x, weight, kind, added, beside=beside)
+            return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
         dense, sums = _dense(beside), self._sums(kind)
         y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
-        return self._with_sparse(y, beside), products
+        return self._with_sparse(y if itself is None else y + itself * products, beside)
 
     def _with_sparse(self, y: Tensor, beside: tuple[Features, Tensor] | None) -> Tensor:
         """Add the product of sparse rows, which is not made in chunks."""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split.shared import SharedEdges
-from vigpipe.graphs.split.sums import Sums, WholeSums, switched_sums
+from vigpipe.graphs.split.sums import Sums, WholeSums, product_columns, switched_sums
+from vigpipe.model.gnn.edges import Features
 from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.sparse_rows import linear
 from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
 
@@ -47,12 +49,31 @@ class MixedEdges(SharedEdges):
         # What can be written where it is wanted does not leave later.
         in_chunks = chunks > 1 and not shards.can_write
         self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None
+        self.overlaps = shards.can_write
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
         columns = self._to_columns(x) if self._is_features(x) else None
         return switched_sums(x, columns, added, self._sums(kind), self.shards, self._chunks)
+
+    def product_then_sums(
+        self,
+        x: Features,
+        weight: Tensor,
+        kind: Kind,
+        added: Tensor | None = None,
+        *,
+        itself: Tensor | None = None,
+        beside: tuple[Features, Tensor] | None = None,
+    ) -> Tensor:
+        """Write products where they are summed; see `Edges.product_then_sums`."""
+        is_mixed = torch.is_autocast_enabled(weight.device.type)
+        if itself is not None or is_mixed or not isinstance(x, Tensor):
+            return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
+        rows, columns = product_columns(x, weight, self._num_nodes, self.shards)
+        y = switched_sums(rows, columns, added, self._sums(kind), self.shards)
+        return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def _sums(self, kind: Kind) -> Sums:
         return WholeSums(self.adjacency, kind, self.fused)

@@ -13,6 +13,7 @@ that it needs have come. A row is summed in one go, so the result does not depen
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -98,8 +99,8 @@ def switched_sums(
     Of the columns, some are there at a time.
 
     Args:
-        x: the rank's rows.
-        columns: the rank's columns of all rows, if they are known; x then needs no gradient.
+        x: the rank's rows; only shape, type and gradient of them count if columns are known.
+        columns: the rank's columns of all rows, if they are known.
         added: (n_k, C), or (C,) for all nodes, that is added to the sums; None for nothing.
         sums: what is summed.
         shards: the ranks.
@@ -108,6 +109,55 @@ def switched_sums(
     """
     y = _SwitchedSums.apply(x, columns, added, sums, shards, chunks)
     return y  # pyright: ignore[reportReturnType]
+
+
+def product_columns(
+    x: Tensor, weight: Tensor, num_nodes: int, shards: Shards
+) -> tuple[Tensor, Tensor]:
+    """Multiply, and write products to where they are summed: (n_k, C) -> (n_k, C'), (n, C'_k).
+
+    Args:
+        x: the rank's rows.
+        weight: (C', C).
+        num_nodes: n, of all ranks.
+        shards: the ranks.
+
+    Returns:
+        What stands for the rank's rows of x weight^T, and takes their gradient, but has no numbers;
+        and the rank's columns of all rows. `switched_sums` takes both.
+    """
+    both = _ProductColumns.apply(x, weight, num_nodes, shards)
+    return both  # pyright: ignore[reportReturnType]
+
+
+class _ProductColumns(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        num_nodes: int,
+        shards: Shards,
+    ) -> tuple[Tensor, Tensor]:
+        rows, owned = shards.slices(num_nodes), shards.slices(len(weight))
+
+        def multiply(blocks: Sequence[Tensor]) -> None:
+            for block, channels in zip(blocks, owned, strict=True):
+                torch.mm(x, weight[channels].T, out=block)
+
+        shapes = [(num_nodes, length_of(channels)) for channels in owned]
+        columns = shards.exchange(Gifts(multiply, shapes, lambda of, to: (rows[of],), x), SWITCHES)
+        ctx.save_for_backward(x, weight)
+        ctx.mark_non_differentiable(columns)
+        ctx.set_materialize_grads(False)  # no zeros for the columns
+        return x.new_zeros(()).expand(len(x), len(weight)), columns
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        d_x = grad @ weight if ctx.needs_input_grad[0] else None
+        d_weight = grad.T @ x if ctx.needs_input_grad[1] else None
+        return d_x, d_weight, None, None
 
 
 class _SwitchedSums(Function):

@@ -6,8 +6,6 @@ several ranks share a graph (`vigpipe.graphs.split`), the same methods bring wha
 so that a layer is written once.
 """
 
-from typing import ClassVar
-
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import pair_keys
@@ -41,7 +39,7 @@ class Edges:
         overlaps: whether a sum and a product that are asked for together take less time.
     """
 
-    overlaps: ClassVar[bool] = False
+    overlaps: bool = False
 
     def __init__(self, adjacency: Adjacency, *, fused: bool = True) -> None:
         self.adjacency, self.fused = adjacency, fused
@@ -119,8 +117,9 @@ class Edges:
         kind: Kind,
         added: Tensor | None = None,
         *,
+        itself: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Multiply features by weights, and sum what the edges bring of the products.
 
         Args:
@@ -128,15 +127,18 @@ class Edges:
             weight: (C', C).
             kind: which weights the edges have; see `Adjacency.weights`.
             added: (m, C'), or (C',) for all targets, that is added to the sums; None for nothing.
+            itself: a factor, (1,), with which a node's own product is added to its sum; None for
+                nothing.
             beside: features, (m, D), and weights, (C', D), whose product is added to the result;
                 None for nothing.
 
         Returns:
-            The result, (m, C'), and the products that were summed, (n, C').
+            (m, C').
         """
         products = linear(x, weight, fused=self.fused)
         y = self.sums(products, kind, added)
-        return y if beside is None else linear(*beside, y, fused=self.fused), products
+        y = y if itself is None else y + itself * self.own(products)
+        return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def own_and_mean(self, both: Tensor) -> Tensor:
         """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).

@@ -54,7 +54,7 @@ class GcnLayer(GraphLayer):
         """Ask for sum and product together; see `GraphLayer.joined`."""
         edges, weight, bias = edges.with_loops(), self.lin.weight, self.bias
         if self._multiplies_first(x):
-            return edges.product_then_sums(x, weight, "gcn", bias)[0]
+            return edges.product_then_sums(x, weight, "gcn", bias)
         return edges.sums_then_product(x, "gcn", weight, bias)
 
     def _multiplies_first(self, x: Features) -> bool:

@@ -65,8 +65,8 @@ class GinLayer(GraphLayer):
         """Ask for the sum and the first product together; see `GraphLayer.joined`."""
         first, second = self._linears
         if self._multiplies_first(x):
-            sums, products = edges.product_then_sums(x, first.weight, "ones", first.bias)
-            hidden = sums + (1 + self.eps) * edges.own(products)
+            product = x, first.weight
+            hidden = edges.product_then_sums(*product, "ones", first.bias, itself=1 + self.eps)
         else:
             itself = (1 + self.eps) * own
             hidden = edges.sums_then_product(x, "ones", first.weight, first.bias, added=itself)

@@ -116,6 +116,5 @@ class NarrowingSageLayer(SageLayer):
     def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
         """Ask for products and mean together; see `GraphLayer.joined`."""
         beside = own, self.lin_r.weight
-        return edges.product_then_sums(
-            x, self.lin_l.weight, "mean", self.lin_l.bias, beside=beside
-        )[0]
+        product = x, self.lin_l.weight
+        return edges.product_then_sums(*product, "mean", self.lin_l.bias, beside=beside)
