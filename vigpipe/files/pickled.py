@@ -4,7 +4,6 @@ import io
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from vigpipe.files.names import escaped
@@ -29,11 +28,18 @@ def imported_by(path: Path) -> str | None:
         OSError: the file cannot be read.
     """
     content = _content(path)
+    with warnings.catch_warnings():  # of what is amiss in its instructions
+        warnings.simplefilter("ignore")
+        return _first_import(content)
+
+
+def _first_import(content: io.BytesIO) -> str | None:
     for _ in range(_MOST_PICKLES):
         strings: list[str] = []
         found: str | None = None
         try:
-            for name, value in _instructions(content):
+            for instruction, value, _ in pickletools.genops(content):
+                name = instruction.name
                 if name in _STRINGS:
                     strings.append(str(value))
                 elif name in ("GLOBAL", "INST"):
@@ -45,18 +51,6 @@ def imported_by(path: Path) -> str | None:
         if found:
             return found
     return None
-
-
-def _instructions(content: io.BytesIO) -> Iterator[tuple[str, object]]:
-    """Yield name and argument of each instruction, without warnings of what is amiss in it."""
-    instructions = pickletools.genops(content)
-    while True:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            following = next(instructions, None)
-        if following is None:
-            return
-        yield following[0].name, following[1]
 
 
 def _unless_harmless(name: str) -> str | None:
