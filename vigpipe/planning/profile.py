@@ -2,16 +2,17 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import no_duplicates, read_text
 
+Costs = TypeVar("Costs")
 PROFILE_MARK = '"latency_seconds": '  # in every file of a profile
 _MOST = (
     1e18  # largest number of seconds, bytes or samples, so that all sums and products stay finite
@@ -156,6 +157,22 @@ def read_profile(path: Path) -> Profile:
         InputError: the file cannot be read, is not a profile, or holds impossible numbers.
     """
     hint = "vigpipe plan without --profile makes one"
+    return read_costs(path, profile_of, "is not a profile", hint)
+
+
+def read_costs(path: Path, parse: Callable[[Any], Costs], if_wrong: str, hint: str) -> Costs:
+    """Read the measured costs in the file of --profile.
+
+    Args:
+        path: of the file, as JSON.
+        parse: makes the costs from what JSON has; raises TypeError, ValueError, KeyError or
+            AttributeError if it has something else.
+        if_wrong: what to say of such a file.
+        hint: what makes a right one.
+
+    Raises:
+        InputError: the file cannot be read, is not JSON, or `parse` refuses it.
+    """
     try:
         table = json.loads(read_text(path), object_pairs_hook=no_duplicates)
     except InputError as error:
@@ -163,10 +180,16 @@ def read_profile(path: Path) -> Profile:
     except (ValueError, RecursionError) as error:
         raise InputError(f"--profile {path}: not a JSON file ({error}); {hint}") from error
     try:
-        return profile_of(table)
+        return parse(table)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error)[:200]
-        raise InputError(f"--profile {path}: is not a profile ({reason}); {hint}") from error
+        raise InputError(f"--profile {path}: {if_wrong} ({reason}); {hint}") from error
+
+
+def check_fields(kind: type[Any], table: Mapping[str, Any], where: str = "") -> None:
+    """Raise ValueError unless a table has exactly the fields of a dataclass."""
+    if wrong := set(table) ^ {f.name for f in fields(kind)}:
+        raise ValueError(f"{min(wrong)!r}{where} is amiss")
 
 
 def profile_of(table: Any) -> Profile:  # noqa: ANN401
@@ -178,8 +201,7 @@ def profile_of(table: Any) -> Profile:  # noqa: ANN401
     if not isinstance(table, dict):
         raise ValueError("'an object' is amiss")
     table = {"amounts": [], **table}  # older profiles know none
-    if wrong := set(table) ^ {f.name for f in fields(Profile)}:
-        raise ValueError(f"{min(wrong)!r} is amiss")
+    check_fields(Profile, table)
     profile = Profile(
         **{
             **table,
@@ -240,9 +262,7 @@ def _is_amount(value: Any) -> bool:  # noqa: ANN401
 
 
 def _piece(table: Mapping[str, Any]) -> Piece:
-    wrong = set(table) ^ {f.name for f in fields(Piece)}
-    if wrong:
-        raise ValueError(f"{min(wrong)!r} of a piece is amiss")
+    check_fields(Piece, table, " of a piece")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     piece = Piece(**values)
     if not isinstance(piece.name, str) or not piece.name.isprintable():

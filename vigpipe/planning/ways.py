@@ -3,19 +3,17 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.untrusted import no_duplicates, read_text
-from vigpipe.planning.profile import Amounts, Profile, profile_of
+from vigpipe.planning.profile import Amounts, Profile, check_fields, profile_of, read_costs
 
 WAYS_MARK = '"agreement_seconds": '  # in every such file
 _MOST = 1e18  # of seconds, bytes and counts, so that all sums and products stay finite
 _LEAST_SECONDS = 1e-9  # of a step
-_HINT = "vigpipe plan --ranks without --profile makes one"
 
 Curve = tuple[tuple[float, float], ...]  # pairs of bytes and what belongs to them, bytes ascending
 
@@ -153,19 +151,9 @@ def read_measured(path: Path) -> Measured:
     Raises:
         InputError: the file cannot be read, is none of these, or holds impossible numbers.
     """
-    try:
-        table = json.loads(read_text(path), object_pairs_hook=no_duplicates)
-    except InputError as error:
-        raise InputError(f"--profile {error}; {_HINT}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--profile {path}: not a JSON file ({error}); {_HINT}") from error
-    try:
-        return _measured(table)
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        reason = str(error)[:200]
-        raise InputError(
-            f"--profile {path}: does not hold the costs of ways to use ranks ({reason}); {_HINT}"
-        ) from error
+    if_wrong = "does not hold the costs of ways to use ranks"
+    hint = "vigpipe plan --ranks without --profile makes one"
+    return read_costs(path, _measured, if_wrong, hint)
 
 
 def _measured(table: Any) -> Measured:  # noqa: ANN401
@@ -236,9 +224,7 @@ def _values(kind: type[Any], table: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the fields of a dataclass from a table that has exactly these."""
     if not isinstance(table, dict):
         raise ValueError(f"a table was expected, not {type(table).__name__}")
-    wrong = set(table) ^ {f.name for f in fields(kind)}
-    if wrong:
-        raise ValueError(f"{min(wrong)!r} is amiss")
+    check_fields(kind, table)
     return dict(table)
 
 
