@@ -103,8 +103,8 @@ def test_a_share_holds_less_than_the_whole():
     held: dict[str, int] = {}
     for name in ("one rank", "mixed", "halo"):
         rehearsal = Rehearsal(arrange(shares[0], rest[name], CPU), 0, CPU)
-        stretches = rehearsal.step()
-        rehearsal.step()
+        stretches = rehearsal.timed()
+        rehearsal.timed()
         counted = rehearsal.count()
         rehearsal.close()
         held[name] = counted.peak_bytes

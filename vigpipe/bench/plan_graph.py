@@ -20,12 +20,10 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.agreement import broadcast_value
 from vigpipe.planning.choose_way import Choice, Cluster, choose
+from vigpipe.profiling.steps import Steps
 from vigpipe.profiling.ways import arrange, list_ways, measure_ways, on_one_rank
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.provenance import origin
-from vigpipe.run.rank import RankState, make_rank_state
-from vigpipe.run.step import complete_step, train_step
 
 PICTURE = "predicted.png"
 NAMES = ("README.md", "rows.csv", PICTURE)
@@ -221,32 +219,29 @@ class _Real:
     """
 
     def __init__(self, run: Run, rank: int, device: torch.device, num_steps: int) -> None:
-        self._num_steps, self._state = num_steps, None
-        self._sent_before = 0
-        if rank < run.layout.world_size:
-            most = replace(run, config=replace(run.config, steps=10**6))
-            self._state: RankState | None = make_rank_state(most, rank, device)
-            self._batches = batches(self._state)
-            train_step(self._state, next(self._batches))  # fetches what is kept from then on
-            complete_step(self._state)
-            self._sent_before = self._state.shards.sent.total()
+        self._num_steps, self._sent_before = num_steps, 0
+        self._steps = Steps(run, rank, device) if rank < run.layout.world_size else None
+        if self._steps is not None:
+            self._steps.take()  # fetches what is kept from then on
+            self._sent_before = self._steps.state.shards.sent.total()
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has given to those that share its batch, in all calls."""
-        return 0 if self._state is None else self._state.shards.sent.total() - self._sent_before
+        if self._steps is None:
+            return 0
+        return self._steps.state.shards.sent.total() - self._sent_before
 
     def take(self) -> None:
         """Take some steps."""
-        for _ in range(self._num_steps if self._state is not None else 0):
-            assert self._state is not None
-            train_step(self._state, next(self._batches))
-            complete_step(self._state)
+        if self._steps is not None:
+            for _ in range(self._num_steps):
+                self._steps.take()
 
     def close(self) -> None:
         """End what reads ahead."""
-        if self._state is not None:
-            self._state.feed.close()
+        if self._steps is not None:
+            self._steps.close()
 
 
 def _total(value: int, device: torch.device) -> int:

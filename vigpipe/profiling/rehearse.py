@@ -8,7 +8,6 @@ that messages and waiting take.
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,13 +22,10 @@ from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.shards import Gifts, Shards
 from vigpipe.profiling.live_bytes import LiveBytes
+from vigpipe.profiling.steps import Steps
 from vigpipe.replication.synchronous import Synchronous
-from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
-from vigpipe.run.rank import make_rank_state
 from vigpipe.run.step import complete_step, train_step
-
-_MOST_STEPS = 10**6  # of a run that is rehearsed, whose end must not come
 
 
 class CountedShards(Shards):
@@ -100,7 +96,7 @@ class Counted(NamedTuple):
     peak_bytes: int
 
 
-class Rehearsal:
+class Rehearsal(Steps):
     """One rank's share of the steps of a run whose other ranks are not there.
 
     Args:
@@ -111,16 +107,13 @@ class Rehearsal:
     """
 
     def __init__(self, run: Run, rank: int, device: torch.device) -> None:
-        config = replace(run.config, steps=_MOST_STEPS)
-        run = replace(run, config=config)
         layout, self.device = run.layout, device
         self._shards = CountedShards(layout.num_shards, layout.shard_of(rank))
         alone = Synchronous(run.course, layout.replica_index(rank), Peers())
-        self.state = make_rank_state(run, rank, device, strategy=alone, shards=self._shards)
-        self._batches: Iterator[ReplicaBatch] = batches(self.state)
+        super().__init__(run, rank, device, alone, self._shards)
 
-    def step(self) -> list[float]:
-        """Take a step.
+    def timed(self) -> list[float]:
+        """Take a step, and time it.
 
         Returns:
             The seconds of its stretches: from the begin to the first exchange, from there to the
@@ -129,14 +122,13 @@ class Rehearsal:
         self._shards.begin_step()
         synchronize(self.device)
         began = time.perf_counter()
-        train_step(self.state, next(self._batches))
-        complete_step(self.state)
+        self.take()
         synchronize(self.device)
         return [b - a for a, b in pairwise([began, *self._shards.marks, time.perf_counter()])]
 
     def count(self) -> Counted:
         """Take a step, and count what it sends and holds; a step must have been taken before."""
-        batch, live = next(self._batches), LiveBytes()
+        batch, live = next(self.batches), LiveBytes()
         live.add(tensor for tensor in self._held(batch) if not self._is_of_graph(tensor))
         self._shards.begin_step()
         before = self._shards.sent.total()
@@ -145,10 +137,6 @@ class Rehearsal:
         complete_step(self.state)
         sent = self._shards.sent.total() - before
         return Counted(sent, self._shards.given, self._shards.summed, live.peak)
-
-    def close(self) -> None:
-        """End what reads ahead."""
-        self.state.feed.close()
 
     @property
     def gradient_bytes(self) -> int:

@@ -256,7 +256,7 @@ def _count_shares(
     for place in places[world.rank :: world.size]:
         rehearsal = Rehearsal(run, place, device)
         for _ in range(NUM_WARMUP):
-            rehearsal.step()
+            rehearsal.timed()
         counted.append(rehearsal.count())
         gradient_bytes = rehearsal.gradient_bytes
         if own is None:
@@ -266,7 +266,7 @@ def _count_shares(
     if own is None and world.rank < at_once:
         own = Rehearsal(run, order[world.rank], device)
         for _ in range(NUM_WARMUP):
-            own.step()
+            own.timed()
     everybody = [each for of_rank in world.gathered(counted) for each in of_rank]
     busiest = max(everybody, key=lambda each: each.sent_bytes)
     way = replace(
@@ -314,14 +314,14 @@ def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> lis
     number = 0
     if rehearsal is not None and takes_part:
         began = time.perf_counter()
-        rehearsal.step()
+        rehearsal.timed()
         number = int(ENOUGH_SECONDS / NUM_ROUNDS / (time.perf_counter() - began))
     number = min(MAX_STEPS, max(MIN_STEPS, world.gathered(number)[0]))
     if world.size > 1:
         dist.barrier()
     steps: list[list[float]] = []
     if rehearsal is not None and takes_part:
-        steps = [rehearsal.step() for _ in range(number)]
+        steps = [rehearsal.timed() for _ in range(number)]
     by_rank = np.array([of_rank for of_rank in world.gathered(steps) if of_rank])  # (ranks, s, k)
     return by_rank.max(axis=0).sum(axis=1).tolist()
 
