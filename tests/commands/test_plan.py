@@ -12,13 +12,14 @@ from tests.planning.profiles import make_piece, make_profile
 from tests.profiling.quick import FEWEST
 from tests.world import run_command
 from vigpipe.cli import main
-from vigpipe.commands.plan import make_request, with_network
+from vigpipe.commands.cluster import network
+from vigpipe.commands.plan import make_request
 from vigpipe.config.choices import Sync
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.plan import read_plan
-from vigpipe.planning.profile import Profile, write_profile
+from vigpipe.planning.profile import Profile, with_network, write_profile
 from vigpipe.planning.step import Request
 from vigpipe.profiling.measure import cost_options
 from vigpipe.run.facts import prepare
@@ -81,7 +82,7 @@ def test_virtual_stages_are_tried_where_there_are_blocks_enough():
     ],
 )
 def test_a_network_can_be_described(options, bandwidth, latency):
-    found = with_network(make_profile([1.0]), PlanConfig(**options))
+    found = with_network(make_profile([1.0]), *network(PlanConfig(**options)))
     assert found.bandwidth == pytest.approx(bandwidth)
     assert found.latency_seconds == pytest.approx(latency)
 

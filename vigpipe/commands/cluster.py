@@ -28,6 +28,10 @@ _QUANTITIES = {
     "bandwidth": (_BITS_A_SECOND, "10Gb/s"),
     "latency": (_SECONDS, "20us"),
 }
+FREE_MESSAGES = (
+    "messages between ranks count as free, because one rank alone cannot measure them; give their "
+    "--bandwidth and --latency"
+)
 _MOST = 1e18  # of all quantities, so that sums and products stay finite
 
 
@@ -58,6 +62,12 @@ def quantity(config: PlanConfig, name: str) -> float | None:
             f"as {example}"
         )
     return value
+
+
+def network(config: PlanConfig) -> tuple[float | None, float | None]:
+    """Return the latency in seconds and the bytes a second that the options give, None for none."""
+    bits = quantity(config, "bandwidth")
+    return quantity(config, "latency"), None if bits is None else bits / 8
 
 
 def ranks_to_measure(config: PlanConfig, num_ranks: int) -> int:

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.commands.cluster import check_cluster, quantity, ranks_to_measure
+from vigpipe.commands.cluster import (
+    FREE_MESSAGES,
+    check_cluster,
+    network,
+    quantity,
+    ranks_to_measure,
+)
 from vigpipe.commands.plan_ways import run_plan_ways
 from vigpipe.config.choices import Sync
 from vigpipe.config.of_jobs import OF_GRAPHS
@@ -29,6 +35,7 @@ from vigpipe.planning.profile import (
     Profile,
     check_options,
     read_profile,
+    with_network,
     write_profile,
 )
 from vigpipe.planning.search import search
@@ -116,7 +123,7 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
         check_options(profile, f"--profile {config.profile}", run.config.model, cost_options(run))
     if profile is None:
         return
-    profile = with_network(profile, config)
+    profile = with_network(profile, *network(config))
     best, *others = search(profile, request)
     out = plan_file(config)
     write_plan(best, profile, request, config, out)
@@ -127,10 +134,7 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     print(_table([best, *others[:1]], run.job.unit, request))
     had_neighbour = run.layout.world_size > 1 or config.profile is not None
     if request.num_ranks > 1 and not had_neighbour and config.bandwidth is None:
-        print(
-            "messages between ranks count as free, because one rank alone cannot measure them; "
-            "give their --bandwidth and --latency"
-        )
+        print(FREE_MESSAGES)
     if profile.slowdown[-1] > _CROWDED:
         print(
             f"{len(profile.slowdown)} ranks at once were {profile.slowdown[-1]:.2f} times as slow "
@@ -280,16 +284,6 @@ def _sensible(num_stages: int) -> list[int]:
     """List numbers of micro-batches to try: up to eight per stage, with growing distances."""
     counts = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128]
     return [m for m in counts if m <= 8 * max(2, num_stages)]
-
-
-def with_network(profile: Profile, config: PlanConfig) -> Profile:
-    """Replace the profile's latency and bandwidth by those that the options give."""
-    seconds, bits = quantity(config, "latency"), quantity(config, "bandwidth")
-    if seconds is not None:
-        profile = replace(profile, latency_seconds=seconds)
-    if bits is not None:
-        profile = replace(profile, bandwidth=bits / 8)
-    return profile
 
 
 def write_plan(

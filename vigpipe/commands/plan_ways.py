@@ -8,7 +8,13 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from vigpipe.commands.cluster import check_cluster, quantity, ranks_to_measure
+from vigpipe.commands.cluster import (
+    FREE_MESSAGES,
+    check_cluster,
+    network,
+    quantity,
+    ranks_to_measure,
+)
 from vigpipe.config.of_jobs import OF_LAYERS
 from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
@@ -113,20 +119,14 @@ def propose_way(
     out = ways_file(config)
     if config.profile is None:
         write_measured(measured, out)
-    limit, bits = quantity(config, "memory_limit"), quantity(config, "bandwidth")
+    limit = quantity(config, "memory_limit")
     cluster = Cluster(
-        quantity(config, "latency"),
-        None if bits is None else bits / 8,
-        config.ranks_per_host,
-        None if limit is None else int(limit),
+        *network(config), config.ranks_per_host, None if limit is None else int(limit)
     )
     choice = choose(measured, cluster)
     print(f"{table(choice)}\n\n{choice.reason}")
     if measured.links.num_ranks == 1 and cluster.bandwidth is None:
-        print(
-            "messages between ranks count as free, because one rank alone cannot measure them; "
-            "give their --bandwidth and --latency"
-        )
+        print(FREE_MESSAGES)
     source = config.profile or out
     print(f"{source}; take it with {command(choice.best, measured, config)}")
 

@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vigpipe.errors import InputError
-from vigpipe.planning.profile import Profile
+from vigpipe.planning.explain import in_seconds
+from vigpipe.planning.profile import with_network
 from vigpipe.planning.simulate import StageCosts, stretch
 from vigpipe.planning.step import Request, predict, stage_costs
 from vigpipe.planning.ways import Curve, Layers, Links, Measured, Way
@@ -146,7 +147,7 @@ def predict_way(way: Way, measured: Measured, cluster: Cluster) -> Outcome:
 
 
 def _predict_layers(way: Way, layers: Layers, measured: Measured, cluster: Cluster) -> Outcome:
-    profile = _with_network(layers.profile, cluster)
+    profile = with_network(layers.profile, cluster.latency_seconds, cluster.bandwidth)
     num_microbatches = layers.num_microbatches
     request = Request(
         way.num_ranks,
@@ -276,14 +277,6 @@ def at(curve: Curve, num_bytes: float) -> float:
     return y0 + slope * (num_bytes - x0)
 
 
-def _with_network(profile: Profile, cluster: Cluster) -> Profile:
-    if cluster.latency_seconds is not None:
-        profile = replace(profile, latency_seconds=cluster.latency_seconds)
-    if cluster.bandwidth is not None:
-        profile = replace(profile, bandwidth=cluster.bandwidth)
-    return profile
-
-
 def _fits(peak_bytes: int, cluster: Cluster) -> bool:
     return cluster.memory_limit_bytes is None or peak_bytes <= cluster.memory_limit_bytes
 
@@ -299,7 +292,7 @@ def _reason(
         if outcome is not best
     ]
     others += [f"{way.name} cannot be: {way.why_not}" for way in measured.ways if way.why_not]
-    sentence = f"Take {best.way.name}: {_seconds(best.epoch_seconds)} an epoch"
+    sentence = f"Take {best.way.name}: {in_seconds(best.epoch_seconds)} an epoch"
     if len(same) > 1:
         sentence += f", the least of {len(same)} ways whose steps are those of one rank"
         sentence += " and that fit" if not all(outcome.fits for outcome in same) else ""
@@ -307,7 +300,7 @@ def _reason(
     if others:
         text += f" Of the others, {'; '.join(others)}."
     quicker = [
-        f"{outcome.way.name}, {_seconds(outcome.epoch_seconds)} in {outcome.way.steps_per_epoch}"
+        f"{outcome.way.name}, {in_seconds(outcome.epoch_seconds)} in {outcome.way.steps_per_epoch}"
         for outcome in outcomes
         if not outcome.way.is_same and outcome.fits and outcome.epoch_seconds < best.epoch_seconds
     ]
@@ -324,7 +317,7 @@ def _what_limits(outcome: Outcome, best: Outcome, cluster: Cluster) -> str:
         limit = _bytes(cluster.memory_limit_bytes)
         return f"needs {_bytes(outcome.peak_bytes)} of memory a rank, and the limit is {limit}"
     step = outcome.step_seconds
-    took = f"takes {_seconds(outcome.epoch_seconds)}"
+    took = f"takes {in_seconds(outcome.epoch_seconds)}"
     if way.num_ranks == 1:
         return f"{took}, with all the work on it"
     more = {name: getattr(parts, name) - getattr(best.parts, name) for name in Parts._fields}
@@ -342,11 +335,7 @@ def _what_limits(outcome: Outcome, best: Outcome, cluster: Cluster) -> str:
         return f"{took}: its ranks wait for one another in {share} (the bubble, and transfers)"
     if way.sources > 1:
         return f"{took}: with its halo the fullest part sums over {way.sources:.2f} times its rows"
-    return f"{took}: a rank computes {_seconds(parts.computing)} a step"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s"
+    return f"{took}: a rank computes {in_seconds(parts.computing)} a step"
 
 
 def _bytes(value: float) -> str:

@@ -22,12 +22,12 @@ def explain(profile: Profile, request: Request, proposal: Proposal) -> str:
         request: the request that the proposal answers.
         proposal: a result of `search` or `predict`.
     """
-    limit = f"{_limiting(request, proposal)} of every {_seconds(proposal.step_seconds)} step"
+    limit = f"{_limiting(request, proposal)} of every {in_seconds(proposal.step_seconds)} step"
     others = sorted(_alternatives(profile, request, proposal), key=lambda other: other[0])
     if not others or others[0][0] > _WORTH * proposal.step_seconds:
         return f"{limit}; nothing that was tried would make it 1 % shorter."
     step_seconds, what = others[0]
-    change = f"{_seconds(proposal.step_seconds)} -> {_seconds(step_seconds)}"
+    change = f"{in_seconds(proposal.step_seconds)} -> {in_seconds(step_seconds)}"
     return f"{limit}; most would help {what}: {change}."
 
 
@@ -42,7 +42,7 @@ def _limiting(request: Request, proposal: Proposal) -> str:
     names = [f"{i} ({_blocks(proposal.stages[i])})" for i in indices]
     limits = "limits" if len(names) == 1 else "limit"
     noun = "Stage" if len(names) == 1 else "Stages"
-    return f"{noun} {' and '.join(names)} {limits}: computing takes {_seconds(busy[rank])}"
+    return f"{noun} {' and '.join(names)} {limits}: computing takes {in_seconds(busy[rank])}"
 
 
 def _alternatives(
@@ -130,5 +130,6 @@ def _blocks(blocks: tuple[int, ...]) -> str:
     return f"block {blocks[0]}" if len(blocks) == 1 else f"blocks {blocks[0]} to {blocks[-1]}"
 
 
-def _seconds(value: float) -> str:
+def in_seconds(value: float) -> str:
+    """Return the text of a number of seconds in a sentence."""
     return f"{value:.3g} s"

@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -214,6 +214,17 @@ def profile_of(table: Any) -> Profile:  # noqa: ANN401
         }
     )
     _check(profile)
+    return profile
+
+
+def with_network(
+    profile: Profile, latency_seconds: float | None, bandwidth: float | None
+) -> Profile:
+    """Replace the profile's latency and bytes a second by others, where there are any."""
+    if latency_seconds is not None:
+        profile = replace(profile, latency_seconds=latency_seconds)
+    if bandwidth is not None:
+        profile = replace(profile, bandwidth=bandwidth)
     return profile
 
 
