@@ -18,7 +18,7 @@ from vigpipe import ops
 from vigpipe.job.shared_norm import shared_batch_norm, shared_group_norm
 from vigpipe.model.norm import BatchNorm, GroupNorm
 from vigpipe.model.position import Grid, pooled_grid
-from vigpipe.ops.plain import nearest, rows_of
+from vigpipe.ops.plain import nearest, rows_of, unit_length
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.switch import all_rows, to_columns, to_rows, total
 
@@ -42,9 +42,7 @@ class SplitTokens:
 
     def whole(self, x: Tensor, grid: Grid) -> Tensor:
         """Give every rank the rows of all: (B, H_k, W, C) -> (B, H, W, C)."""
-        rows = x.transpose(0, 1).flatten(1)  # (H_k, B W C)
-        rows = all_rows(rows.contiguous(), self._shards, grid[0], ROWS)
-        return rows.view(grid[0], len(x), *x.shape[2:]).transpose(0, 1).contiguous()
+        return _whole(x, self._shards, grid, ROWS)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average the nodes of all ranks: (B, H_k, W, C) -> (B, C)."""
@@ -124,9 +122,7 @@ class SplitNodes:
 
     def neighbours(self, x: Tensor, graph: Tensor) -> Tensor:
         """Gather the features of the neighbours of the rank's nodes: (B, n_k, K, C)."""
-        rows = x.unflatten(1, (-1, self._grid[1]))
-        everything = SplitTokens(self._shards).whole(rows, self._grid).flatten(1, 2)
-        table, places = rows_of(self._pooled(everything), graph[:, self._own])
+        table, places = rows_of(self._pooled(self._all(x, ROWS)), graph[:, self._own])
         return table[places].view(len(x), x.shape[1], graph.shape[2], -1)
 
     def _to_columns(self, x: Tensor) -> Tensor:
@@ -138,10 +134,9 @@ class SplitNodes:
         return columns.view(prod(self._grid), heads, -1).transpose(0, 1).contiguous()
 
     def _all(self, x: Tensor, what: str) -> Tensor:
-        """Give every rank the nodes of all, without gradients: (B, n_k, D) -> (B, N, D)."""
-        rows = x.unflatten(1, (-1, self._grid[1])).transpose(0, 1).contiguous()  # (H_k, B, W, D)
-        everything = self._shards.gathered(rows, self._shards.counts(self._grid[0]), what)
-        return everything.transpose(0, 1).flatten(1, 2).contiguous()
+        """Give every rank the nodes of all: (B, n_k, D) -> (B, N, D)."""
+        rows = x.unflatten(1, (-1, self._grid[1]))
+        return _whole(rows, self._shards, self._grid, what).flatten(1, 2)
 
     def _pooled(self, x: Tensor) -> Tensor:
         """Average r x r nodes into a candidate: (B, N, C) -> (B, M, C)."""
@@ -171,14 +166,12 @@ class SplitNodes:
         lengths = [of.square().sum(2) for of in (columns, candidates)]  # (B, N), (B, M)
         lengths = shards.total(torch.cat(lengths, 1), KNN).sqrt().unsqueeze(2)
         sizes = [columns.shape[1], candidates.shape[1]]
-        units: list[Tensor] = []
-        for of, length in zip((columns, candidates), lengths.split(sizes, 1), strict=True):
-            unit = of / length.clamp(min=1e-12)
-            units.append(unit.masked_fill(~length.isfinite(), 0))
-        nodes, others = units[0], units[1].transpose(1, 2)
-        length = lengths[:, sizes[0] :, 0]  # (B, M)
-        squares = (length / length.clamp(min=1e-12)).square()
-        squares = squares.masked_fill(~length.isfinite(), torch.inf).unsqueeze(1)
+        of_nodes, of_candidates = lengths.split(sizes, 1)
+        nodes, _ = unit_length(columns, of_nodes)
+        others, is_finite = unit_length(candidates, of_candidates)
+        others = others.transpose(1, 2)
+        squares, _ = unit_length(of_candidates, of_candidates)  # 1, but for very short ones
+        squares = squares.squeeze(2).square().masked_fill(~is_finite, torch.inf).unsqueeze(1)
 
         found: list[Tensor] = []
         first = self._own.start
@@ -195,7 +188,10 @@ class SplitNodes:
         return torch.cat(found, 1)
 
     def _pieces(self, num_images: int) -> list[list[slice]]:
-        """Cut every rank's nodes into the same number of pieces; a list for each piece."""
+        """Cut every rank's nodes into the same number of pieces; a list for each piece.
+
+        All ranks take part in the exchange of each piece, so one with fewer nodes has empty pieces.
+        """
         most = max(of.stop - of.start for of in self._owned)
         numbers = self._shards.size * num_images * most * self._num_candidates
         count = min(most, ceil(numbers / MOST_DISTANCES))
@@ -205,6 +201,13 @@ class SplitNodes:
         ]
         by_rank = [[slice(*ends) for ends in pairwise(of_rank)] for of_rank in cuts]
         return [list(pieces) for pieces in zip(*by_rank, strict=True)]
+
+
+def _whole(x: Tensor, shards: Shards, grid: Grid, what: str) -> Tensor:
+    """Give every rank the rows of all: (B, H_k, W, C) -> (B, H, W, C)."""
+    rows = x.transpose(0, 1).flatten(1)  # (H_k, B W C)
+    rows = all_rows(rows.contiguous(), shards, grid[0], what)
+    return rows.view(grid[0], len(x), *x.shape[2:]).transpose(0, 1).contiguous()
 
 
 def _place_of(of: int, to: int) -> tuple[slice, ...]:

@@ -49,14 +49,23 @@ def knn(
 
 
 def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale features to unit length, and tell which vectors had a finite length; others become 0.
-
-    (B, N, C) -> (B, N, C), (B, N).
-    """
+    """Scale features to unit length, and tell which vectors had a finite length: (B, N, C)."""
     x = x if x.dtype == torch.float64 else x.float()
-    norm = x.norm(dim=-1, keepdim=True)
-    is_finite = norm.isfinite()
-    x = (x / norm.clamp(min=1e-12)).masked_fill(~is_finite, 0)
+    return unit_length(x, x.norm(dim=-1, keepdim=True))
+
+
+def unit_length(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide vectors by their lengths, and tell which of these were finite; other vectors become 0.
+
+    Args:
+        x: vectors, or some channels of them, (B, N, C) float32 or float64.
+        length: of the whole vectors, (B, N, 1).
+
+    Returns:
+        (B, N, C), and (B, N) bool.
+    """
+    is_finite = length.isfinite()
+    x = (x / length.clamp(min=1e-12)).masked_fill(~is_finite, 0)
     return x, is_finite.squeeze(-1)
 
 
