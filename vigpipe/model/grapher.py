@@ -287,10 +287,7 @@ class Grapher(nn.Module):
         if self.detect_anomaly:
             check_finite(y.flatten(1, 2), self.detect_anomaly)
         bias = self._bias(grid)
-        if self.tokens is None:
-            y, graph, following = self.graph_conv(y, draws, given, bias)
-        else:
-            y, graph, following = self.graph_conv(y, draws, given, bias, self.tokens, grid)
+        y, graph, following = self.graph_conv(y, draws, given, bias, self.tokens, grid)
         x = self.fc2(y, x, self.drop_path(x, draws))
         candidates = position.pooled_grid(grid, self.graph_conv.rule.reduction)
         return x, BlockGraph(graph, grid, candidates), following
