@@ -12,9 +12,7 @@ from vigpipe.parallel.shards import Shards
 NORMS = "norms"  # what is sent
 
 
-def shared_batch_norm(
-    norm: BatchNorm, x: Tensor, shards: Shards, num_rows: int | None = None
-) -> Tensor:
+def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
     """Normalise with the statistics of the rows of all ranks, and record these.
 
     Each rank sends 24 bytes a channel to each other one forwards, and the sums of two gradients
@@ -24,16 +22,15 @@ def shared_batch_norm(
         norm: the norm, in training mode.
         x: the rank's rows, (n_k, C).
         shards: the ranks.
-        num_rows: n, of all ranks together; None to add up what they have.
 
     Returns:
         (n_k, C).
     """
     moments = _moments(x.detach(), shards)
-    num_rows = int(moments[0, 0]) if num_rows is None else num_rows
-    mean, variance = moments[1], moments[2] / num_rows
-    y: Any = _Normalise.apply(x, norm.weight, norm.bias, mean, variance, norm.eps, shards, num_rows)
-    norm.count(num_rows, mean, variance)
+    count, mean, deviation = moments  # the count stays on the device: nobody waits for it
+    statistics = mean, deviation / count, count
+    y: Any = _Normalise.apply(x, norm.weight, norm.bias, *statistics, norm.eps, shards)
+    norm.record(moments)
     return y
 
 
@@ -106,23 +103,23 @@ class _Normalise(Function):
         bias: Tensor,
         mean: Tensor,
         variance: Tensor,
+        count: Tensor,
         eps: float,
         shards: Shards,
-        num_rows: int,
     ) -> Tensor:
-        ctx.shards, ctx.num_rows = shards, num_rows
+        ctx.shards = shards
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = torch.rsqrt(variance + eps).to(wide)
         normal = (x.to(wide) - mean.to(wide)) * scale
-        ctx.save_for_backward(normal, scale, weight)
+        ctx.save_for_backward(normal, scale, weight, count)
         return torch.addcmul(bias.to(wide), normal, weight.to(wide)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        normal, scale, weight = ctx.saved_tensors
+        normal, scale, weight, count = ctx.saved_tensors
         wide = grad.to(normal.dtype)
         own = torch.stack((wide.sum(0), (wide * normal).sum(0)))
-        mean, slope = (ctx.shards.total(own.double(), NORMS) / ctx.num_rows).to(normal.dtype)
+        mean, slope = (ctx.shards.total(own.double(), NORMS) / count).to(normal.dtype)
         d_x = (wide - mean - normal * slope) * (scale * weight.to(normal.dtype))
         d_bias, d_weight = own.to(weight.dtype)
         return d_x.to(grad.dtype), d_weight, d_bias, None, None, None, None, None

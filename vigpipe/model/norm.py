@@ -93,19 +93,27 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def count(self, num_rows: int, mean: Tensor, variance: Tensor) -> None:
-        """Record the statistics of a micro-batch: update the running ones now or after the step.
-
-        A forward that repeats an earlier one (`model.recompute`) is not counted again.
+        """Record the statistics of a micro-batch; see `record`.
 
         Args:
             num_rows: number of values per channel: samples times nodes.
             mean: mean of each channel, (C,).
             variance: mean squared deviation of each channel, (C,).
         """
+        mean, variance = mean.double(), variance.double()
+        self.record(torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows)))
+
+    @torch.no_grad()
+    def record(self, moments: Tensor) -> None:
+        """Record the moments of a micro-batch: update the running statistics now or after the step.
+
+        A forward that repeats an earlier one (`model.recompute`) is not counted again.
+
+        Args:
+            moments: count, mean and sum of squared deviations of each channel, (3, C) float64.
+        """
         if is_recomputing():
             return
-        mean, variance = mean.double(), variance.double()
-        moments = torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows))
         if self.pending is None or self.num_pending is None:
             self.update(*moments)
         else:

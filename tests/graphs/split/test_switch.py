@@ -10,6 +10,7 @@ from tests.world import run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.shared_norm import shared_batch_norm
 from vigpipe.model.norm import BatchNorm
+from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.switch import all_rows, to_columns, to_rows, total
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
@@ -57,7 +58,7 @@ def norms(shards):
     """BatchNorm of the rank's rows: its result, gradients, and running statistics."""
     norm = BatchNorm(NUM_CHANNELS).double()
     rows = whole(0)[shards.own(NUM_ROWS)].requires_grad_()
-    y = shared_batch_norm(norm, rows, shards, NUM_ROWS)
+    y = shared_batch_norm(norm, rows, shards)
     (y * whole(1)[shards.own(NUM_ROWS)]).sum().backward()
     return y.detach(), rows.grad, norm.weight.grad, norm.bias.grad, norm.state_dict()
 
@@ -76,6 +77,13 @@ def test_there_and_back_is_nothing_and_batch_norm_sees_all_rows(size):
     torch.testing.assert_close(sum(d_bias), norm.bias.grad)
     for state in states:
         torch.testing.assert_close(state, dict(norm.state_dict()))
+
+
+def test_the_statistics_of_all_rows_are_not_read_by_the_host():
+    """The number of rows was, at every norm, so that a GPU waited; reading `meta` is an error."""
+    norm, x = BatchNorm(3).to("meta"), torch.empty(4, 3, device="meta", requires_grad=True)
+    shared_batch_norm(norm, x, Shards()).sum().backward()
+    assert x.grad is not None
 
 
 LAYERS, NODES, FEATURES = 3, 203, 9

@@ -178,8 +178,7 @@ class HaloEdges(SharedEdges):
         *,
         fused: bool = True,
     ) -> None:
-        num_rows, num_nodes = len(halo.nodes), sum(halo.sizes)
-        super().__init__(halo.edges, shards, num_rows, num_nodes, features, fused=fused)
+        super().__init__(halo.edges, shards, len(halo.nodes), features, fused=fused)
         self.halo, self.stale = halo, stale
         self._last: tuple[Tensor, Tensor] | None = None  # rows, and these with their halo
 

@@ -43,9 +43,8 @@ class MixedEdges(SharedEdges):
         chunks: int = 1,
         fused: bool = True,
     ) -> None:
-        num_nodes = adjacency.num_targets
-        num_rows = shards.count(num_nodes)
-        super().__init__(adjacency, shards, num_rows, num_nodes, features, fused=fused)
+        self._num_nodes = num_nodes = adjacency.num_targets
+        super().__init__(adjacency, shards, shards.count(num_nodes), features, fused=fused)
         # What can be written where it is wanted does not leave later.
         in_chunks = chunks > 1 and not shards.can_write
         self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None

@@ -21,7 +21,6 @@ class SharedEdges(Edges):
         adjacency: the edges that this rank computes with.
         shards: the ranks.
         num_rows: number of nodes that this rank has.
-        num_nodes: number of nodes of all ranks.
         features: rows that are the same in every call, so that what others have of them need be
             asked for only once; None for none.
         fused: use the fused kernels where there are any.
@@ -32,14 +31,12 @@ class SharedEdges(Edges):
         adjacency: Adjacency,
         shards: Shards,
         num_rows: int,
-        num_nodes: int,
         features: Tensor | None,
         *,
         fused: bool = True,
     ) -> None:
         super().__init__(adjacency, fused=fused)
-        self.shards, self._num_rows, self._num_nodes = shards, num_rows, num_nodes
-        self._features = features
+        self.shards, self._num_rows, self._features = shards, num_rows, features
         self._kept: dict[str, Tensor] = {}  # also of the same edges with loops
 
     @property
@@ -70,7 +67,7 @@ class SharedEdges(Edges):
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Normalise the rank's rows; BatchNorm with the statistics of all."""
         if isinstance(norm, BatchNorm) and norm.training:
-            return shared_batch_norm(norm, x, self.shards, self._num_nodes)
+            return shared_batch_norm(norm, x, self.shards)
         return norm(x)
 
     def _is_features(self, x: Tensor) -> bool:
