@@ -108,6 +108,7 @@ def test_the_plan_file_is_one_that_train_reads(here, capsys):
     # Rows of 2; the readout, the stem and the update are free: (M + S - 1) (f + b) of 3 + 6 a row.
     assert "90000.0 ms a step" in text
     assert "--stages" in text
+    assert stdout.rstrip().endswith("--microbatches 4 --schedule gpipe --batch-size 8")
     assert tomllib.loads(text)["model"] == "vig_digits"
 
 
@@ -227,7 +228,8 @@ def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
     assert stderr == ""
     assert "nodes/s" in stdout
     assert "micro-batches" not in stdout.split("most would help")[-1]
-    assert "--sampler parts" in stdout
+    # No option that is as it would be anyway; it had --chunks 1 and --no-partition-input too.
+    assert stdout.rstrip().endswith("--data sbm:400,4,12,6 --layers 4 --sampler parts --parts 10")
     assert read_plan(here / "x.toml", "gcn2", 4).num_stages == 2
     assert "160 nodes a step" in (here / "x.toml").read_text()
     # A profile is used again, and --microbatches auto is refused: other steps are other runs.

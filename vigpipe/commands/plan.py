@@ -354,9 +354,9 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
         words += ["--dp", str(config.dp)]
     if MODEL_DEFAULTS[config.model].job == "graph":
         words += ["--data", config.data]
+    plain = TrainConfig()
     for name in ("batch_size", *OF_GRAPHS):
-        value = getattr(config, name)
-        if value is not None:
+        if (value := getattr(config, name)) != getattr(plain, name):
             words += as_given(name, value).split()
     return shlex.join(words)
 
