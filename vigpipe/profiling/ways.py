@@ -30,7 +30,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.planning.profile import Amounts
 from vigpipe.planning.ways import Layers, Measured, Way
-from vigpipe.profiling.links import measure_links
+from vigpipe.profiling.links import LinkMeter
 from vigpipe.profiling.measure import cost_options, measure_profile
 from vigpipe.profiling.rehearse import Counted, Rehearsal
 from vigpipe.run.facts import Run
@@ -167,7 +167,6 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
     """
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
-    links = measure_links(rank, world.size, device)
     ways: list[Way] = []
     options = ways_options(run)
     shares: dict[int, _Share] = {}
@@ -198,7 +197,8 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
             way, rehearsal = _count_shares(way, of_way, world, base_bytes, at_once)
             shares[i] = _Share(rehearsal, at_once)
         ways.append(way)
-    for i, seconds in _time_shares(shares, world).items():
+    meter = LinkMeter(rank, world.size, device)
+    for i, seconds in _time_shares(shares, world, meter).items():
         missing = ways[i].num_ranks - len(seconds)
         if missing > 0 and (has_own_cores(device) or len(seconds) < world.size):
             seconds += [seconds[-1]] * missing
@@ -211,7 +211,7 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
         "date": time.strftime("%Y-%m-%d"),
         **provenance(),
     }
-    return Measured(run.config.model, options, num_ranks, tuple(ways), links, facts)
+    return Measured(run.config.model, options, num_ranks, tuple(ways), meter.links(), facts)
 
 
 class _World(NamedTuple):
@@ -281,18 +281,24 @@ def _count_shares(
     return way, own
 
 
-def _time_shares(shares: Mapping[int, _Share], world: _World) -> dict[int, list[float]]:
+def _time_shares(
+    shares: Mapping[int, _Share], world: _World, meter: LinkMeter
+) -> dict[int, list[float]]:
     """Rehearse all ways in turn, again and again, so that what disturbs them hits all alike.
+
+    For the same reason messages are measured before, between and after them.
 
     Returns:
         The seconds of a step while 1, 2, ... ranks rehearse at once, by way.
     """
     found: dict[tuple[int, int], list[float]] = {}
+    meter.burst()
     for _ in range(NUM_ROUNDS):
         for i, share in shares.items():
             for num_ranks in dict.fromkeys((1, share.at_once)):
                 steps = _rehearse(share.rehearsal, world, num_ranks)
                 found.setdefault((i, num_ranks), []).extend(steps)
+            meter.burst()
     seconds: dict[int, list[float]] = {}
     for i, share in shares.items():
         if share.rehearsal is not None:
