@@ -63,8 +63,8 @@ class DynamicGraphConv(nn.Module):
         draws: Draws | None,
         given: Tensor | None,
         bias: Tensor | None,
-        tokens: Tokens | None = None,
-        grid: Grid | None = None,
+        tokens: Tokens | None,
+        grid: Grid,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Convolve over the block's graph.
 
@@ -74,17 +74,15 @@ class DynamicGraphConv(nn.Module):
             given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
             bias: (1, N, M), added to squared distances.
             tokens: the rows of other ranks, if x is a part of them.
-            grid: height and width in nodes, of all ranks; by default those of x.
+            grid: height and width in nodes, of all ranks.
 
         Returns:
             Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
             each (B, N, K) int64.
         """
-        here = (x.shape[1], x.shape[2])
-        grid = here if grid is None else grid
         if tokens is not None:
             y, graph, following = self._shared(x, draws, given, bias, tokens, grid)
-            return y.unflatten(1, here), graph, following
+            return y.unflatten(1, x.shape[1:3]), graph, following
         nodes = x.flatten(1, 2)
         others = None  # the nodes themselves
         if self.rule.reduction > 1:
