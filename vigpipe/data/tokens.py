@@ -7,7 +7,6 @@ features that all send to all, or, where there are fewer candidates than channel
 the channels of all ranks. Either way every rank gets the graph of all nodes.
 """
 
-from itertools import pairwise
 from math import ceil, prod
 
 import torch
@@ -20,7 +19,7 @@ from vigpipe.model.norm import BatchNorm, GroupNorm
 from vigpipe.model.position import Grid, pooled_grid
 from vigpipe.ops.plain import nearest, rows_of, unit_length
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
-from vigpipe.parallel.switch import all_rows, to_columns, to_rows, total
+from vigpipe.parallel.switch import all_rows, cut, to_columns, to_rows, total
 
 KNN, INDICES, ROWS, MEANS = "knn", "indices", "rows", "means"  # what is sent
 MOST_DISTANCES = 1 << 24  # parts of distances that a rank makes at a time
@@ -195,11 +194,7 @@ class SplitNodes:
         most = max(of.stop - of.start for of in self._owned)
         numbers = self._shards.size * num_images * most * self._num_candidates
         count = min(most, ceil(numbers / MOST_DISTANCES))
-        cuts = [
-            [of.start + (of.stop - of.start) * i // count for i in range(count + 1)]
-            for of in self._owned
-        ]
-        by_rank = [[slice(*ends) for ends in pairwise(of_rank)] for of_rank in cuts]
+        by_rank = [cut(of_rank, count) for of_rank in self._owned]
         return [list(pieces) for pieces in zip(*by_rank, strict=True)]
 
 
