@@ -77,7 +77,7 @@ configs = st.builds(
 
 # Each example draws every option, and takes a quarter of a second.
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(config=configs)
 def test_a_written_config_reads_back_as_it_was_but_without_the_folder(config, parse, tmp_path):
