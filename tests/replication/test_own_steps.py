@@ -37,7 +37,8 @@ from vigpipe.run.step import train_step
 pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
-TWO_BLOCKS = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,))}  # as many as stages
+# As many blocks as stages.
+SMALL = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,), channels=(16,))}
 NUM_TRAIN, NUM_STEPS, EVERY = 21, 7, 3  # steps of 10, 10 and 1 images: of these, an empty item
 PLAIN = TrainConfig(
     data="digits",
@@ -163,9 +164,9 @@ BAD_STEP = 3
 
 
 @pytest.fixture(autouse=True)
-def _two_blocks():
+def _small():
     """All that is kept, sent and averaged is there twice; more would be more of the same."""
-    with mock.patch.dict(VIG_SHAPES, TWO_BLOCKS):
+    with mock.patch.dict(VIG_SHAPES, SMALL):
         yield
 
 
@@ -201,7 +202,7 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
             assert_replicas_are_equal(rank_state)
         return step
 
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, TWO_BLOCKS):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, SMALL):
         patch.setattr(training, "train_step", poisoned)
         for name, config in configs.items():
             dist.barrier()  # the writer may still be busy with the run before
