@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_faults import ENV, FAULTY, line, rows
+from tests.small_digits import NUM_TEST, SMALL_DIGITS
 from tests.world import run_command
 
 pytestmark = pytest.mark.multiprocess
 
 NUM_STEPS = 12
 OPTIONS = [
-    *("--data", "digits", "--batch-size", "12", "--microbatches", "2", "--steps", str(NUM_STEPS)),
+    *(*SMALL_DIGITS, "--batch-size", "12", "--microbatches", "2", "--steps", str(NUM_STEPS)),
     *("--dropout", "0.1", "--drop-path", "0.2", "--ema", "0.5", "--lr", "1e-2"),
     *("--warmup-epochs", "0", "--checkpoint-every", "4", "--threads", "1"),
 ]
@@ -49,7 +50,7 @@ def is_done_without(lost: set[int], ranks: str, folder: Path, unit: str = "image
     assert {e["replica"] for e in events(folder) if "lost" in e} == lost
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["replicas"]["lost"]) == lost
-    assert summary["test"][unit] == {"images": 360, "nodes": 80}[unit]
+    assert summary["test"][unit] == {"images": NUM_TEST, "nodes": 80}[unit]
     told = [row["message"] for row in rows(folder) if row.get("event") == "lost"]
     assert len(told) >= len(lost - {0})  # of replica 0, others know before one of them writes
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoint.test_saver import files_of_at_most
+from tests.small_digits import SMALL_DIGITS
 from tests.world import GUARD, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.cli import main
@@ -32,8 +33,10 @@ import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 runpy.run_module("vigpipe", run_name="__main__", alter_sys=True)
 """
-OPTIONS = ["--steps", "6", "--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
-ENDLESS = ["--steps", "50000", "--batch-size", "24", "--threads", "1"]  # the test ends it
+SMALL = [*SMALL_DIGITS, "--batch-size", "24", "--threads", "1"]
+OPTIONS = ["--steps", "6", *SMALL, "--checkpoint-every", "2"]
+# The test ends it. Nothing is evaluated: a step comes after the other.
+ENDLESS = ["--steps", "50000", *SMALL, "--evaluate-every", "50000"]
 STAGES = ["--stages", "2", "--microbatches", "2"]
 REPLICAS = ["--dp", "2"]
 BOTH = ["--stages", "2", "--dp", "2"]

@@ -1,0 +1,23 @@
+"""A few of the digits as --data: the evaluation of all 360 test images is most of a short run."""
+
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+NUM_TRAIN, NUM_TEST = 144, 24
+SMALL_DIGITS = ("--data", "digits.npz", "--model", "vig_digits")  # in the folder with the file
+
+
+def write_small_digits(folder: Path) -> None:
+    """Write digits.npz into a folder."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images * 15).astype(np.uint8).reshape(-1, 8, 8)
+    train, test = slice(NUM_TRAIN), slice(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
+    np.savez(
+        folder / "digits.npz",
+        x_train=images[train],
+        y_train=labels[train],
+        x_test=images[test],
+        y_test=labels[test],
+    )
