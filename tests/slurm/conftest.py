@@ -1,5 +1,6 @@
 """One Slurm of pretend nodes for all tests of this folder."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_digits import write_small_digits
 from tests.world import ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
@@ -55,6 +57,14 @@ def cluster():
     finally:
         (folder / "start.log").unlink()
         subprocess.run([*run, "wipe"], env={**os.environ, **env}, check=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_small_digits(folder)
+    with contextlib.chdir(folder):
+        yield
 
 
 @pytest.fixture

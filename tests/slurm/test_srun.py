@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_digits import SMALL_DIGITS
 from tests.world import ROOT, run_command, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
@@ -132,14 +133,14 @@ def test_a_mistake_of_all_ranks_is_told_once(slurm, tmp_path):
 
 def test_node_names_that_do_not_resolve_ask_for_master_addr(slurm, tmp_path):
     own = {name: slurm[name] for name in slurm if name != "MASTER_ADDR"}
-    done = srun(own, tmp_path, ["-N2", "-n4", "--ntasks-per-node=2"], "ok")
+    done = srun(own, tmp_path, ["-N2", "-n2"], "ok")
     assert done.returncode == 2
     assert done.stderr.count("set MASTER_ADDR") == 1
 
 
-TRAIN = ["-m", "vigpipe.train", "--stages", "2", "--microbatches", "5", "--dp", "2"]
-SHORT = ["--steps", "3", "--batch-size", "40", "--threads", "1"]
-TWO_NODES = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
+TRAIN = ["-m", "vigpipe.train", "--stages", "2", "--microbatches", "5"]
+SHORT = [*SMALL_DIGITS, "--steps", "3", "--batch-size", "40", "--threads", "1"]
+TWO_NODES = ["srun", "-N2", "-n2"]
 
 
 def losses(folder: Path) -> list[float]:
