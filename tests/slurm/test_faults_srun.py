@@ -30,7 +30,7 @@ from vigpipe.run.stragglers import WARM_UP, WINDOW
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
 # Ranks under Slurm are fresh processes, and scikit-learn's digits take them another second.
-OPTIONS = [*SMALL_DIGITS, "--batch-size", "24", "--threads", "1", "--checkpoint-every", "2"]
+OPTIONS = [*SMALL_DIGITS, "--batch-size", "8", "--threads", "1", "--checkpoint-every", "2"]
 OPTIONS += ["--evaluate-every", "50000"]
 NUM_STEPS = 40
 SHORT = [*OPTIONS, "--steps", str(NUM_STEPS)]
