@@ -1,5 +1,7 @@
 """A few of the digits as --data: the evaluation of all 360 test images is most of a short run."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,3 +23,11 @@ def write_small_digits(folder: Path) -> None:
         x_test=images[test],
         y_test=labels[test],
     )
+
+
+@contextlib.contextmanager
+def among_small_digits(folder: Path) -> Iterator[None]:
+    """Write digits.npz into a folder, and work there."""
+    write_small_digits(folder)
+    with contextlib.chdir(folder):
+        yield

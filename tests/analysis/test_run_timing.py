@@ -168,7 +168,7 @@ def test_timing_changes_no_bit_of_one_process(config):
     timing = checked(config, on_every_rank(0, 1, [config]))
     assert timing.bubble is None
     assert timing.clock_error_seconds == 0
-    assert 0 < timing.overhead < 1
+    assert 0 <= timing.overhead < 1  # 0 where a busy machine hides it
     (step, *_) = timing.steps["train"][0]
     assert {"stem", "readout", "loss", "block 1/grapher"} <= region_names(step, "forward")
     assert {"readout", "loss", "block 1/ffn"} <= region_names(step, "backward")

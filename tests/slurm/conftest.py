@@ -1,6 +1,5 @@
 """One Slurm of pretend nodes for all tests of this folder."""
 
-import contextlib
 import os
 import shutil
 import socket
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.small_digits import write_small_digits
+from tests.small_digits import among_small_digits
 from tests.world import ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
@@ -61,9 +60,7 @@ def cluster():
 
 @pytest.fixture(scope="module", autouse=True)
 def _data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_small_digits(folder)
-    with contextlib.chdir(folder):
+    with among_small_digits(tmp_path_factory.mktemp("data")):
         yield
 
 

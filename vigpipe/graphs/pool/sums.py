@@ -109,12 +109,6 @@ class SummingFromDevice(Summing):
     """A sum in progress of rows on a GPU, which go through memory of the host.
 
     The GPU copies a chunk as soon as it has made it; the pool waits for the copy before it sums.
-
-    Args:
-        sums: what is summed.
-        x: see `PooledSums.begin`, as for the rest.
-        out: see there.
-        added: see there.
     """
 
     def __init__(self, sums: PooledSums, x: Tensor, out: Tensor, added: Tensor | None) -> None:
