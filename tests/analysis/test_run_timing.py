@@ -164,11 +164,13 @@ def region_names(step: Step, direction: str) -> set[str]:
     ],
     ids=["digits", "digits-recompute", "study", "pyramid"],
 )
-def test_timing_changes_no_bit_of_one_process(config):
+def test_timing_changes_no_bit_of_one_process(config, monkeypatch):
+    # Measured, it is 0 where a busy machine hides it.
+    monkeypatch.setattr("vigpipe.analysis.run_timing.stamp_seconds", lambda clock, device: 1e-7)
     timing = checked(config, on_every_rank(0, 1, [config]))
     assert timing.bubble is None
     assert timing.clock_error_seconds == 0
-    assert 0 <= timing.overhead < 1  # 0 where a busy machine hides it
+    assert 0 < timing.overhead < 1
     (step, *_) = timing.steps["train"][0]
     assert {"stem", "readout", "loss", "block 1/grapher"} <= region_names(step, "forward")
     assert {"readout", "loss", "block 1/ffn"} <= region_names(step, "backward")

@@ -67,8 +67,8 @@ class MixedEdges(SharedEdges):
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
         """Write products where they are summed; see `Edges.product_then_sums`."""
-        is_mixed = torch.is_autocast_enabled(weight.device.type)
-        if itself is not None or is_mixed or not isinstance(x, Tensor):
+        is_autocast = torch.is_autocast_enabled(weight.device.type)
+        if itself is not None or is_autocast or not isinstance(x, Tensor):
             return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
         rows, columns = product_columns(x, weight, self._num_nodes, self.shards)
         y = switched_sums(rows, columns, added, self._sums(kind), self.shards)
