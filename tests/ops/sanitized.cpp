@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -10,8 +11,15 @@ extern "C" {
 void vigpipe_knn_float32(const float* x, const float* y, const float* bias, int64_t* graph,
                          int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
                          int64_t dilation, int loop, int threads);
+void vigpipe_knn_bfloat16(const uint16_t* x, const uint16_t* y, const float* bias, int64_t* graph,
+                         int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
+                         int64_t dilation, int loop, int threads);
 void vigpipe_aggregate_float32_uint8(const float* x, const float* y, const int64_t* graph,
                                      const float* weights, float* out, uint8_t* winners, int64_t B,
+                                     int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
+                                     int relative, int threads);
+void vigpipe_aggregate_bfloat16_uint8(const uint16_t* x, const uint16_t* y, const int64_t* graph,
+                                     const float* weights, uint16_t* out, uint8_t* winners, int64_t B,
                                      int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
                                      int relative, int threads);
 void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
@@ -20,13 +28,28 @@ void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
                                               float* d_weights, int64_t B, int64_t N, int64_t M,
                                               int64_t C, int64_t K, int outputs, int relative,
                                               int threads);
+void vigpipe_aggregate_backward_bfloat16_uint8(const uint16_t* grad, const uint16_t* y,
+                                              const int64_t* graph, const uint8_t* winners,
+                                              const float* weights, uint16_t* dx, uint16_t* dy,
+                                              float* d_weights, int64_t B, int64_t N, int64_t M,
+                                              int64_t C, int64_t K, int outputs, int relative,
+                                              int threads);
 void vigpipe_norm_float32(const float* x, const float* weight, const float* bias, double eps,
                           const float* residual, const float* sample_scale, float* y, double* mean,
+                          double* variance, int64_t R, int64_t C, int64_t images, int gelu,
+                          int threads);
+void vigpipe_norm_bfloat16(const uint16_t* x, const float* weight, const float* bias, double eps,
+                          const uint16_t* residual, const float* sample_scale, uint16_t* y, double* mean,
                           double* variance, int64_t R, int64_t C, int64_t images, int gelu,
                           int threads);
 void vigpipe_norm_backward_float32(const float* grad, const float* x, const double* mean,
                                    const double* variance, const float* weight, const float* bias,
                                    double eps, const float* sample_scale, float* dx, float* d_weight,
+                                   float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
+                                   int threads);
+void vigpipe_norm_backward_bfloat16(const uint16_t* grad, const uint16_t* x, const double* mean,
+                                   const double* variance, const float* weight, const float* bias,
+                                   double eps, const float* sample_scale, uint16_t* dx, float* d_weight,
                                    float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
                                    int threads);
 void vigpipe_lanes_at_least(const int64_t* rows, uint8_t* kept, int64_t first, int64_t threshold,
@@ -89,6 +112,18 @@ std::vector<T> numbers(int64_t num) {
     return values;
 }
 
+// The upper halves of floats.
+std::vector<uint16_t> halves(int64_t num) {
+    std::vector<uint16_t> values(num);
+    for (uint16_t& value : values) {
+        const float number = numbers<float>(1)[0];
+        uint32_t bits;
+        std::memcpy(&bits, &number, sizeof bits);
+        value = static_cast<uint16_t>(bits >> 16);
+    }
+    return values;
+}
+
 int64_t between(int64_t least, int64_t most) {
     return std::uniform_int_distribution<int64_t>(least, most)(generator);
 }
@@ -117,6 +152,18 @@ void call_neighbours(int threads) {
     vigpipe_aggregate_backward_float32_uint8(
         out.data(), from, graph.data(), winners.data(), used, own ? nullptr : dx.data(), dy.data(),
         used ? dw.data() : nullptr, B, N, M, C, k, mode + with_self, relative, threads);
+    const auto half_x = halves(B * N * C), half_y = halves(B * M * C);
+    std::vector<uint16_t> half_out(B * N * C * count), half_dx(B * N * C), half_dy(B * M * C);
+    const uint16_t* half_from = own ? half_x.data() : half_y.data();
+    vigpipe_knn_bfloat16(half_x.data(), own ? nullptr : half_y.data(), bias.data(), graph.data(), B,
+                         N, M, C, 0, k, dilation, loop, threads);
+    vigpipe_aggregate_bfloat16_uint8(half_x.data(), half_from, graph.data(), used, half_out.data(),
+                                     winners.data(), B, N, M, C, k, mode + with_self, relative,
+                                     threads);
+    vigpipe_aggregate_backward_bfloat16_uint8(
+        half_out.data(), half_from, graph.data(), winners.data(), used,
+        own ? nullptr : half_dx.data(), half_dy.data(), used ? dw.data() : nullptr, B, N, M, C, k,
+        mode + with_self, relative, threads);
 }
 
 void call_norm(int threads) {
@@ -134,6 +181,15 @@ void call_norm(int threads) {
                                          weight.data(), bias.data(), 1e-5, sample_scale.data(),
                                          dx.data(), dw.data(), db.data(), R, C, images, gelu,
                                          threads);
+    const auto half_x = halves(R * C), half_residual = halves(R * C);
+    std::vector<uint16_t> half_y(R * C), half_dx(R * C);
+    vigpipe_norm_bfloat16(half_x.data(), weight.data(), bias.data(), 1e-5, half_residual.data(),
+                          sample_scale.data(), half_y.data(), mean.data(), variance.data(), R, C,
+                          images, gelu, threads);
+    vigpipe_norm_backward_bfloat16(half_y.data(), half_x.data(), mean.data(), variance.data(),
+                                   weight.data(), bias.data(), 1e-5, sample_scale.data(),
+                                   half_dx.data(), dw.data(), db.data(), R, C, images, gelu,
+                                   threads);
 }
 
 void call_hidden(int threads) {

@@ -190,3 +190,23 @@ def test_no_images(fused):
     found = max_relative(x, torch.zeros(0, 4, 2, dtype=torch.long), **fused)
     found.sum().backward()
     assert found.shape == (0, 4, 3)
+
+
+@pytest.mark.parametrize("mode", ["max", "mean", "max_mean", "sum"])
+def test_bfloat16_is_rounded_once_when_read_and_once_when_written(mode):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 40, 70, generator=generator).bfloat16()
+    y = torch.randn(2, 30, 70, generator=generator).bfloat16()
+    graph = torch.randint(30, (2, 40, 9), generator=generator)
+    nodes = None if mode == "sum" else x
+    results = []
+    for wide in (False, True):
+        own, others = (t.float() if wide else t.clone() for t in (x, y))
+        own, others = own.requires_grad_(), others.requires_grad_()
+        found = ops.aggregate(None if nodes is None else own, others, graph, mode=mode)
+        grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        inputs = [others] if nodes is None else [own, others]
+        results.append([found, *torch.autograd.grad(found, inputs, grad.to(found.dtype))])
+    for narrow, wide in zip(*results, strict=True):
+        assert narrow.dtype == torch.bfloat16
+        assert torch.equal(narrow, wide.bfloat16())

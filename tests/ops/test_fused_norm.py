@@ -112,6 +112,48 @@ def test_half_precision_keeps_a_wide_residual():
     assert ops.norm(x, weight, bias)[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_bfloat16_is_rounded_once_when_read_and_once_when_written(gelu, is_wide):
+    (x, weight, bias, residual, _), grad = case(0, (4, 33, 130), torch.float32, "residual")
+    x = x.detach().bfloat16()
+    residual = residual.detach() if is_wide else None
+    grad = grad if is_wide else grad.bfloat16()
+    results = []
+    for features in (x, x.float()):
+        features.requires_grad_()
+        y, mean, variance = ops.norm(features, weight, bias, residual, gelu=gelu)
+        of_y = torch.autograd.grad(y, [features, weight, bias], grad.to(y.dtype))
+        results.append((y, mean, variance, *of_y))
+    (y, *statistics, d_x, d_weight, d_bias), (of_wide, *expected, d_wide, d_w, d_b) = results
+    assert torch.equal(y, of_wide if is_wide else of_wide.bfloat16())
+    assert torch.equal(d_x, d_wide.bfloat16())
+    for ours, theirs in zip((*statistics, d_weight, d_bias), (*expected, d_w, d_b), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_bias_before_the_norm_changes_the_mean_alone(fused):
+    (x, weight, bias, *_), grad = case(0, (2, 30, 20), torch.float64, "alone")
+    before = torch.randn(20, dtype=torch.float64, requires_grad=True)
+    added, missing = (
+        ops.norm(x + before, weight, bias, fused=fused),
+        ops.norm(x, weight, bias, before=before, fused=fused),
+    )
+    for a, b in zip(added, missing, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    inputs = [x, weight, bias, before]
+    for a, b in zip(
+        torch.autograd.grad(added[0], inputs, grad),
+        torch.autograd.grad(missing[0], inputs, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert not torch.autograd.grad(ops.norm(x, weight, bias, before=before)[0].sum(), before)[
+        0
+    ].any()
+
+
 def test_nan_is_not_hidden():
     x = torch.randn(1, 50, 4)
     x[0, 30, 2] = torch.nan

@@ -30,9 +30,13 @@ def test_torch_finds_nothing_wrong_with_them():
             (None, y, graph, torch.rand(2, 10, 4, requires_grad=True), "sum", False, True),
         ],
         "norm": [
-            (x, features(16), features(16), None, None, 1e-5, True),
-            (x, features(16), features(16), features(2, 10, 16), torch.rand(2), 1e-5, False),
+            (x, features(16), features(16), None, None, 1e-5, True, None),
+            (
+                *(x, features(16), features(16), features(2, 10, 16), torch.rand(2), 1e-5, False),
+                features(16),
+            ),
         ],
+        "grouped": [(features(20, 8), features(12, 2), 4)],
         "hidden": [(features(40, 3), features(3, 32), features(32), features(3, 32))],
     }
     for name, arguments in calls.items():

@@ -72,8 +72,13 @@ class Layer(nn.Sequential):
         if self.tokens is not None and not (isinstance(norm, BatchNorm) and not self.training):
             y = self.tokens.normalised(norm, pointwise(x))
             return finished(y, residual, sample_scale, self.gelu)
-        if self.training or not self.fused or not isinstance(norm, BatchNorm):
+        if not isinstance(norm, BatchNorm):
             return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
+        if self.training:  # the norm subtracts the bias again, so it is never added
+            y = pointwise.apply_weight(x, pointwise.matrix, None)
+            return norm(y, residual, sample_scale, self.gelu, pointwise.bias)
+        if not self.fused:
+            return norm(pointwise(x), residual, sample_scale, self.gelu)
         weight, bias = fold_norm(pointwise.matrix, pointwise.bias, norm)
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 

@@ -68,6 +68,7 @@ class BatchNorm(nn.Module):
         residual: Tensor | None = None,
         sample_scale: Tensor | None = None,
         gelu: bool = False,
+        before: Tensor | None = None,
     ) -> Tensor:
         """Normalise, then apply GELU and add a residual if asked to; see `vigpipe.ops.norm`.
 
@@ -76,6 +77,7 @@ class BatchNorm(nn.Module):
             residual: tensor of x's shape that is added last.
             sample_scale: (B,) factors that samples are multiplied by before the residual is added.
             gelu: apply GELU after the norm.
+            before: (C,), a bias that x lacks, in training.
 
         Returns:
             (B, ..., C).
@@ -86,7 +88,15 @@ class BatchNorm(nn.Module):
             y = F.batch_norm(rows, *statistics, self.weight, self.bias, eps=self.eps)
             return finished(y.view(x.shape), residual, sample_scale, gelu)
         y, mean, variance = ops.norm(
-            x, self.weight, self.bias, residual, sample_scale, self.eps, gelu, fused=self.fused
+            x,
+            self.weight,
+            self.bias,
+            residual,
+            sample_scale,
+            self.eps,
+            gelu,
+            before,
+            fused=self.fused,
         )
         self.count(x.numel() // x.shape[-1], mean, variance)
         return y

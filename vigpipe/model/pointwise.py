@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vigpipe import ops
+
 
 class Pointwise(nn.Module):
     """A 1x1 convolution on (B, ..., C_in), with the parameters of `torch.nn.Conv2d`.
@@ -18,6 +20,8 @@ class Pointwise(nn.Module):
             outputs depends on its group of inputs only.
         factor: what the product is multiplied by before the bias is added.
     """
+
+    fused = True
 
     def __init__(
         self, in_channels: int, out_channels: int, groups: int = 1, factor: float = 1.0
@@ -38,25 +42,24 @@ class Pointwise(nn.Module):
         matrix = self.weight.flatten(1)
         return matrix if self.factor == 1.0 else matrix * self.factor
 
-    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with given parameters in place of the module's own.
 
         Args:
             x: features, (B, ..., C_in).
             weight: (C_out, C_in / groups).
-            bias: (C_out,).
+            bias: (C_out,); None for nothing.
 
         Returns:
             (B, ..., C_out).
         """
         if self.groups == 1:
             return F.linear(x, weight, bias)
-        rows = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (G, rows, C_in / G)
-        weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
-        y = torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
-        return (
-            y.add_(bias) if y.dtype == bias.dtype else y + bias
-        )  # under autocast y is bfloat16 and the sum float32
+        rows = x.reshape(-1, x.shape[-1])
+        y = ops.grouped(rows, weight, self.groups, fused=self.fused)
+        y = y.view(*x.shape[:-1], -1)
+        # Under autocast y is narrower than the bias, and the sum is as narrow as that of F.linear.
+        return y if bias is None else y.add_(bias.to(y.dtype))
 
     def extra_repr(self) -> str:
         """Show channels and groups."""

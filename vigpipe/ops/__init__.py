@@ -3,6 +3,7 @@
     knn        nearest neighbours in feature space: features -> indices
     aggregate  maximum, mean or sum over a node's neighbours
     norm       BatchNorm, optionally followed by GELU and a residual
+    grouped    a product for each group of channels
     hidden     a wide hidden layer with GELU between few input and few output channels
     csr        sums, maxima and attention over the edges of a large graph (`ops.sparse`)
     masked     dropout and ReLU whose backward needs few bits (`ops.masked`)
@@ -146,6 +147,7 @@ def norm(
     sample_scale: Tensor | None = None,
     eps: float = 1e-5,
     gelu: bool = False,
+    before: Tensor | None = None,
     *,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,15 +162,37 @@ def norm(
             get no gradient. None for 1.
         eps: added to the variance.
         gelu: apply GELU after the norm.
+        before: (C,), a bias that x lacks. It would not change the result, and its gradient is 0,
+            because the norm subtracts it again; so it is added to the mean only.
         fused: use the fused operator where there is one.
 
     Returns:
-        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
-        float64.
+        The result, of x's shape, and the mean of x + before and its biased variance for every
+        channel, each (C,) float64.
     """
-    if fused and x.numel() and is_fused(x, "norm"):
-        return torch.ops.vigpipe.norm(x, weight, bias, residual, sample_scale, eps, gelu)
-    return plain.norm(x, weight, bias, residual, sample_scale, eps, gelu)
+    version = torch.ops.vigpipe.norm if fused and x.numel() and is_fused(x, "norm") else plain.norm
+    y, mean, variance = version(x, weight, bias, residual, sample_scale, eps, gelu, before)
+    return y, mean if before is None else mean + before.detach(), variance
+
+
+def grouped(x: Tensor, weight: Tensor, groups: int, *, fused: bool = True) -> Tensor:
+    """Multiply each group of channels by its own matrix: a grouped 1x1 convolution.
+
+    Args:
+        x: rows of features, (R, C_in).
+        weight: (C_out, C_in / groups); the first C_out / groups rows are of the first group.
+        groups: number of groups.
+        fused: use the version that copies no features where there is one.
+
+    Returns:
+        (R, C_out).
+    """
+    if not fused or x.device.type != "cpu" or not is_fused(x, "grouped"):
+        return plain.grouped(x, weight, groups)
+    if torch.is_autocast_enabled("cpu"):
+        narrow = torch.get_autocast_dtype("cpu")
+        x, weight = x.to(narrow), weight.to(narrow)
+    return torch.ops.vigpipe.grouped(x, weight, groups)
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: bool = True) -> Tensor:

@@ -16,6 +16,16 @@ def _knn_flops(x: Sequence[int], y: Sequence[int] | None, *_: object, **__: obje
     return 2 * num_images * num_nodes * (num_nodes if y is None else y[1]) * num_channels
 
 
+def _grouped_flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+    return 2 * x[0] * weight[0] * weight[1]
+
+
+def _grouped_backward_flops(
+    grad: object, x: Sequence[int], weight: Sequence[int], *_: object, **__: object
+) -> int:
+    return 2 * _grouped_flops(x, weight)
+
+
 def _hidden_flops(
     x: Sequence[int], first: Sequence[int], bias: object, second: Sequence[int], **_: object
 ) -> int:
@@ -36,5 +46,7 @@ def _hidden_backward_flops(
 
 
 register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
+register_flop_formula(torch.ops.vigpipe.grouped)(_grouped_flops)
+register_flop_formula(torch.ops.vigpipe.grouped_backward)(_grouped_backward_flops)
 register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
 register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)

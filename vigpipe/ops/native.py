@@ -1,7 +1,7 @@
 """The C++ operators as functions of CPU tensors, without autograd.
 
-The C++ code knows float32 and float64 only. Half precision is widened before the call, and the
-result is narrowed afterwards.
+The C++ code computes in float32 and float64. It also reads and writes bfloat16; float16 is widened
+before the call, and the result is narrowed afterwards.
 """
 
 from typing import Any
@@ -22,6 +22,23 @@ def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
         return None
     is_double = (x if like is None else like).dtype == torch.float64
     return x.to(torch.float64 if is_double else torch.float32).contiguous()
+
+
+def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, torch.dtype]:
+    """Choose the types of numbers in which the C++ code reads and writes features.
+
+    Args:
+        inner: of the features that a norm takes.
+        outer: of what it gives.
+
+    Returns:
+        The name of the version, and the types that it takes in their place.
+    """
+    if inner == torch.bfloat16 and outer in (torch.bfloat16, torch.float32):
+        name = "bfloat16" if outer == torch.bfloat16 else "bfloat16_float32"
+        return name, inner, outer
+    wide = torch.float64 if inner == torch.float64 else torch.float32
+    return str(wide).removeprefix("torch."), wide, wide
 
 
 def knn(
@@ -45,11 +62,13 @@ def knn(
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64)
     if graph.numel() == 0:
         return graph
-    x, y, bias = _wide(x), _wide(y, x), _wide(bias, x)
+    name, kept, _ = _kept(x.dtype, x.dtype)
+    x = x.to(kept).contiguous()
+    y, bias = None if y is None else y.to(kept).contiguous(), _wide(bias, x)
     bias_stride = 0 if bias is None or bias.shape[0] == 1 else num_nodes * num_candidates
     shape = sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
     call(
-        f"knn_{dtype_name(x)}",
+        f"knn_{name}",
         x,
         y,
         bias,
@@ -120,17 +139,16 @@ def aggregate(
     candidates = x if y is None else y
     assert candidates is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
-    own, others = _wide(x, candidates), _wide(candidates)
+    name, kept, _ = _kept(candidates.dtype, candidates.dtype)
+    others = candidates.to(kept).contiguous()
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, num_candidates)
-        name = f"aggregate_{dtype_name(others)}_{'uint8' if k <= _FEW else 'int32'}"
-        mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
         shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
         arguments = (
-            own,
+            None if x is None else x.to(kept).contiguous(),
             others,
             graph.contiguous(),
             _wide(weights, candidates),
@@ -139,9 +157,9 @@ def aggregate(
             *shape,
         )
         call(
-            name,
+            f"aggregate_{name}_{'uint8' if k <= _FEW else 'int32'}",
             *arguments,
-            mode_bits,
+            _MODE_BITS[mode] + _WITH_SELF * interleave,
             int(is_relative),
             num_threads(graph.numel() * num_channels // 4),
         )
@@ -177,23 +195,23 @@ def aggregate_backward(
     candidates = x if y is None else y
     assert candidates is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
-    others = _wide(candidates)
-    d_x = None if x is None or y is None else torch.zeros_like(_wide(x, candidates))
-    d_y, wide = torch.zeros_like(others), _wide(weights, candidates)
+    name, kept, _ = _kept(candidates.dtype, candidates.dtype)
+    others = candidates.to(kept).contiguous()
+    make = torch.empty if grad.numel() else torch.zeros
+    d_x = None if x is None or y is None else make(x.shape, dtype=kept)
+    d_y, wide = make(others.shape, dtype=kept), _wide(weights, candidates)
     d_weights = None if wide is None else torch.zeros_like(wide)
     if grad.numel():
-        name = f"aggregate_backward_{dtype_name(others)}_{'uint8' if k <= _FEW else 'int32'}"
-        mode_bits = _MODE_BITS[mode] + _WITH_SELF * interleave
         shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
-        arguments = (_wide(grad, candidates), others, graph.contiguous(), chosen, wide, d_x, d_y)
+        inputs = (grad.to(kept).contiguous(), others, graph.contiguous(), chosen, wide, d_x, d_y)
         call(
-            name,
-            *arguments,
+            f"aggregate_backward_{name}_{'uint8' if k <= _FEW else 'int32'}",
+            *inputs,
             d_weights,
             *shape,
-            mode_bits,
+            _MODE_BITS[mode] + _WITH_SELF * interleave,
             int(is_relative),
             num_threads(graph.numel() * num_channels // 4),
         )
@@ -221,6 +239,7 @@ def norm(
     sample_scale: Tensor | None,
     eps: float,
     gelu: bool,
+    before: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
 
@@ -233,23 +252,25 @@ def norm(
             for 1.
         eps: added to the variance.
         gelu: apply GELU after the norm.
+        before: (C,), that gets a gradient of zeros; None for nothing.
 
     Returns:
         The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
         float64.
     """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
-    wide = _wide(x)
-    y = torch.empty_like(wide)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    name, inner, outer = _kept(x.dtype, dtype)
+    y = torch.empty(x.shape, dtype=outer)
     mean = torch.empty(num_channels, dtype=torch.float64)
     variance = torch.empty_like(mean)
     call(
-        f"norm_{dtype_name(wide)}",
-        wide,
+        f"norm_{name}",
+        x.to(inner).contiguous(),
         _wide(weight, x),
         _wide(bias, x),
         eps,
-        _wide(residual, x),
+        None if residual is None else residual.to(outer).contiguous(),
         _wide(sample_scale, x),
         y,
         mean,
@@ -258,7 +279,6 @@ def norm(
         int(gelu),
         num_threads(x.numel()),
     )
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     return y.to(dtype), mean, variance
 
 
@@ -290,13 +310,14 @@ def norm_backward(
         Gradients of x, weight and bias.
     """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
-    wide = _wide(x)
-    d_x = torch.empty_like(wide)
-    d_weight, d_bias = wide.new_empty(num_channels), wide.new_empty(num_channels)
+    name, inner, outer = _kept(x.dtype, grad.dtype)
+    d_x = torch.empty(x.shape, dtype=inner)
+    wide = torch.float64 if inner == torch.float64 else torch.float32
+    d_weight, d_bias = torch.empty(2, num_channels, dtype=wide).unbind()
     call(
-        f"norm_backward_{dtype_name(wide)}",
-        _wide(grad, x),
-        wide,
+        f"norm_backward_{name}",
+        grad.to(outer).contiguous(),
+        x.to(inner).contiguous(),
         mean,
         variance,
         _wide(weight, x),
@@ -311,6 +332,47 @@ def norm_backward(
         num_threads(x.numel()),
     )
     return d_x.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)
+
+
+def grouped(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Multiply each group of channels by its own matrix, as `vigpipe.ops.grouped` describes.
+
+    Args:
+        x: rows of features, (R, C_in).
+        weight: (C_out, C_in / groups).
+        groups: number of groups.
+
+    Returns:
+        (R, C_out).
+    """
+    y = x.new_empty(len(x), len(weight))
+    by_group = zip(x.chunk(groups, 1), weight.chunk(groups), y.chunk(groups, 1), strict=True)
+    for rows, matrix, to in by_group:
+        torch.mm(rows, matrix.T, out=to)
+    return y
+
+
+def grouped_backward(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of `grouped`.
+
+    Args:
+        grad: gradient of the result, (R, C_out).
+        x: rows of features, (R, C_in).
+        weight: (C_out, C_in / groups).
+        groups: number of groups.
+
+    Returns:
+        Gradients of x and weight.
+    """
+    d_x, d_weight = torch.empty(x.shape, dtype=x.dtype), torch.empty_like(weight)
+    columns, parts = (grad, x, d_x), (weight, d_weight)
+    by_group = zip(
+        *(t.chunk(groups, 1) for t in columns), *(t.chunk(groups) for t in parts), strict=True
+    )
+    for of_result, rows, to_rows, matrix, to_matrix in by_group:
+        torch.mm(of_result, matrix, out=to_rows)
+        torch.mm(of_result.T, rows, out=to_matrix)
+    return d_x, d_weight
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:

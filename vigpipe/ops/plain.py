@@ -167,6 +167,7 @@ def norm(
     sample_scale: Tensor | None,
     eps: float,
     gelu: bool,
+    before: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
 
@@ -179,6 +180,7 @@ def norm(
             for 1.
         eps: added to the variance.
         gelu: apply GELU after the norm.
+        before: (C,), that gets a gradient of zeros; None for nothing.
 
     Returns:
         The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
@@ -190,10 +192,26 @@ def norm(
     y = torch.batch_norm(
         rows, weight, bias, mean, variance, True, 1.0, eps, torch.backends.cudnn.enabled
     )
+    if before is not None:
+        y = _ZeroGradient.apply(y, before)
     if len(rows) <= 1:  # the unbiased variance of one row is 0/0
         variance = torch.zeros_like(variance)
     variance = variance.double() * ((len(rows) - 1) / max(len(rows), 1))
     return finished(y.view(x.shape), residual, sample_scale, gelu), mean.double(), variance
+
+
+class _ZeroGradient(torch.autograd.Function):
+    """Pass y on, and give a tensor on which it does not depend a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, unused: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(unused)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad, torch.zeros_like(ctx.saved_tensors[0])
 
 
 def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, gelu: bool) -> Tensor:
@@ -218,6 +236,22 @@ def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, ge
     if sample_scale is not None:
         y = y * sample_scale.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
     return y.add_(residual) if is_eager and y.dtype == residual.dtype else residual + y
+
+
+def grouped(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Multiply each group of channels by its own matrix, as `vigpipe.ops.grouped` describes.
+
+    Args:
+        x: rows of features, (R, C_in).
+        weight: (C_out, C_in / groups).
+        groups: number of groups.
+
+    Returns:
+        (R, C_out).
+    """
+    rows = x.unflatten(1, (groups, -1)).transpose(0, 1)  # (G, R, C_in / G)
+    weight = weight.unflatten(0, (groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
+    return torch.bmm(rows, weight).transpose(0, 1).flatten(1)
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:

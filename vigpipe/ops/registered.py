@@ -20,9 +20,11 @@ _SCHEMAS = {
     "aggregate_backward": "(Tensor grad, Tensor? x, Tensor? y, Tensor graph, Tensor winners, "
     "Tensor? weights, str mode, bool interleave) -> (Tensor?, Tensor?, Tensor?)",
     "norm": "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, Tensor? sample_scale, "
-    "float eps, bool gelu) -> (Tensor, Tensor, Tensor)",
+    "float eps, bool gelu, Tensor? before) -> (Tensor, Tensor, Tensor)",
     "norm_backward": "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor? sample_scale, "
     "Tensor mean, Tensor variance, float eps, bool gelu) -> (Tensor, Tensor, Tensor)",
+    "grouped": "(Tensor x, Tensor weight, int groups) -> Tensor",
+    "grouped_backward": "(Tensor grad, Tensor x, Tensor weight, int groups) -> (Tensor, Tensor)",
     "hidden": "(Tensor x, Tensor first, Tensor bias, Tensor second) -> Tensor",
     "hidden_backward": "(Tensor grad, Tensor x, Tensor first, Tensor bias, Tensor second) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
@@ -94,6 +96,7 @@ def _(
     sample_scale: Tensor | None,
     eps: float,
     gelu: bool,
+    before: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean = x.new_empty(weight.shape, dtype=torch.float64)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -105,6 +108,16 @@ def _(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)
+
+
+@register_fake("vigpipe::grouped")
+def _(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@register_fake("vigpipe::grouped_backward")
+def _(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight)
 
 
 @register_fake("vigpipe::hidden")
@@ -136,8 +149,8 @@ def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, 
 
 
 def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    x, weight, bias, residual, sample_scale, ctx.eps, ctx.gelu = inputs
-    ctx.has_residual = residual is not None
+    x, weight, bias, residual, sample_scale, ctx.eps, ctx.gelu, before = inputs
+    ctx.has_residual, ctx.has_before = residual is not None, before is not None
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, weight, bias, sample_scale, *output[1:])
 
@@ -146,7 +159,18 @@ def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]
     d_x, d_weight, d_bias = torch.ops.vigpipe.norm_backward(
         grad, *ctx.saved_tensors, ctx.eps, ctx.gelu
     )
-    return d_x, d_weight, d_bias, grad if ctx.has_residual else None, None, None, None
+    d_residual = grad if ctx.has_residual else None
+    d_before = torch.zeros_like(d_bias) if ctx.has_before else None
+    return d_x, d_weight, d_bias, d_residual, None, None, None, d_before
+
+
+def _save_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+    x, weight, ctx.groups = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    return *torch.ops.vigpipe.grouped_backward(grad, *ctx.saved_tensors, ctx.groups), None
 
 
 def _save_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401
@@ -159,4 +183,5 @@ def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN
 
 register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_save_aggregate)
 register_autograd("vigpipe::norm", _norm_backward, setup_context=_save_norm)
+register_autograd("vigpipe::grouped", _grouped_backward, setup_context=_save_grouped)
 register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_save_hidden)

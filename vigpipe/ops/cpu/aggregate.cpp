@@ -2,6 +2,8 @@
 //
 //     x (B, N, C) nodes   y (B, M, C) candidates   graph (B, N, K) int64: indices in y
 //     winners (B, N, C): which neighbour attains the maximum; the backward adds to it alone
+//
+// Features and their gradients are of type S, and everything is computed in T = Number<S>.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -21,8 +23,8 @@ struct Outputs {
 constexpr int64_t BAND = 64;  // channels of a node that are reduced together
 
 // Writes output p of channel c to place c * count + p.
-template <typename T>
-inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
+template <typename S>
+inline void interleave(const S (*values)[BAND], int64_t num, int count, S* to) {
     if (count == 1) {
         std::copy(values[0], values[0] + num, to);
     } else if (count == 2) {
@@ -36,10 +38,18 @@ inline void interleave(const T (*values)[BAND], int64_t num, int count, T* to) {
     }
 }
 
+// Converts numbers.
+template <typename From, typename To>
+inline void convert(const From* from, int64_t num, To* to) {
+    for (int64_t c = 0; c < num; c += WIDTH<To>)
+        store<To>(to + c, load(from + c, num - c), num - c);
+}
+
 // The inputs and outputs of one node for a band of channels. A null output is not wanted.
-template <typename T, typename W>
+template <typename S, typename W>
 struct Node {
-    const T* x;  // null: nothing is subtracted
+    using T = Number<S>;
+    const S* x;  // null: nothing is subtracted
     const T* y;
     const int64_t* neighbours;
     const T* weights;
@@ -50,8 +60,9 @@ struct Node {
 
 // Reduces the neighbours for VECTORS x WIDTH channels from c on, or for the first `left` channels
 // of one vector. Takes several vectors at once, because each comparison waits for the one before.
-template <int VECTORS, bool WINNERS, bool SUMS, typename T, typename W>
-inline void reduce(const Node<T, W>& node, int64_t c, int64_t left) {
+template <int VECTORS, bool WINNERS, bool SUMS, typename S, typename W>
+inline void reduce(const Node<S, W>& node, int64_t c, int64_t left) {
+    using T = Number<S>;
     using V = Vector<T>;
     using I = Whole<T>;
     using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
@@ -83,27 +94,24 @@ inline void reduce(const Node<T, W>& node, int64_t c, int64_t left) {
     }
 }
 
-template <bool WINNERS, bool SUMS, typename T, typename W>
-inline void reduce_all(const Node<T, W>& node, int64_t num) {
+template <bool WINNERS, bool SUMS, typename S, typename W>
+inline void reduce_all(const Node<S, W>& node, int64_t num) {
     constexpr int VECTORS = 4;
-    const int64_t width = WIDTH<T>;
+    const int64_t width = WIDTH<S>;
     int64_t c = 0;
     for (; c + VECTORS * width <= num; c += VECTORS * width)
         reduce<VECTORS, WINNERS, SUMS>(node, c, width);
     for (; c < num; c += width) reduce<1, WINNERS, SUMS>(node, c, num - c);
 }
 
-template <typename T, typename W>
-void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* weights, T* out,
-                    W* winners, int64_t K, int64_t C, int64_t start, int64_t num, Outputs outputs,
-                    bool relative) {
-    T values[4][BAND];
+template <typename S, typename W>
+void aggregate_node(const S* x, const Number<S>* y, const int64_t* neighbours,
+                    const Number<S>* weights, S* out, W* winners, int64_t K, int64_t C, int64_t start, int64_t num,
+                    Outputs outputs, bool relative) {
+    Number<S> values[4][BAND];
     int output = 0;
-    if (outputs.with_self) {
-        for (int64_t c = 0; c < num; ++c) values[output][c] = x[start + c];
-        ++output;
-    }
-    Node<T, W> node = {relative ? x + start : nullptr, y + start, neighbours, weights, K, C};
+    if (outputs.with_self) convert(x + start, num, values[output++]);
+    Node<S, W> node = {relative ? x + start : nullptr, y + start, neighbours, weights, K, C};
     node.winners = winners ? winners + start : nullptr;
     node.largest = outputs.max ? values[output++] : nullptr;
     node.mean = outputs.mean ? values[output++] : nullptr;
@@ -113,49 +121,91 @@ void aggregate_node(const T* x, const T* y, const int64_t* neighbours, const T* 
         sums ? reduce_all<true, true>(node, num) : reduce_all<true, false>(node, num);
     else
         sums ? reduce_all<false, true>(node, num) : reduce_all<false, false>(node, num);
-    interleave(values, num, outputs.count(), out + start * outputs.count());
+    S* to = out + start * outputs.count();
+    if constexpr (std::is_same_v<S, Number<S>>) {
+        interleave(values, num, outputs.count(), to);
+    } else {
+        uint16_t narrow[4][BAND];
+        for (int i = 0; i < output; ++i)
+            convert(values[i], num, reinterpret_cast<S*>(narrow[i]));
+        interleave(narrow, num, outputs.count(), reinterpret_cast<uint16_t*>(to));
+    }
 }
 
-template <typename T, typename W>
-void aggregate(const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,
-               int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Outputs outputs,
+// The candidates of one image after another. Each is read for many nodes, so narrow ones are widened
+// once for all of them.
+template <typename S>
+struct Candidates {
+    using T = Number<S>;
+    const S* y;
+    int64_t size, image = -1;  // numbers of an image, and which one was widened
+    std::vector<T> wide;
+
+    Candidates(const S* y_, int64_t size_)
+        : y(y_), size(size_), wide(std::is_same_v<S, T> ? 0 : size_) {}
+    const T* of(int64_t wanted) {
+        if constexpr (std::is_same_v<S, T>) {
+            return y + wanted * size;
+        } else {
+            if (image != wanted) convert(y + wanted * size, size, wide.data());
+            image = wanted;
+            return wide.data();
+        }
+    }
+};
+
+template <typename S, typename W>
+void aggregate(const S* x, const S* y, const int64_t* graph, const Number<S>* weights, S* out,
+               W* winners, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, Outputs outputs,
                bool relative, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < B * N; ++i)
-        for (int64_t start = 0; start < C; start += BAND)
-            aggregate_node(x ? x + i * C : nullptr, y + i / N * M * C, graph + i * K,
-                           weights ? weights + i * K : nullptr, out + i * C * outputs.count(),
-                           winners ? winners + i * C : nullptr, K, C, start,
-                           std::min(BAND, C - start), outputs, relative);
+#pragma omp parallel num_threads(threads)
+    {
+        Candidates<S> candidates(y, M * C);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < B * N; ++i)
+            for (int64_t start = 0; start < C; start += BAND)
+                aggregate_node(x ? x + i * C : nullptr, candidates.of(i / N), graph + i * K,
+                               weights ? weights + i * K : nullptr, out + i * C * outputs.count(),
+                               winners ? winners + i * C : nullptr, K, C, start,
+                               std::min(BAND, C - start), outputs, relative);
+    }
 }
 
-// Adds the gradients of one image to dx (null: y is x, so dy takes both) and dy, for the channels
-// from start to start + num.
-template <typename T, typename W>
-void backward_band(const T* grad, const int64_t* graph, const W* winners, const T* weights, T* dx,
-                   T* dy, int64_t N, int64_t C, int64_t K, int64_t start, int64_t num,
-                   Outputs outputs, bool relative) {
+// Rows of a band of channels, `stride` numbers apart.
+template <typename T>
+struct Band {
+    T* first;
+    int64_t stride;
+    T* row(int64_t i) const { return first + i * stride; }
+};
+
+// Adds the gradients of one image to dx and dy, for the `num` channels from `start` on.
+template <typename S, typename W>
+void backward_band(const S* grad, const int64_t* graph, const W* winners, const Number<S>* weights,
+                   Band<Number<S>> dx, Band<Number<S>> dy, int64_t N, int64_t C, int64_t K,
+                   int64_t start, int64_t num, Outputs outputs, bool relative) {
+    using T = Number<S>;
     const int count = outputs.count();
     for (int64_t n = 0; n < N; ++n) {
-        const T* from = grad + (n * C + start) * count;
+        const S* from = grad + (n * C + start) * count;
         T self[BAND] = {};
         int output = 0;
         if (outputs.with_self) {
-            for (int64_t c = 0; c < num; ++c) self[c] += from[c * count];
+            for (int64_t c = 0; c < num; ++c) self[c] += number(from[c * count]);
             ++output;
         }
         if (outputs.max) {
             for (int64_t c = 0; c < num; ++c) {
-                const T g = from[c * count + output];
+                const T g = number(from[c * count + output]);
                 if (relative) self[c] -= g;
-                dy[graph[n * K + winners[n * C + start + c]] * C + start + c] += g;
+                dy.row(graph[n * K + winners[n * C + start + c]])[c] += g;
             }
             ++output;
         }
         if (outputs.mean || outputs.total) {
             T row[BAND];
             for (int64_t c = 0; c < num; ++c) {
-                row[c] = from[c * count + output];
+                row[c] = number(from[c * count + output]);
                 if (outputs.mean) {
                     if (relative) self[c] -= row[c];
                     row[c] /= T(K);
@@ -163,40 +213,61 @@ void backward_band(const T* grad, const int64_t* graph, const W* winners, const 
             }
             for (int64_t k = 0; k < K; ++k) {
                 const T weight = weights ? weights[n * K + k] : T(1);
-                T* to = dy + graph[n * K + k] * C + start;
+                T* to = dy.row(graph[n * K + k]);
                 for (int64_t c = 0; c < num; ++c) to[c] += weight * row[c];
             }
         }
-        if (relative || outputs.with_self) {
-            T* to = (dx ? dx : dy) + n * C + start;
-            for (int64_t c = 0; c < num; ++c) to[c] += self[c];
-        }
+        if (relative || outputs.with_self)
+            for (int64_t c = 0; c < num; ++c) dx.row(n)[c] += self[c];
     }
 }
 
-// dx and dy must be filled with zeros by the caller.
-template <typename T, typename W>
-void aggregate_backward(const T* grad, const T* y, const int64_t* graph, const W* winners,
-                        const T* weights, T* dx, T* dy, T* d_weights, int64_t B, int64_t N,
-                        int64_t M, int64_t C, int64_t K, Outputs outputs, bool relative,
+// The gradients of one image, as above. dx may be null: then y is x, and dy takes both. Sums of many
+// numbers are kept in T, and those that are wanted in fewer bits have a place of their own.
+template <typename S, typename W>
+void backward_image(const S* grad, const int64_t* graph, const W* winners, const Number<S>* weights,
+                    S* dx, S* dy, int64_t N, int64_t M, int64_t C, int64_t K, int64_t start,
+                    int64_t num, Outputs outputs, bool relative) {
+    using T = Number<S>;
+    const auto add = [&](Band<T> to_x, Band<T> to_y) {
+        backward_band(grad, graph, winners, weights, dx ? to_x : to_y, to_y, N, C, K, start, num,
+                      outputs, relative);
+    };
+    if constexpr (std::is_same_v<S, T>) {
+        for (int64_t m = 0; m < M; ++m) std::fill_n(dy + m * C + start, num, T(0));
+        for (int64_t n = 0; dx && n < N; ++n) std::fill_n(dx + n * C + start, num, T(0));
+        add({dx + start, C}, {dy + start, C});
+    } else {
+        std::vector<T> of_x(dx ? N * BAND : 0), of_y(M * BAND);
+        add({of_x.data(), BAND}, {of_y.data(), BAND});
+        for (int64_t m = 0; m < M; ++m) convert(&of_y[m * BAND], num, dy + m * C + start);
+        for (int64_t n = 0; dx && n < N; ++n) convert(&of_x[n * BAND], num, dx + n * C + start);
+    }
+}
+
+template <typename S, typename W>
+void aggregate_backward(const S* grad, const S* y, const int64_t* graph, const W* winners,
+                        const Number<S>* weights, S* dx, S* dy, Number<S>* d_weights, int64_t B,
+                        int64_t N, int64_t M, int64_t C, int64_t K, Outputs outputs, bool relative,
                         int threads) {
     const int64_t num_bands = (C + BAND - 1) / BAND, width = C * outputs.count();
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t job = 0; job < B * num_bands; ++job) {
         const int64_t b = job / num_bands, start = job % num_bands * BAND;
-        backward_band(grad + b * N * width, graph + b * N * K,
-                      winners ? winners + b * N * C : nullptr,
-                      weights ? weights + b * N * K : nullptr, dx ? dx + b * N * C : nullptr,
-                      dy + b * M * C, N, C, K, start, std::min(BAND, C - start), outputs, relative);
+        backward_image(grad + b * N * width, graph + b * N * K,
+                       winners ? winners + b * N * C : nullptr,
+                       weights ? weights + b * N * K : nullptr, dx ? dx + b * N * C : nullptr,
+                       dy + b * M * C, N, M, C, K, start, std::min(BAND, C - start), outputs,
+                       relative);
     }
     if (!d_weights) return;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < B * N; ++i)
         for (int64_t k = 0; k < K; ++k) {
-            const T* row = y + (i / N * M + graph[i * K + k]) * C;
-            T total = 0;
+            const S* row = y + (i / N * M + graph[i * K + k]) * C;
+            Number<S> total = 0;
             for (int64_t c = 0; c < C; ++c)  // the sum is the last output
-                total += grad[i * width + (c + 1) * outputs.count() - 1] * row[c];
+                total += number(grad[i * width + (c + 1) * outputs.count() - 1]) * number(row[c]);
             d_weights[i * K + k] = total;
         }
 }
@@ -207,18 +278,18 @@ Outputs outputs_of(int mask) {
 
 }  // namespace
 
-#define AGGREGATE(T, NAME, W, WINNERS)                                                             \
+#define AGGREGATE(S, NAME, W, WINNERS)                                                             \
     extern "C" void vigpipe_aggregate_##NAME##_##WINNERS(                                          \
-        const T* x, const T* y, const int64_t* graph, const T* weights, T* out, W* winners,        \
-        int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int outputs, int relative,          \
-        int threads) {                                                                             \
+        const S* x, const S* y, const int64_t* graph, const Number<S>* weights, S* out,            \
+        W* winners, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K, int outputs,            \
+        int relative, int threads) {                                                               \
         aggregate(x, y, graph, weights, out, winners, B, N, M, C, K, outputs_of(outputs), relative,\
                   threads);                                                                        \
     }                                                                                              \
     extern "C" void vigpipe_aggregate_backward_##NAME##_##WINNERS(                                 \
-        const T* grad, const T* y, const int64_t* graph, const W* winners, const T* weights,       \
-        T* dx, T* dy, T* d_weights, int64_t B, int64_t N, int64_t M, int64_t C, int64_t K,         \
-        int outputs, int relative, int threads) {                                                  \
+        const S* grad, const S* y, const int64_t* graph, const W* winners,                         \
+        const Number<S>* weights, S* dx, S* dy, Number<S>* d_weights, int64_t B, int64_t N,        \
+        int64_t M, int64_t C, int64_t K, int outputs, int relative, int threads) {                 \
         aggregate_backward(grad, y, graph, winners, weights, dx, dy, d_weights, B, N, M, C, K,     \
                            outputs_of(outputs), relative, threads);                                \
     }
@@ -227,3 +298,5 @@ AGGREGATE(float, float32, uint8_t, uint8)
 AGGREGATE(float, float32, int32_t, int32)
 AGGREGATE(double, float64, uint8_t, uint8)
 AGGREGATE(double, float64, int32_t, int32)
+AGGREGATE(BFloat16, bfloat16, uint8_t, uint8)
+AGGREGATE(BFloat16, bfloat16, int32_t, int32)

@@ -2,6 +2,8 @@
 //
 //     x (B, N, C) nodes   y (B, M, C) candidates   bias (1 or B, N, M)   graph (B, N, K) int64
 //
+// Features are of type S, and everything is computed in T = Number<S>.
+//
 // For ROWS nodes at a time, a matrix product whose result stays in cache computes the similarities
 // to all candidates; then the best of every row are chosen. Of equal similarities, the one with the
 // lower index comes first.
@@ -22,8 +24,9 @@ constexpr int ROWS = 4, COLUMNS = 2;
 #endif
 
 // The factor that scales a row to unit length; 0 if its length is not finite.
-template <typename T>
-T unit_scale(const T* row, int64_t C) {
+template <typename S>
+Number<S> unit_scale(const S* row, int64_t C) {
+    using T = Number<S>;
     Vector<T> squares = {};
     for (int64_t c = 0; c < C; c += WIDTH<T>) {
         const Vector<T> v = load(row + c, C - c);
@@ -40,11 +43,12 @@ struct Candidates {
     int64_t M, C, num_strips;
     Buffer<T> packed, squares;
 
-    Candidates(const T* y, int64_t M_, int64_t C_)
+    template <typename S>
+    Candidates(const S* y, int64_t M_, int64_t C_)
         : M(M_), C(C_), num_strips((M_ + STRIP - 1) / STRIP), packed(num_strips * STRIP * C_, T(0)),
           squares(num_strips * STRIP, std::numeric_limits<T>::infinity()) {
         for (int64_t j = 0; j < M; ++j) {
-            const T* row = y + j * C;
+            const S* row = y + j * C;
             const T scale = unit_scale(row, C);
             if (scale == 0) continue;  // farther than all others
             T* to = &packed[j / STRIP * STRIP * C + j % STRIP];
@@ -249,9 +253,11 @@ class Selection {
     }
 };
 
-template <typename T>
-void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64_t N, int64_t M,
-         int64_t C, int64_t bias_stride, int64_t k, int64_t dilation, int loop, int threads) {
+template <typename S>
+void knn(const S* x, const S* y, const Number<S>* bias, int64_t* graph, int64_t B, int64_t N,
+         int64_t M, int64_t C, int64_t bias_stride, int64_t k, int64_t dilation, int loop,
+         int threads) {
+    using T = Number<S>;
     const int64_t wanted = (k - 1) * dilation + 1, num_tiles = (N + ROWS - 1) / ROWS;
     // Threads take whole images; if there are fewer images than threads, several threads share one,
     // and each packs its candidates.
@@ -266,9 +272,10 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
         for (int64_t t = num_tiles * share / shares; t < num_tiles * (share + 1) / shares; ++t) {
             for (int r = 0; r < ROWS; ++r) {
                 const int64_t n = std::min<int64_t>(t * ROWS + r, N - 1);
-                const T* row = x + (b * N + n) * C;
+                const S* row = x + (b * N + n) * C;
                 const T scale = unit_scale(row, C);
-                for (int64_t c = 0; c < C; ++c) rows[r * C + c] = scale ? row[c] * scale : T(0);
+                for (int64_t c = 0; c < C; ++c)
+                    rows[r * C + c] = scale ? number(row[c]) * scale : T(0);
             }
             candidates.similarities(rows.data(), tile.data());
             for (int r = 0; r < ROWS && t * ROWS + r < N; ++r) {
@@ -286,9 +293,9 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
 
 }  // namespace
 
-#define KNN(T, NAME)                                                                               \
-    extern "C" void vigpipe_knn_##NAME(const T* x, const T* y, const T* bias, int64_t* graph,      \
-                                       int64_t B, int64_t N, int64_t M, int64_t C,                 \
+#define KNN(S, NAME)                                                                               \
+    extern "C" void vigpipe_knn_##NAME(const S* x, const S* y, const Number<S>* bias,              \
+                                       int64_t* graph, int64_t B, int64_t N, int64_t M, int64_t C, \
                                        int64_t bias_stride, int64_t k, int64_t dilation, int loop, \
                                        int threads) {                                              \
         knn(x, y, bias, graph, B, N, M, C, bias_stride, k, dilation, loop, threads);               \
@@ -296,3 +303,4 @@ void knn(const T* x, const T* y, const T* bias, int64_t* graph, int64_t B, int64
 
 KNN(float, float32)
 KNN(double, float64)
+KNN(BFloat16, bfloat16)

@@ -2,10 +2,12 @@
 //
 //     x, y, r (R, C)   mean, variance (C) double   s (images), one factor for R / images rows
 //
-// The forward makes one pass for the statistics and one for the result. The backward makes one pass
-// for the gradient of the norm's output and its sums, and one for the gradient of x. Partial sums
-// are taken over CHUNK rows, so they do not depend on the number of threads.
+// x and its gradient are of type X; y, r and the gradient of y of type Y. The forward makes one pass
+// for the statistics and one for the result. The backward makes one pass for the sums over the
+// gradient of the norm's output, and one for the gradient of x. Partial sums are taken over CHUNK
+// rows, so they do not depend on the number of threads.
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -32,15 +34,33 @@ struct Shape {
     int64_t last(int64_t chunk) const { return std::min((chunk + 1) * CHUNK, rows); }
 };
 
-// Adds the partial sums (chunks, 2, channels) in double precision, over repeats too: (2, C).
+// Two sums over the rows, of every channel.
 template <typename T>
-std::vector<double> sum_chunks(const std::vector<T>& partial, const Shape& shape) {
-    const int64_t C = shape.channels / shape.repeats;
-    std::vector<double> total(2 * C, 0.0);
-    for (int64_t row = 0; row < 2 * shape.chunks(); ++row)
-        for (int64_t c = 0; c < shape.channels; ++c)
-            total[row % 2 * C + c % C] += partial[row * shape.channels + c];
-    return total;
+struct Sums {
+    const Shape& shape;
+    std::vector<T> partial;  // (chunks, 2, channels)
+
+    explicit Sums(const Shape& shape_)
+        : shape(shape_), partial(shape_.chunks() * 2 * shape_.channels) {}
+
+    T* first(int64_t chunk) { return &partial[chunk * 2 * shape.channels]; }
+    T* second(int64_t chunk) { return first(chunk) + shape.channels; }
+
+    // Adds up the chunks in double precision, and over repeats too.
+    void total(int64_t c, double* of_first, double* of_second) {
+        const int64_t C = shape.channels / shape.repeats;
+        *of_first = *of_second = 0;
+        for (int64_t chunk = 0; chunk < shape.chunks(); ++chunk)
+            for (int64_t at = c; at < shape.channels; at += C) {
+                *of_first += first(chunk)[at];
+                *of_second += second(chunk)[at];
+            }
+    }
+};
+
+template <typename T>
+inline void add(T* to, Vector<T> v, int64_t left) {
+    store<T>(to, load(to, left) + v, left);
 }
 
 // The map value -> factor[c] * value + summand[c] of channel c, for every repeat of the channels.
@@ -60,133 +80,152 @@ struct Affine {
     }
 };
 
-template <typename T>
-void statistics(const T* x, double* mean, double* variance, int64_t R, int64_t C,
-                const Shape& shape, int threads) {
-    using V = Vector<T>;
+// What both directions know of a norm.
+template <typename X>
+struct Norm {
+    const X* x;
+    const Number<X>*weight, *bias;
+    double eps;
+    const Number<X>* sample_scale;
+    double *mean, *variance;
+    int64_t R, C;
+    int threads;
+
+    void set(Affine<Number<X>>& map, int64_t c) const {
+        const double scale = weight[c] / std::sqrt(variance[c] + eps);
+        map.set(c, C, scale, bias[c] - mean[c] * scale);
+    }
+};
+
+template <typename X>
+void statistics(const Norm<X>& norm, const Shape& shape) {
+    using T = Number<X>;
     const int64_t width = shape.channels;
-    std::vector<T> partial(shape.chunks() * 2 * width, T(0)), origin(width);
-    for (int64_t c = 0; c < width; ++c) origin[c] = x[c % C];  // near the mean, so squares stay small
-#pragma omp parallel for num_threads(threads) schedule(static)
+    Sums<T> sums(shape);
+    std::vector<T> origin(width);  // near the mean, so squares stay small
+    for (int64_t c = 0; c < width; ++c) origin[c] = number(norm.x[c % norm.C]);
+#pragma omp parallel for num_threads(norm.threads) schedule(static)
     for (int64_t chunk = 0; chunk < shape.chunks(); ++chunk) {
-        T* sums = &partial[chunk * 2 * width];
-        T* squares = sums + width;
+        T *total = sums.first(chunk), *squares = sums.second(chunk);
         for (int64_t r = shape.first(chunk); r < shape.last(chunk); ++r)
             for (int64_t c = 0; c < width; c += WIDTH<T>) {
                 const int64_t left = width - c;
-                const V d = load(x + r * width + c, left) - load(&origin[c], left);
-                store<T>(sums + c, load(sums + c, left) + d, left);
-                store<T>(squares + c, load(squares + c, left) + d * d, left);
+                const Vector<T> d = load(norm.x + r * width + c, left) - load(&origin[c], left);
+                add(total + c, d, left);
+                add(squares + c, d * d, left);
             }
     }
-    const std::vector<double> total = sum_chunks(partial, shape);
-    for (int64_t c = 0; c < C; ++c) {
-        const double shift = total[c] / R, square = total[C + c] / R - shift * shift;
-        mean[c] = x[c] + shift;
-        variance[c] = square < 0 ? 0 : square;  // keeps NaN
+    for (int64_t c = 0; c < norm.C; ++c) {
+        double total, squares;
+        sums.total(c, &total, &squares);
+        const double shift = total / norm.R, deviation = squares / norm.R - shift * shift;
+        norm.mean[c] = origin[c] + shift;
+        norm.variance[c] = deviation < 0 ? 0 : deviation;  // keeps NaN
     }
 }
 
-// Writes the norm as an affine map.
-template <typename T>
-Affine<T> norm_map(const double* mean, const double* variance, const T* weight, const T* bias,
-                   double eps, int64_t C, const Shape& shape) {
-    Affine<T> map(shape);
-    for (int64_t c = 0; c < C; ++c) {
-        const double scale = (weight ? weight[c] : T(1)) / std::sqrt(variance[c] + eps);
-        map.set(c, C, scale, (bias ? bias[c] : T(0)) - mean[c] * scale);
-    }
-    return map;
-}
-
-template <typename T, bool GELU>
-void forward(const T* x, const double* mean, const double* variance, const T* weight,
-             const T* bias, double eps, const T* residual, const T* sample_scale, T* y, int64_t C,
-             const Shape& shape, int threads) {
-    using V = Vector<T>;
-    const Affine<T> map = norm_map(mean, variance, weight, bias, eps, C, shape);
+template <bool GELU, typename X, typename Y>
+void forward(const Norm<X>& norm, const Shape& shape, const Y* residual, Y* y) {
+    using T = Number<X>;
     const int64_t width = shape.channels;
-#pragma omp parallel for num_threads(threads) schedule(static)
+    statistics(norm, shape);
+    Affine<T> map(shape);
+    for (int64_t c = 0; c < norm.C; ++c) norm.set(map, c);
+#pragma omp parallel for num_threads(norm.threads) schedule(static)
     for (int64_t r = 0; r < shape.rows; ++r) {
-        const T share = sample_scale ? sample_scale[r / shape.rows_per_image] : T(1);
+        const T share = norm.sample_scale ? norm.sample_scale[r / shape.rows_per_image] : T(1);
         for (int64_t c = 0; c < width; c += WIDTH<T>) {
             const int64_t left = width - c, at = r * width + c;
-            V z = map(load(x + at, left), c, left);
+            Vector<T> z = map(load(norm.x + at, left), c, left);
             if constexpr (GELU) z *= gaussian(z).cumulative;
             if (residual) z = load(residual + at, left) + share * z;
-            store<T>(y + at, z, left);
+            store<Y>(y + at, z, left);
         }
     }
 }
 
-template <typename T, bool GELU>
-void backward(const T* grad, const T* x, const double* mean, const double* variance,
-              const T* weight, const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight,
-              T* d_bias, int64_t R, int64_t C, const Shape& shape, int threads) {
-    using V = Vector<T>;
-    const Affine<T> map = norm_map(mean, variance, weight, bias, eps, C, shape);
-    const Affine<T> unit = norm_map<T>(mean, variance, nullptr, nullptr, eps, C, shape);
+template <bool GELU, typename X, typename Y>
+void backward(const Norm<X>& norm, const Shape& shape, const Y* grad, X* dx, Number<X>* d_weight,
+              Number<X>* d_bias) {
+    using T = Number<X>;
     const int64_t width = shape.channels;
-    std::vector<T> partial(shape.chunks() * 2 * width, T(0));
-#pragma omp parallel for num_threads(threads) schedule(static)
+    Affine<T> map(shape), unit(shape);
+    for (int64_t c = 0; c < norm.C; ++c) {
+        norm.set(map, c);
+        const double scale = 1 / std::sqrt(norm.variance[c] + norm.eps);
+        unit.set(c, norm.C, scale, -norm.mean[c] * scale);
+    }
+    // The gradient of the norm's output takes long to compute if there is a GELU. So it is kept for
+    // the second pass, in dx if that is as precise.
+    constexpr bool IS_WIDE = std::is_same_v<X, T>;
+    const std::unique_ptr<T[]> memory(GELU && !IS_WIDE ? new T[shape.rows * width] : nullptr);
+    T* kept = memory.get();
+    if constexpr (IS_WIDE) kept = dx;
+    Sums<T> sums(shape);
+#pragma omp parallel for num_threads(norm.threads) schedule(static)
     for (int64_t chunk = 0; chunk < shape.chunks(); ++chunk) {
-        T* sums = &partial[chunk * 2 * width];
-        T* products = sums + width;
+        T *total = sums.first(chunk), *products = sums.second(chunk);
         for (int64_t r = shape.first(chunk); r < shape.last(chunk); ++r) {
-            const T share = sample_scale ? sample_scale[r / shape.rows_per_image] : T(1);
+            const T share = norm.sample_scale ? norm.sample_scale[r / shape.rows_per_image] : T(1);
             for (int64_t c = 0; c < width; c += WIDTH<T>) {
                 const int64_t left = width - c, at = r * width + c;
-                const V value = load(x + at, left);
-                V dz = share * load(grad + at, left);
+                const Vector<T> value = load(norm.x + at, left);
+                Vector<T> dz = share * load(grad + at, left);
                 if constexpr (GELU) {
-                    const V z = map(value, c, left);
+                    const Vector<T> z = map(value, c, left);
                     const Gaussian<T> normal = gaussian(z);
                     dz *= normal.cumulative + z * normal.density;
+                    store<T>(kept + at, dz, left);
                 }
-                store<T>(sums + c, load(sums + c, left) + dz, left);
-                store<T>(products + c, load(products + c, left) + dz * unit(value, c, left), left);
-                store<T>(dx + at, dz, left);
+                add(total + c, dz, left);
+                add(products + c, dz * unit(value, c, left), left);
             }
         }
     }
-    const std::vector<double> total = sum_chunks(partial, shape);
-    Affine<T> statistics_grad(shape);  // subtracted because the statistics depend on x
-    for (int64_t c = 0; c < C; ++c) {
-        d_bias[c] = static_cast<T>(total[c]);
-        d_weight[c] = static_cast<T>(total[C + c]);
-        statistics_grad.set(c, C, total[C + c] / R, total[c] / R);
+    Affine<T> of_statistics(shape);  // subtracted because the statistics depend on x
+    for (int64_t c = 0; c < norm.C; ++c) {
+        double total, products;
+        sums.total(c, &total, &products);
+        d_bias[c] = static_cast<T>(total);
+        d_weight[c] = static_cast<T>(products);
+        of_statistics.set(c, norm.C, products / norm.R, total / norm.R);
     }
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t r = 0; r < shape.rows; ++r)
+#pragma omp parallel for num_threads(norm.threads) schedule(static)
+    for (int64_t r = 0; r < shape.rows; ++r) {
+        const T share = norm.sample_scale ? norm.sample_scale[r / shape.rows_per_image] : T(1);
         for (int64_t c = 0; c < width; c += WIDTH<T>) {
             const int64_t left = width - c, at = r * width + c;
-            const V normed = unit(load(x + at, left), c, left);
-            const V dz = load(dx + at, left) - statistics_grad(normed, c, left);
-            store<T>(dx + at, dz * load(&map.factor[c], left), left);
+            const Vector<T> normed = unit(load(norm.x + at, left), c, left);
+            Vector<T> dz = GELU ? load(kept + at, left) : share * load(grad + at, left);
+            dz -= of_statistics(normed, c, left);
+            store<X>(dx + at, dz * load(&map.factor[c], left), left);
         }
+    }
 }
 
 }  // namespace
 
-#define NORM(T, NAME)                                                                              \
+#define NORM(X, Y, NAME)                                                                           \
     extern "C" void vigpipe_norm_##NAME(                                                           \
-        const T* x, const T* weight, const T* bias, double eps, const T* residual,                 \
-        const T* sample_scale, T* y, double* mean, double* variance, int64_t R, int64_t C,         \
+        const X* x, const Number<X>* weight, const Number<X>* bias, double eps, const Y* residual, \
+        const Number<X>* sample_scale, Y* y, double* mean, double* variance, int64_t R, int64_t C, \
         int64_t images, int gelu, int threads) {                                                   \
-        const Shape shape(R, C, images, WIDTH<T>);                                                 \
-        statistics(x, mean, variance, R, C, shape, threads);                                       \
-        (gelu ? forward<T, true> : forward<T, false>)(x, mean, variance, weight, bias, eps,        \
-                                                      residual, sample_scale, y, C, shape, threads);\
+        const Norm<X> norm = {x, weight, bias, eps, sample_scale, mean, variance, R, C, threads};  \
+        const Shape shape(R, C, images, WIDTH<X>);                                                 \
+        (gelu ? forward<true, X, Y> : forward<false, X, Y>)(norm, shape, residual, y);             \
     }                                                                                              \
     extern "C" void vigpipe_norm_backward_##NAME(                                                  \
-        const T* grad, const T* x, const double* mean, const double* variance, const T* weight,    \
-        const T* bias, double eps, const T* sample_scale, T* dx, T* d_weight, T* d_bias, int64_t R,\
-        int64_t C, int64_t images, int gelu, int threads) {                                        \
-        const Shape shape(R, C, images, WIDTH<T>);                                                 \
-        (gelu ? backward<T, true> : backward<T, false>)(grad, x, mean, variance, weight, bias,     \
-                                                        eps, sample_scale, dx, d_weight, d_bias, R, C,\
-                                                        shape, threads);                           \
+        const Y* grad, const X* x, double* mean, double* variance, const Number<X>* weight,        \
+        const Number<X>* bias, double eps, const Number<X>* sample_scale, X* dx,                   \
+        Number<X>* d_weight, Number<X>* d_bias, int64_t R, int64_t C, int64_t images, int gelu,    \
+        int threads) {                                                                             \
+        const Norm<X> norm = {x, weight, bias, eps, sample_scale, mean, variance, R, C, threads};  \
+        const Shape shape(R, C, images, WIDTH<X>);                                                 \
+        (gelu ? backward<true, X, Y> : backward<false, X, Y>)(norm, shape, grad, dx, d_weight,     \
+                                                              d_bias);                             \
     }
 
-NORM(float, float32)
-NORM(double, float64)
+NORM(float, float, float32)
+NORM(double, double, float64)
+NORM(BFloat16, BFloat16, bfloat16)
+NORM(BFloat16, float, bfloat16_float32)

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX512F__)
@@ -34,6 +35,16 @@ struct Lanes<double> {
     typedef int16_t Short __attribute__((vector_size(VECTOR_BYTES / 4)));
 };
 
+
+// The upper half of a float: read and written in 16 bits, computed with as a float.
+struct BFloat16 {
+    uint16_t bits;
+};
+template <>
+struct Lanes<BFloat16> : Lanes<float> {
+    typedef uint16_t Bits __attribute__((vector_size(VECTOR_BYTES / 2)));
+};
+
 template <typename T>
 using Vector = typename Lanes<T>::Vector;
 template <typename T>
@@ -41,8 +52,12 @@ using Whole = typename Lanes<T>::Whole;
 template <typename T>
 using Short = typename Lanes<T>::Short;  // as many numbers, of 16 bits
 
+// What numbers of a type are computed in.
 template <typename T>
-constexpr int WIDTH = VECTOR_BYTES / static_cast<int>(sizeof(T));
+using Number = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
+template <typename T>
+constexpr int WIDTH = VECTOR_BYTES / static_cast<int>(sizeof(Number<T>));
 
 // Memory that begins with a cache line: a vector across two of them takes two loads.
 template <typename T>
@@ -102,6 +117,56 @@ static inline void store(T* to, Vector<T> v, int64_t num) {
     std::memcpy(to, &v, num * sizeof(T));
 }
 
+typedef uint32_t WideBits __attribute__((vector_size(VECTOR_BYTES)));
+
+static inline Vector<float> widened(Lanes<BFloat16>::Bits bits) {
+    return (Vector<float>)(__builtin_convertvector(bits, WideBits) << 16);
+}
+
+// Rounds to the nearest, of two to the even one; NaN stays NaN.
+static inline Lanes<BFloat16>::Bits narrowed(Vector<float> v) {
+#if defined(__AVX512BF16__)
+    return (Lanes<BFloat16>::Bits)_mm512_cvtneps_pbh((__m512)v);  // what is denormal becomes 0
+#else
+    const WideBits bits = (WideBits)v;
+    const WideBits rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return __builtin_convertvector((v == v ? rounded : bits | 0x400000) >> 16, Lanes<BFloat16>::Bits);
+#endif
+}
+
+// One number.
+static inline float number(float x) { return x; }
+static inline double number(double x) { return x; }
+static inline float number(BFloat16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    return read<float>(&bits);
+}
+
+template <>
+inline Vector<float> load(const BFloat16* from) {
+    return widened(read<Lanes<BFloat16>::Bits>(from));
+}
+
+template <>
+inline Vector<float> load(const BFloat16* from, int64_t num) {
+    if (num >= WIDTH<BFloat16>) return load(from);
+    Lanes<BFloat16>::Bits bits = {};
+    std::memcpy(&bits, from, num * sizeof(BFloat16));
+    return widened(bits);
+}
+
+template <>
+inline void store<BFloat16>(BFloat16* to, Vector<float> v) {
+    const Lanes<BFloat16>::Bits bits = narrowed(v);
+    std::memcpy(to, &bits, sizeof bits);
+}
+
+template <>
+inline void store<BFloat16>(BFloat16* to, Vector<float> v, int64_t num) {
+    const Lanes<BFloat16>::Bits bits = narrowed(v);
+    std::memcpy(to, &bits, (num < WIDTH<BFloat16> ? num : WIDTH<BFloat16>)*sizeof(BFloat16));
+}
+
 template <typename T>
 static inline Vector<T> all(T x) {
     return x - Vector<T>{};
@@ -156,7 +221,7 @@ static inline Vector<float> exponential(Vector<float> x) {
 // With a = |z|: Phi(-a) = exp(-a^2 / 2) G(a), and G, which falls from 1/2 like 0.4 / a, is a
 // polynomial in 1 / (1 + 0.3 a): degree 8, fitted to the least largest relative error, 5.7e-8 up to
 // a = 13.5. Both ends of Phi keep their relative precision.
-static inline Gaussian<float> gaussian(Vector<float> z) {
+[[gnu::always_inline]] static inline Gaussian<float> gaussian(Vector<float> z) {
     using V = Vector<float>;
     V a = z < 0 ? -z : z;
     // Behind 12.8 both are next to 0, and denormal numbers would be slow. NaN comes back below.
