@@ -7,10 +7,10 @@ import pytest
 
 from tests.selftest.made_up import CPU
 from tests.world import run_command
+from vigpipe.bench.worker import WorkerError
 from vigpipe.cli import main
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
-from vigpipe.selftest.worker import WorkerError
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import torch
 
 from tests.selftest.made_up import CPU, H200, machine, speed_rows
 from tests.selftest.test_rows import Clock
-from vigpipe.selftest import speed, way
+from vigpipe.bench import way
+from vigpipe.bench.way import Contender, Prepared, Way
+from vigpipe.bench.worker import OutOfTime, WorkerError
+from vigpipe.selftest import speed
 from vigpipe.selftest.machine import Gpu, Machine
 from vigpipe.selftest.rows import Budget
 from vigpipe.selftest.speed import EAGER_AMP, Entry
-from vigpipe.selftest.way import Contender, Prepared, Way
-from vigpipe.selftest.worker import OutOfTime, WorkerError
 
 OURS = Way("ours", False, "bfloat16")
 EXACT = Way("reference", False, "float32")
@@ -70,11 +71,11 @@ def test_a_batch_fits_into_the_memory(gigabytes, batch_size):
 def test_ways_take_turns_as_long_as_there_is_time():
     clock = Clock()
     entries = [entry(w, FakeWorker(clock, [2.0] * 9)) for w in (EAGER_AMP, OURS)]
-    speed.take_turns(entries, Budget(15, clock))
+    speed._take_turns(entries, Budget(15, clock))
     assert [e.seconds for e in entries] == [[2.0] * 3] * 2
     assert all(e.worker.has_ended for e in entries)
     entries = [entry(w, FakeWorker(clock, [2.0] * 9)) for w in (EAGER_AMP, OURS)]
-    speed.take_turns(entries, Budget(1000, clock))
+    speed._take_turns(entries, Budget(1000, clock))
     assert [len(e.seconds) for e in entries] == [speed.MOST_REPEATS] * 2
 
 
@@ -84,7 +85,7 @@ def test_a_way_that_fails_does_not_end_the_others():
     others = [entry(w, FakeWorker(clock, [1.0] * 9)) for w in (EAGER_AMP, EXACT)]
     for each in (broken, *others):
         each.prepared = Prepared(1.0, 1.0, 1e9, [])
-    speed.take_turns([others[0], broken, others[1]], Budget(1000, clock))
+    speed._take_turns([others[0], broken, others[1]], Budget(1000, clock))
     rows = {row.what: row for row in speed.rows_of("m", 8, [others[0], broken, others[1]])}
     assert [row.outcome for row in rows.values()] == ["measured", "failed", "measured"]
     assert rows["m, training: ours, bfloat16"].note == "CUDA error"

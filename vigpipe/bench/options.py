@@ -363,20 +363,22 @@ class VigBench(OpsBench):
     """Options of `vigpipe bench vig`.
 
     Attributes:
-        repeats: timed steps of every contender.
-        threads: threads of the process.
+        repeats: turns of every way to run a model.
+        threads: threads of a process.
         models: names of models, in a comma list.
-        dtypes: float32, bfloat16 (autocast) or both; ratios are to the first.
+        modes: training, inference or both, in a comma list.
+        dtypes: float32, bfloat16 (autocast) or both, in a comma list.
         batch_size: images of a step.
-        compiled: also run everything through torch.compile.
+        compiled: also run everything through torch.compile, in each of its modes that fits.
     """
 
-    repeats: int = 7
+    repeats: int = 9
     threads: int = 2
     models: str = "vig_ti_224"
+    modes: str = "training,inference"
     dtypes: str = "float32,bfloat16"
     batch_size: int = 8
-    compiled: bool = False
+    compiled: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,93 +1,50 @@
-"""Benchmark training and inference of a ViG against the usual formulation, in images/s."""
+"""Benchmark training and inference of a ViG against the best that its users could pick instead."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from statistics import median
-from typing import Any
+from typing import cast
 
 import torch
-import torch.nn.functional as F
-from timm.utils.model import reparameterize_model
-from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vigpipe.bench.alone import MB, peaks, relative_difference, set_up, write_page
+from vigpipe.bench.alone import MB, relative_difference, set_up, write_page
 from vigpipe.bench.options import VigBench
-from vigpipe.bench.reference import ReferenceVig
 from vigpipe.bench.side_by_side import alternate
+from vigpipe.bench.turns import Entry, best_reference, ratio, take_turns
+from vigpipe.bench.way import Contender, Mode, Precision, Way, make_model
+from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.config.choices import MODELS
-from vigpipe.launch.device import synchronize
+from vigpipe.messages import tell
 from vigpipe.model.blocks import parse_names
-from vigpipe.model.variants import VIG_SHAPES, create_model
-from vigpipe.model.vig import VisionGnn
+from vigpipe.model.variants import VIG_SHAPES
 
-NUM_CLASSES = 1000
 SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product shows a device's peak
+PREPARE_SECONDS = 900.0  # at most, of a way; compiling takes most of it
+LONGEST_NOTE = 160  # characters of why a way failed
 
 
-def make_model(model_name: str, name: str) -> nn.Module:
-    """Make a model in one of the formulations, all with the same weights.
-
-    Args:
-        model_name: name of the model.
-        name: a text that begins with `reference`, `plain` or `fused`.
-    """
-    torch.manual_seed(0)
-    impl = "plain" if name.startswith("plain") else "fused"
-    model = create_model(model_name, num_classes=NUM_CLASSES, impl=impl)
-    assert isinstance(model, VisionGnn)
-    return ReferenceVig(model) if name.startswith("reference") else model
-
-
-def make(
-    model_name: str, name: str, dtype: str, batch_size: int, train: bool, device: torch.device
-) -> Callable[[], Tensor]:
-    """Make a training step with AdamW, or a forward in evaluation mode; both return the logits.
+def ways(mode: Mode, precision: Precision, compiled: bool) -> list[Way]:
+    """List the ways to run a model: the reference's, ours, and the products of ours alone.
 
     Args:
-        model_name: name of the model.
-        name: `reference`, `plain` or `fused`; with `, compiled` it runs through torch.compile, and
-            with `, compiled, CUDA graph` that replays CUDA graphs (mode reduce-overhead).
-        dtype: `float32`, or `bfloat16` for autocast.
-        batch_size: images of a step.
-        train: whether to make a training step.
-        device: device to run on.
+        mode: training or inference.
+        precision: of the products.
+        compiled: whether to run through torch.compile too.
     """
-    model = make_model(model_name, name).to(device).train(train)
-    if not train and name.startswith("fused"):
-        model = reparameterize_model(model)  # norms folded into the weights
-    is_graph = name.endswith("CUDA graph")
-    mode = "reduce-overhead" if is_graph else None
-    run: Any = torch.compile(model, mode=mode) if "compiled" in name else model
-    generator = torch.Generator().manual_seed(0)
-    size = VIG_SHAPES[model_name].img_size
-    images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
-    if name.startswith("reference") and device.type == "cuda":  # as torch advises with AMP
-        images = images.contiguous(memory_format=torch.channels_last)
-        model = model.to(memory_format=torch.channels_last)
-    labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
-    torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    autocast = torch.autocast(device.type, torch_dtype) if dtype == "bfloat16" else nullcontext()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=not name.startswith("reference"))
-
-    def train_step() -> Tensor:
-        if is_graph:
-            torch.compiler.cudagraph_mark_step_begin()
-        optimizer.zero_grad()
-        with autocast:
-            logits = run(images)
-        F.cross_entropy(logits.float(), labels).backward()
-        optimizer.step()
-        return logits.detach()
-
-    @torch.inference_mode()
-    def infer() -> Tensor:
-        if is_graph:
-            torch.compiler.cudagraph_mark_step_begin()
-        with autocast:
-            return run(images)
-
-    return train_step if train else infer
+    freezes = (False, True) if mode == "inference" else (False,)
+    found = [Way("reference", False, precision, channels_last=last) for last in (False, True)]
+    if compiled:
+        found += [
+            Way("reference", True, precision, channels_last=last, frozen=frozen)
+            for frozen in freezes
+            for last in (False, True)
+        ]
+        found += [Way("reference", True, precision, frozen=freezes[-1], autotuned=True)]
+    found += [Way("ours", False, precision)]
+    if compiled:
+        found += [Way("ours", True, precision, frozen=frozen) for frozen in freezes]
+    return [*found, Way("products", False, precision)]
 
 
 def matrix_rate(dtype: str, device: torch.device) -> float:
@@ -101,7 +58,7 @@ def matrix_rate(dtype: str, device: torch.device) -> float:
 
 def flops(model_name: str, train: bool) -> int:
     """Count the FLOP of one image in matrix products and convolutions; a multiply-add is two."""
-    model = make_model(model_name, "fused").train(train)
+    model = make_model(model_name, "ours").train(train)
     images = torch.randn(1 + train, 3, *VIG_SHAPES[model_name].img_size)
     with FlopCounterMode(display=False) as counter:
         logits = model(images)
@@ -111,62 +68,97 @@ def flops(model_name: str, train: bool) -> int:
 
 
 def bench_vig(config: VigBench) -> None:
-    """Run `vigpipe bench vig`: time the formulations of models side by side."""
+    """Run `vigpipe bench vig`: time the ways to run models side by side."""
     device = set_up(config)
-    rows: list[dict[str, object]] = []
-    seconds: dict[str, list[float]] = {}
-    dtypes = parse_names(config.dtypes, ("float32", "bfloat16"), "--dtypes")
+    precisions = parse_names(config.dtypes, ("float32", "bfloat16"), "--dtypes")
+    modes = parse_names(config.modes, ("training", "inference"), "--modes")
     of_timm = [name for name in MODELS if name in VIG_SHAPES]
     model_names = parse_names(config.models, of_timm, "--models")
-    formulations = ("reference", "plain", "fused")
-    if config.compiled:
-        formulations += ("reference, compiled", "fused, compiled")
-    rates = {dtype: matrix_rate(dtype, device) for dtype in dtypes}
-    for model_name in model_names:
-        for train in (True, False):
-            work = flops(model_name, train)
-            kinds = [(dtype, name) for dtype in dtypes for name in formulations]
-            kinds = [kind for kind in kinds if train or kind[1] != "plain"]
-            names = [f"{name}, {dtype}" for dtype, name in kinds]
-            contenders = {
-                label: make(model_name, name, dtype, config.batch_size, train, device)
-                for label, (dtype, name) in zip(names, kinds, strict=True)
-            }
-            first = {label: contender().float() for label, contender in contenders.items()}
-            timings = alternate(contenders, names[0], config.repeats, device)
-            contenders.clear()
-            synchronize(device)
-            for label, (dtype, name) in zip(names, kinds, strict=True):
-                values, ratios = timings.seconds[label], timings.ratios(label)
-                off = relative_difference(first[label], first[names[0]])
-                arguments = (model_name, name, dtype, config.batch_size, train)
-                _, added = peaks(make, *arguments, device=device.type, threads=config.threads)
-                rate = config.batch_size / median(values)
-                seconds[f"{model_name} {'train' if train else 'infer'}: {label}"] = values
-                rows.append(
-                    {
-                        "model": model_name,
-                        "": "training" if train else "inference",
-                        "formulation": label,
-                        "images/s": f"{rate:.1f}",
-                        "ratio": f"{median(ratios):.2f}× ({min(ratios):.2f} – {max(ratios):.2f})",
-                        "of the matrix rate": f"{rate * work / rates[dtype]:.0%}",
-                        "memory, MB": f"{added / MB:.0f}",
-                        "logits off by": f"{off:.0e}",
-                    }
-                )
+    rates = {precision: matrix_rate(precision, device) for precision in precisions}
+    rows: list[dict[str, object]] = []
+    seconds: dict[str, list[float]] = {}
+    for model in model_names:
+        for mode in cast(Sequence[Mode], modes):
+            work = flops(model, mode == "training")
+            for precision in cast(Sequence[Precision], precisions):
+                entries = [Entry(way, mode) for way in ways(mode, precision, config.compiled)]
+                _measure(model, entries, config, device)
+                rows += _rows(model, entries, config.batch_size, work / rates[precision])
+                seconds |= {
+                    f"{model} {mode}: {entry.way}": entry.seconds
+                    for entry in entries
+                    if entry.outcome == "measured"
+                }
     limits = "; ".join(f"{dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in rates.items())
     write_page(
         config.out,
         "Images a second",
-        f"Batches of {config.batch_size}, {config.threads} thread(s). Training: forward, backward, "
-        "AdamW; inference: evaluation mode, norms folded into the weights where fused. Ratio: to "
-        f"the reference in {dtypes[0]}. The matrix rate is that of a large square product in this "
-        f"run ({limits}); a share of it counts matrix products and convolutions as work and "
-        "everything else as loss. Memory is what the work adds to a fresh process. Off by: logits "
-        "of the first step against those of the first row, largest difference; a near-tie that "
-        "falls the other way shows there.",
+        f"Batches of {config.batch_size}, {config.threads} thread(s). Every way has a process of "
+        "its own, and all of a model, mode and precision take turns. Ratio: to the best of the "
+        "reference's ways, turn by turn, the median with the least and the most; not measurable "
+        "where the middle half of the turns differs by more than 20 %. Training: the reference's "
+        "forward, backward and fused AdamW, ours the step of vigpipe train; inference: evaluation "
+        "mode, norms folded into the weights where ours. Products: the matrix products and "
+        "convolutions of ours, and nothing else. The matrix rate is that of a large square product "
+        f"in this run ({limits}); a share of it counts products and convolutions as work and "
+        "everything else as loss. Memory is what a way adds to its process. Off by: logits of two "
+        "images against those of the first row, largest difference; a near-tie that falls the "
+        "other way shows there.",
         rows,
         seconds,
         device,
     )
+
+
+def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: torch.device) -> None:
+    """Prepare the ways one by one, then let them take turns."""
+    with ExitStack() as workers:
+        for entry in entries:
+            tell(f"{model}, {entry.mode}: {entry.way} ...")
+            shape = (model, entry.way, entry.mode, config.batch_size, device.type)
+            entry.worker = workers.enter_context(
+                Worker(Contender, *shape, config.threads, config.threads)
+            )
+            try:
+                entry.prepared = entry.worker.ask("prepare", seconds=PREPARE_SECONDS)
+            except (OutOfTime, WorkerError) as error:
+                entry.give_up("failed", str(error)[:LONGEST_NOTE])
+        take_turns(entries, config.repeats)
+
+
+def _rows(
+    model: str, entries: Sequence[Entry], batch_size: int, at_the_rate: float
+) -> Iterator[dict[str, object]]:
+    """Make the rows of the ways that took turns.
+
+    Args:
+        model: name of the model.
+        entries: its ways.
+        batch_size: images of a step.
+        at_the_rate: seconds of the work of an image at the rate of a large matrix product.
+    """
+    timed = {entry.way: entry.seconds for entry in entries if entry.outcome == "measured"}
+    best = best_reference(timed)
+    first = next((e.prepared.logits for e in entries if e.prepared), [])
+    for entry in entries:
+        way, prepared = entry.way, entry.prepared
+        row: dict[str, object] = {"model": model, "": entry.mode, "way": str(way)}
+        if way not in timed or prepared is None:
+            yield {**row, "images/s": entry.note}
+            continue
+        rate = batch_size / median(entry.seconds)
+        row |= {
+            "images/s": f"{rate:.1f}",
+            "ratio": "1 (the best reference)"
+            if way == best
+            else str(ratio(timed, best, way))
+            if best
+            else "",
+            "of the matrix rate": f"{rate * at_the_rate:.0%}",
+            "memory, MB": f"{prepared.peak_bytes / MB:.0f}",
+            "first step, s": f"{prepared.first_seconds:.0f}",
+        }
+        if first and prepared.logits:
+            off = relative_difference(torch.tensor(prepared.logits), torch.tensor(first))
+            row["logits off by"] = f"{off:.0e}"
+        yield row

@@ -11,6 +11,8 @@ from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
 from vigpipe.bench.alone import begin_peak, end_peak
+from vigpipe.bench.way import training_step
+from vigpipe.bench.worker import call
 from vigpipe.config.choices import Device, Dtype, VigModel
 from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize
 from vigpipe.launch.join import device_alone
@@ -19,8 +21,6 @@ from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.speed import batch_size_of
 from vigpipe.selftest.tables import rows_table
-from vigpipe.selftest.way import training_step
-from vigpipe.selftest.worker import call
 
 ABOUT_SECONDS, MOST_SECONDS = 15.0, 90.0
 NUM_WARMUP, NUM_TIMED, NUM_PROFILED = 3, 5, 3  # steps

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vigpipe.bench.way import NUM_WARMUP
+from vigpipe.bench.worker import OutOfTime, WorkerError, call
 from vigpipe.config.interval import parse_duration
 from vigpipe.config.verbs import SelftestConfig
 from vigpipe.errors import DIFFERS, DONE, INTERRUPTED, InputError
@@ -19,18 +21,17 @@ from vigpipe.messages import one_line
 from vigpipe.model.blocks import parse_names
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import provenance, this_command
-from vigpipe.selftest import checks, faults, links, operators, profile, speed, way
+from vigpipe.selftest import checks, faults, links, operators, profile, speed
 from vigpipe.selftest.machine import look_at_machine
 from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
 from vigpipe.selftest.rows import Budget, Part, Row
-from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 
 PAGE, JSON = "page.html", "result.json"
 LOOK_SECONDS = 120.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
 FOR_PARTS = 0.95  # of the budget; the rest is for imports, and for writing the page
 WARM_UP = (
-    f"{way.NUM_WARMUP} steps of every way, and one at the beginning of every turn; "
+    f"{NUM_WARMUP} steps of every way, and one at the beginning of every turn; "
     f"{links.NUM_WARMUP} messages of every size"
 )
 # In the order of the run. What a part leaves goes to the later ones; speed can use any amount.

@@ -5,24 +5,22 @@ slower slows down all of them. A process gives its unused memory back after its 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from vigpipe.bench.alone import relative_difference
-from vigpipe.bench.side_by_side import Timings
+from vigpipe.bench.turns import Entry, best_reference, ratio, take_turns
+from vigpipe.bench.way import Contender, Formulation, Mode, Precision, Way
+from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.config.choices import Model
-from vigpipe.messages import one_line
 from vigpipe.report.charts import as_html, styled
 from vigpipe.report.markup import paragraph, size
 from vigpipe.selftest.machine import Machine
-from vigpipe.selftest.rows import Budget, Outcome, Row
+from vigpipe.selftest.rows import Budget, Row
 from vigpipe.selftest.tables import Column, rows_table
-from vigpipe.selftest.way import Contender, Formulation, Mode, Precision, Prepared, Way
-from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
 MODES: tuple[Mode, ...] = ("training", "inference")
 EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
@@ -30,42 +28,8 @@ MOST_REPEATS = 5
 MOST_AT_ONCE = 8  # processes that are prepared, and share the memory of a GPU
 ABOUT_EAGER_SECONDS, ABOUT_COMPILE_SECONDS, MOST_PREPARE_SECONDS = 10.0, 60.0, 240.0
 ABOUT_TURN_SECONDS = 2.0  # of a way; kept for all that will be prepared
-MOST_TURN_SECONDS = 60.0
 BATCH_SIZES = ((70e9, 128), (30e9, 64), (14e9, 32), (0.0, 16))  # by bytes of the GPU
 CPU_BATCH_SIZE = 16
-
-
-@dataclass
-class Entry:
-    """A way of a model in the course of the measurement.
-
-    Attributes:
-        way: the way.
-        mode: what it does.
-        worker: its process; None before it is started.
-        prepared: what is known after its first steps; None before.
-        seconds: of a step in every turn.
-        outcome: failed or skipped if it has been given up.
-        note: why.
-    """
-
-    way: Way
-    mode: Mode
-    worker: Worker | None = None
-    prepared: Prepared | None = None
-    seconds: list[float] = field(default_factory=list)
-    outcome: Outcome = "measured"
-    note: str = ""
-
-    def give_up(self, outcome: Outcome, why: str) -> None:
-        """End its process, and keep why."""
-        self.outcome, self.note = outcome, one_line(why)
-        self.end()
-
-    def end(self) -> None:
-        """End its process."""
-        if self.worker is not None:
-            self.worker.end()
 
 
 def models(machine: Machine) -> dict[Model, list[Way]]:
@@ -127,7 +91,7 @@ def _measure_model(
                 entry.worker = Worker(Contender, *shape, machine.num_threads, compilers)
             _prepare(chosen, budget, turns_seconds)
         for mode in MODES:
-            take_turns([entry for entry in entries if entry.mode == mode], budget)
+            _take_turns([entry for entry in entries if entry.mode == mode], budget)
     finally:
         for entry in entries:
             entry.end()
@@ -154,7 +118,7 @@ def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> 
         assert entry.worker is not None
         entry.worker.send("prepare")
     room = max(1.0, budget.left - turns_seconds)
-    late: Outcome = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
+    late = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
     deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
     was_alone = len(entries) == 1
     again = [e for e in entries if not _receive(e, deadline, late, is_last_try=was_alone)]
@@ -164,7 +128,9 @@ def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> 
         _receive(entry, deadline, late, is_last_try=True)
 
 
-def _receive(entry: Entry, deadline: float, late: Outcome, *, is_last_try: bool) -> bool:
+def _receive(
+    entry: Entry, deadline: float, late: Literal["failed", "skipped"], *, is_last_try: bool
+) -> bool:
     """Take the result of `prepare`; False if it failed and can be tried again."""
     assert entry.worker is not None
     try:
@@ -178,20 +144,14 @@ def _receive(entry: Entry, deadline: float, late: Outcome, *, is_last_try: bool)
     return True
 
 
-def take_turns(entries: Sequence[Entry], budget: Budget) -> None:
+def _take_turns(entries: Sequence[Entry], budget: Budget) -> None:
     """Let the prepared ways run in turn, for as many rounds as there is time for."""
-    for _ in range(MOST_REPEATS):
-        before = budget.left
-        for entry in [entry for entry in entries if entry.outcome == "measured"]:
-            assert entry.worker is not None
-            try:
-                entry.seconds.append(entry.worker.ask("turn", seconds=MOST_TURN_SECONDS))
-            except (OutOfTime, WorkerError) as error:
-                entry.give_up("failed", str(error))
-        if budget.left < 1.5 * (before - budget.left):
-            break
-    for entry in entries:
-        entry.end()
+    before = budget.left
+
+    def has_time(num_rounds: int) -> bool:
+        return budget.left >= 1.5 * (before - budget.left) / num_rounds
+
+    take_turns(entries, MOST_REPEATS, has_time)
 
 
 def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[Row]:
@@ -204,8 +164,7 @@ def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[R
     """
     timed = [entry for entry in entries if entry.outcome == "measured" and entry.seconds]
     seconds = {entry.way: entry.seconds for entry in timed}
-    references = [way for way in seconds if way.formulation == "reference"]
-    best = min(references, key=lambda way: median(seconds[way]), default=None)
+    best = best_reference(seconds)
     exact_ways = (Way("reference", False, "float32"), EAGER_AMP)
     exact = next((e.prepared for way in exact_ways for e in timed if e.way == way), None)
     for entry in entries:
@@ -243,9 +202,8 @@ def _ratio(
     """Return how many times faster a way is than another one: median, least and most."""
     if reference is None or reference not in seconds:
         return None
-    by_name = {str(name): values for name, values in seconds.items()}
-    ratios = Timings(by_name, str(reference)).ratios(str(way))
-    return {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+    found = ratio(seconds, reference, way)
+    return {"median": found.median, "least": found.least, "most": found.most}
 
 
 def section(rows: Sequence[Row]) -> Iterator[str]:

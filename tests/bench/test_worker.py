@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.world import wait_until
+from vigpipe.bench.worker import OutOfTime, Worker, WorkerError, call
 from vigpipe.errors import InputError
-from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError, call
 
 
 class Counter:

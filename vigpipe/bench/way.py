@@ -4,15 +4,20 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
+from timm.utils.model import reparameterize_model
+from torch import Tensor, nn
 
-from vigpipe.bench import throughput
 from vigpipe.bench.alone import begin_peak, end_peak
 from vigpipe.bench.pipeline import step_of
+from vigpipe.bench.products import products_of
+from vigpipe.bench.reference import ReferenceVig
 from vigpipe.config.choices import Device, Dtype, Model
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import (
@@ -23,10 +28,13 @@ from vigpipe.launch.device import (
     weight_dtype,
 )
 from vigpipe.launch.join import device_alone
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.vig import VisionGnn
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
-Formulation = Literal["reference", "ours"]
+NUM_CLASSES = 1000
+Formulation = Literal["reference", "ours", "products"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 Mode = Literal["training", "inference"]
 NUM_WARMUP = 3  # steps, in which kernels are compiled and the allocator grows
@@ -40,23 +48,37 @@ class Way:
 
     Attributes:
         formulation: reference is the formulation that everyone uses; ours trains with the steps of
-            `vigpipe train`, and infers with the norms folded into the weights.
+            `vigpipe train`, and infers with the norms folded into the weights; products are the
+            matrix products and convolutions of ours, and nothing else.
         compiled: run the model through torch.compile.
         precision: float32 without any rounding, tf32 (matrix products on tensor cores), or bfloat16
             (autocast: AMP).
         graph: replay CUDA graphs: those of torch.compile (mode reduce-overhead), or, of training
             that is ours, that of --cuda-graph.
+        channels_last: keep the reference's features channels last; on GPUs they always are.
+        frozen: compile for constant weights (torch._inductor.config.freezing), for inference.
+        autotuned: let the compiler measure its kernels (mode max-autotune-no-cudagraphs).
     """
 
     formulation: Formulation
     compiled: bool
     precision: Precision
     graph: bool = False
+    channels_last: bool = False
+    frozen: bool = False
+    autotuned: bool = False
 
     def __str__(self) -> str:
-        compiled = ", compiled" * self.compiled + ", CUDA graph" * self.graph
+        options = {
+            "compiled": self.compiled,
+            "max-autotune": self.autotuned,
+            "frozen": self.frozen,
+            "channels last": self.channels_last,
+            "CUDA graph": self.graph,
+        }
         precision = "TF32" if self.precision == "tf32" else self.precision
-        return f"{self.formulation}{compiled}, {precision}"
+        chosen = [name for name, is_on in options.items() if is_on]
+        return ", ".join([self.formulation, *chosen, precision])
 
 
 @dataclass(frozen=True)
@@ -98,7 +120,7 @@ def training_step(
     config = TrainConfig(
         model=model,
         data="fake",
-        image_size=throughput.VIG_SHAPES[model].img_size[0],
+        image_size=VIG_SHAPES[model].img_size[0],
         batch_size=batch_size,
         epochs=10**6,
         dtype=dtype,
@@ -191,12 +213,80 @@ def release() -> None:
     torch.cuda.empty_cache()  # does nothing where CUDA has not been used
 
 
+def make_model(model_name: str, formulation: Formulation) -> nn.Module:
+    """Make a model in one of the formulations, all with the same weights."""
+    torch.manual_seed(0)
+    model = create_model(model_name, num_classes=NUM_CLASSES)
+    assert isinstance(model, VisionGnn)
+    return ReferenceVig(model) if formulation == "reference" else model
+
+
+def make_step(
+    model_name: str, way: Way, mode: Mode, batch_size: int, device: torch.device
+) -> Callable[[], Tensor]:
+    """Make a training step with AdamW, or a forward in evaluation mode; both return the logits.
+
+    Args:
+        model_name: name of the model.
+        way: how to run it; products are those of such a step.
+        mode: what it does.
+        batch_size: images of a step.
+        device: device to run on.
+    """
+    is_training = mode == "training"
+    model = make_model(model_name, way.formulation).to(device).train(is_training)
+    if not is_training and way.formulation != "reference":
+        model = reparameterize_model(model)  # norms folded into the weights
+    generator = torch.Generator().manual_seed(0)
+    size = VIG_SHAPES[model_name].img_size
+    images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
+    on_gpu = way.formulation == "reference" and device.type == "cuda"  # as torch advises with AMP
+    if way.channels_last or on_gpu:
+        images = images.contiguous(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
+    labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    run = _compiled(model, way) if way.compiled else model
+
+    def autocast() -> Any:  # noqa: ANN401
+        is_narrow = way.precision == "bfloat16"
+        return torch.autocast(device.type, torch.bfloat16) if is_narrow else nullcontext()
+
+    def begin() -> None:
+        if way.compiled and way.graph:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def train_step() -> Tensor:
+        begin()
+        optimizer.zero_grad()
+        with autocast():
+            logits = run(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+        return logits.detach()
+
+    @torch.no_grad()  # frozen weights are constants for it, and not in inference mode
+    def infer() -> Tensor:
+        begin()
+        with autocast():
+            return run(images)
+
+    step = train_step if is_training else infer
+    return products_of(step) if way.formulation == "products" else step
+
+
+def _compiled(model: nn.Module, way: Way) -> Any:  # noqa: ANN401
+    from torch._inductor import config  # takes 2 s
+
+    config.freezing = way.frozen
+    mode = "reduce-overhead" if way.graph else None
+    return torch.compile(model, mode="max-autotune-no-cudagraphs" if way.autotuned else mode)
+
+
 def _make_step(
     model: Model, way: Way, mode: Mode, batch_size: int, device: torch.device
 ) -> Callable[[], object]:
-    dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
     if mode == "training" and way.formulation == "ours":
+        dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
         return training_step(model, batch_size, dtype, way.compiled, device, way.graph)
-    name = "reference" if way.formulation == "reference" else "fused"
-    name += ", compiled" * way.compiled + ", CUDA graph" * way.graph
-    return throughput.make(model, name, dtype, batch_size, mode == "training", device=device)
+    return make_step(model, way, mode, batch_size, device)

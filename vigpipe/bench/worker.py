@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory(prefix="vigpipe-selftest-")
+        self._folder = tempfile.TemporaryDirectory(prefix="vigpipe-worker-")
         self._output = Path(self._folder.name) / "output"
         self._connection, theirs = context.Pipe()
         place = (theirs, str(self._output), os.getpid())
