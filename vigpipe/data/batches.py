@@ -9,7 +9,7 @@ Shapes in a pipeline are fixed, so every micro-batch is padded to the size of th
 Padding (-) carries no label, and the stages drop it before they compute.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,17 @@ class Share:
     def microbatch_size(self) -> int:
         """Samples of a micro-batch, padding included."""
         return -(-self.batch_size // (self.num_microbatches * self.num_replicas))
+
+    def among(self, num_pipelines: int) -> "Share":
+        """Return the first share of an evaluation, whose batches so many pipelines share.
+
+        If these are all replicas, a batch has B samples; else as many as fit into micro-batches of
+        the training's size.
+        """
+        if num_pipelines == self.num_replicas:
+            return replace(self, replica_index=0)
+        size = self.microbatch_size * self.num_microbatches * num_pipelines
+        return Share(size, self.num_microbatches, num_pipelines)
 
     def sizes(self, num_samples: int) -> tuple[int, ...]:
         """Number of samples in each of this replica's micro-batches, without padding.

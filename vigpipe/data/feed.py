@@ -183,11 +183,10 @@ class ImageFeed:
         """
         (name,) = splits
         share, split = self._share, self._source.split(name)
-        if place is not None:
-            share = replace(share, replica_index=place)
-        if num_pipelines not in (None, share.num_replicas):
-            size = share.microbatch_size * share.num_microbatches * num_pipelines
-            share = replace(share, batch_size=size, num_replicas=num_pipelines)
+        index = share.replica_index if place is None else place
+        if num_pipelines is not None:
+            share = share.among(num_pipelines)
+        share = replace(share, replica_index=index)
         num_images = len(split) if most is None else min(len(split), most)
         self._coming = None  # nothing of the training is being read ahead any more
         order = enumerate(plain_order(num_images, share.batch_size))

@@ -23,7 +23,9 @@ from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
+from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
+from vigpipe.job.rows import partial_batch
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
@@ -161,6 +163,21 @@ class ImageJob:
         """Return the number of optimizer steps that visit every training image once."""
         return num_steps(len(self.source.train), self.batch_size(layout))
 
+    def fill(self, layout: Layout, item: int) -> Fill:
+        """Return how many images a step takes, and how many a full one does."""
+        step, replica = divmod(item, layout.num_replicas)
+        batch_size = self.batch_size(layout)
+        before = step % self.steps_per_epoch(layout) * batch_size
+        of_all = min(batch_size, len(self.source.train) - before)
+        first = replica - layout.team_of(replica)[1]
+        shares = [self.share(layout, i) for i in range(first, first + layout.team_size)]
+        samples, full = (sum(sum(s.sizes(n)) for s in shares) for n in (of_all, batch_size))
+        return Fill(samples, full)
+
+    def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
+        """Return how many images a batch of an evaluation has, and how many a full one has."""
+        return Fill(num_samples, self.share(layout, 0).among(num_pipelines).batch_size)
+
     def why_not_recorded(self, layout: Layout) -> str | None:
         """Say why steps cannot be recorded as one CUDA graph; None if they can."""
         num_microbatches = layout.num_microbatches * layout.num_replicas
@@ -246,7 +263,10 @@ class ImageJob:
         self, layout: Layout, item: int, num_samples: int, seconds: float
     ) -> dict[str, float]:
         """Return what the row of a step says of its images."""
-        return {"images_per_second": num_samples / seconds}
+        return {
+            "images_per_second": num_samples / seconds,
+            **partial_batch(self.fill(layout, item)),
+        }
 
     @property
     def fingerprint(self) -> dict[str, object]:

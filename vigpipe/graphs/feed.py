@@ -23,6 +23,7 @@ from vigpipe.graphs.samplers.whole import whole
 from vigpipe.graphs.split.share import Alone, Share, Sharing
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.job.fill import Fill
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.ops.adjacency import Layered
 from vigpipe.parallel.layout import Layout
@@ -284,6 +285,15 @@ def sub_graphs(
     first = of_epoch * per_step(sampler, layout) + place * num_microbatches
     numbers = range(first, first + num_microbatches)
     return epoch + 1, [before + n if n < sampler.shares[share] else None for n in numbers]
+
+
+def fill(item: int, sampler: Sampler, layout: Layout) -> Fill:
+    """Return how many sub-graphs the team of an item takes in a step, and how many in a full one.
+
+    In the last step of an epoch, some may be missing.
+    """
+    samples = sum(1 for _ in _of_team(item, sampler, layout))
+    return Fill(samples, layout.team_size * layout.num_microbatches)
 
 
 def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:

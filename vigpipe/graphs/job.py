@@ -16,7 +16,7 @@ from vigpipe.config.of_jobs import OF_LAYERS, OF_SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
-from vigpipe.graphs.feed import GraphFeed, num_nodes, per_step, steps_per_epoch
+from vigpipe.graphs.feed import GraphFeed, fill, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.merged import MergedGraphModel
@@ -30,7 +30,9 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.graphs.split.share import Alone, ByParts, ByRows, Sharing
+from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
+from vigpipe.job.rows import partial_batch
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model
@@ -263,6 +265,18 @@ class GraphJob:
         """Return the number of optimizer steps that take every sub-graph of an epoch once."""
         return steps_per_epoch(self.sampler, layout)
 
+    def fill(self, layout: Layout, item: int) -> Fill:
+        """Return how many sub-graphs a step takes; none is left out but at the end of an epoch.
+
+        Sub-graphs differ in size by nature, so a step with all of them is a full one, whatever
+        their nodes are.
+        """
+        return fill(item, self.sampler, layout)
+
+    def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
+        """Return that a batch is full: an evaluation has one, the whole graph."""
+        return Fill(num_samples, num_samples)
+
     def why_not_recorded(self, layout: Layout) -> str | None:
         """Say why steps cannot be recorded as one CUDA graph."""
         return "its micro-batches have one size, and sub-graphs have different edges"
@@ -341,7 +355,8 @@ class GraphJob:
     ) -> dict[str, float]:
         """Return what the row of a step says of its nodes."""
         rate = self.num_rows(layout, item, num_samples) / seconds
-        return {"nodes_per_second": rate, "training_nodes": num_samples}
+        of_batch = partial_batch(self.fill(layout, item))
+        return {"nodes_per_second": rate, "training_nodes": num_samples, **of_batch}
 
     @property
     def fingerprint(self) -> dict[str, object]:

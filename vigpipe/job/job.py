@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.fill import Fill
 from vigpipe.job.score import Tally
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.slicing import Slicing
@@ -240,6 +241,25 @@ class Job(Protocol):
         """Return the number of optimizer steps that visit the training data once."""
         ...
 
+    def fill(self, layout: Layout, item: int) -> Fill:
+        """Return how full the batch of a step is.
+
+        Args:
+            layout: the degrees.
+            item: one of the step's items; those of its team are meant too.
+        """
+        ...
+
+    def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
+        """Return how full a batch of an evaluation is.
+
+        Args:
+            layout: the degrees.
+            num_pipelines: how many pipelines share the evaluation.
+            num_samples: of the batch, over all of these.
+        """
+        ...
+
     def why_not_recorded(self, layout: Layout) -> str | None:
         """Say why steps cannot be recorded as one CUDA graph; None if they can."""
         ...
@@ -318,7 +338,10 @@ class Job(Protocol):
     def rates(
         self, layout: Layout, item: int, num_samples: int, seconds: float
     ) -> dict[str, float]:
-        """Return what the row of a step says of its samples; see `num_rows`."""
+        """Return what the row of a step says of its samples; see `num_rows`.
+
+        That of a partial batch also says how full it is (`vigpipe.job.rows.partial_batch`).
+        """
         ...
 
     @property

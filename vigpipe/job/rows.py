@@ -4,7 +4,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vigpipe.job.fill import Fill
+
 RATE = "_per_second"  # ends the name of a row's throughput, which begins with what is counted
+PARTIAL_BATCH, FULL_BATCH = "partial_batch", "full_batch"  # of a step that is not full: see `Fill`
+
+
+def partial_batch(fill: Fill) -> dict[str, float]:
+    """Return what the row of a step says of its batch: nothing if that is full."""
+    if fill.is_full:
+        return {}
+    return {PARTIAL_BATCH: fill.samples, FULL_BATCH: fill.full_batch}
 
 
 def unit_in(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from vigpipe.config.check_job import check_job
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
+from vigpipe.job.fill import Fill
 from vigpipe.job.job import Job
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.slicing import INPUT
@@ -100,6 +101,10 @@ class Run:
         epoch, of_epoch = divmod(step, self.steps_per_epoch)
         epoch = epoch * self.num_subnetworks + replica
         return self.batch_layout, epoch * self.steps_per_epoch + of_epoch
+
+    def fill(self, item: int) -> Fill:
+        """Return how full the batch of an item's step is."""
+        return self.job.fill(*self.in_batches(item))
 
     @property
     def num_steps(self) -> int:

@@ -19,6 +19,7 @@ from vigpipe.config.choices import Track
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.job.rows import FULL_BATCH, PARTIAL_BATCH
 from vigpipe.job.score import SHARES
 from vigpipe.run.folder import METRICS_TABLE, MLFLOW_RUN, TENSORBOARD, WANDB_RUN
 
@@ -30,7 +31,13 @@ _RATES = {
     "images": ("images_per_second",),
     "nodes": ("nodes_per_second", "training_nodes"),
 }
-_COUNTED = ("step", "epoch", *SHARES)  # of a row, which a chart does not show
+_COUNTED = (
+    "step",
+    "epoch",
+    PARTIAL_BATCH,
+    FULL_BATCH,
+    *SHARES,
+)  # of a row, which a chart does not show
 
 
 class Tracker(Protocol):
