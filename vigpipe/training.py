@@ -240,7 +240,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         """Take the step of an item, and tell the user of all steps that are complete."""
         batch = read_batch(rank_state, turn)
         status = wishes_after(batch.step)
-        with rank_state.timed("train", rank_state.step + 1):
+        with rank_state.timed("train", rank_state.step + 1, run.fill(turn.item)):
             step = train_step(rank_state, batch, status)
         untold.append(TrainedBatch(step, batch, turn.item))
         strategy.hear(step.agreement)
@@ -283,7 +283,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
                 return
             record.add_step(row)
             progress.add(*facts, num_samples, run.job.num_rows(*size))
-            if why := slow_data.add(waited, step.seconds):
+            counts = run.fill(trained.item).is_full or not run.fill(0).is_full
+            if counts and (why := slow_data.add(waited, step.seconds)):
                 announce("data", why, step.number)
 
     def save_now() -> None:

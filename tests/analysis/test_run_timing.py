@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from tests.analysis.test_bubble import recorded, rows_of
+from tests.oracle import images_of, shortened, with_images
 from tests.world import run_ranks
 from vigpipe.analysis.bubble import explain_bubble
 from vigpipe.analysis.run_timing import (
@@ -44,13 +45,14 @@ PYRAMID = replace(BASE, model="pvig_cifar_ti", image_size=32, steps=2)
 TIMED = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
 
 
-def trained(config: TrainConfig, rank: int) -> RankState:
+def trained(config: TrainConfig, rank: int, run: Run | None = None) -> RankState:
     """Train every step, and evaluate two batches where it is timed."""
     torch.set_num_threads(1)
-    run = prepare(config, torch.float32)
+    run = run or prepare(config, torch.float32)
     rank_state = make_rank_state(run, rank, CPU, make_recorder(run, rank, CPU))
     for batch in batches(rank_state):
-        with rank_state.timed("train", rank_state.step + 1):
+        fill = run.fill(batch.step * run.layout.num_replicas)
+        with rank_state.timed("train", rank_state.step + 1, fill):
             train_step(rank_state, batch)
     if config.timing:
         busy = rank_state.busy_seconds
@@ -229,6 +231,36 @@ def test_timing_changes_no_bit_with_replicas():
                 assert kinds.count("all-reduce") == (2 if config.sync == "ddp" else 1)
 
 
+def timed_with_few_images(rank: int, world_size: int, config: TrainConfig) -> Timing | None:
+    clocks, run = read_clocks(), prepare(config, torch.float32)
+    run = with_images(run, shortened(images_of(run), 11, 11))
+    return gather_timing(trained(config, rank, run), clocks)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("layout", [{"stages": 2}, {"dp": 2}])
+def test_partial_batches_are_recorded_apart_on_all_ranks(layout):
+    """Eleven images in batches of 8: every other step has 3 of them."""
+    config = replace(BASE, **(TIMED | {"timing_steps": 2}), **layout, microbatches=2, steps=7)
+    (timing,) = [t for t in run_ranks(timed_with_few_images, 2, config) if t is not None]
+    of_steps = {row.step: (row.samples, row.full_batch) for row in timing.rows}
+    train = {row.step: row.samples for row in timing.rows if row.phase == "train"}
+    assert train == {2: 3, 3: 8, 4: 3, 5: 8}  # and none after that
+    assert {full for _, full in of_steps.values()} == {8}
+    for rank in range(2):
+        assert [step.step for step in timing.steps["train"][rank]] == [3, 5]
+        assert all(step.events for step in timing.steps["train"][rank])
+    own = [r for r in timing.rows if r.rank == 0 and r.name == "step" and r.phase == "train"]
+    expected = sum(row.seconds for row in own if row.step in (3, 5)) / 2
+    assert timing.accounts[0].step_seconds == pytest.approx(expected)
+    assert (timing.bubble is None) == ("dp" in layout)
+    summary = timing.summary()
+    assert summary["step_seconds"]["count"] == 2
+    assert [(b["phase"], b["samples"]) for b in summary["partial_batches"]] == [
+        *(("train", 3), ("test", 3)),
+    ]
+
+
 def timed_by_drifting_clocks(rank: int, world_size: int, config: TrainConfig) -> Timing | None:
     """Rank 1's clock is 5 s ahead at the start, and gains 0.1 s every second."""
     real = time.perf_counter
@@ -394,8 +426,9 @@ def test_timing_costs_what_the_rank_pays_that_pays_most(monkeypatch):
     )
     recorder.take_rows = lambda: rows
     monkeypatch.setattr("vigpipe.analysis.run_timing.stamp_seconds", lambda clock, device: 0.003)
+    job = SimpleNamespace(unit="images")
     rank_state: Any = SimpleNamespace(
-        recorder=recorder, device=CPU, run=SimpleNamespace(layout=layout), is_writer=True
+        recorder=recorder, device=CPU, run=SimpleNamespace(layout=layout, job=job), is_writer=True
     )
     timing = gather_timing(rank_state, read_clocks())
     assert timing is not None

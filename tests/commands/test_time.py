@@ -6,10 +6,12 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from statistics import fmean, median
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.small_digits import write_small_digits
 from tests.world import run_command
 from vigpipe.cli import main
 
@@ -41,6 +43,10 @@ KEYS = {
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "timing.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def read_summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
 
 
 def assert_written(folder: Path, num_ranks: int, num_timed: int) -> dict:
@@ -127,6 +133,73 @@ def test_no_more_steps_are_timed_than_asked_for(tmp_path):
     arguments = ["time", *SMALL, *SHORT, "--timing-steps", "1", "--test-batches", "1"]
     assert main([*arguments, "--out", str(folder)]) == 0
     assert {row["step"] for row in rows(folder)} == {"2"}
+
+
+def seconds_by_fill(folder: Path, phase: str) -> dict[str, list[float]]:
+    """Of the steps in timing.csv, by the samples of their batches."""
+    seconds: dict[str, list[float]] = {}
+    for row in rows(folder):
+        if (row["phase"], row["name"]) == (phase, "step"):
+            seconds.setdefault(row["samples"], []).append(float(row["seconds"]))
+    return seconds
+
+
+def test_time_tells_full_and_partial_batches_apart(tmp_path, capsys):
+    # Once the median was over both kinds, here of 100 and 44 images, and so that of neither.
+    write_small_digits(tmp_path)
+    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "100"]
+    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
+    assert main(["time", *options, "--steps", "7", "--out", str(folder)]) == 0
+    seconds, timing = seconds_by_fill(folder, "train"), read_summary(folder)["timing"]
+    assert {samples: len(own) for samples, own in seconds.items()} == {"44": 3, "100": 3}
+    # 6 full batches after the warm-up, every other one timed; the partial ones are in addition.
+    assert read_summary(folder)["steps"] == 13
+    assert timing["step_seconds"]["median"] == pytest.approx(median(seconds["100"]), abs=1e-8)
+    assert timing["step_seconds"]["count"] == 3
+    (partial,) = timing["partial_batches"]
+    assert (partial["phase"], partial["samples"], partial["full_batch"]) == ("train", 44, 100)
+    assert partial["step_seconds"]["median"] == pytest.approx(median(seconds["44"]), abs=1e-8)
+    (account,) = timing["accounting"]
+    assert account["step_seconds"] == pytest.approx(fmean(seconds["100"]), abs=1e-8)
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    untimed = [row["step_seconds"] for row in metrics if row["step"] in (5, 9, 13)]
+    assert timing["median_seconds"]["untimed"] == pytest.approx(median(untimed))
+    assert [row["partial_batch"] for row in metrics if "partial_batch" in row] == [44] * 6
+    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    traced = {e["args"]["step"] for e in trace if e.get("cat") == "span"}
+    assert traced == {3, 7, 11}
+    assert json.loads((folder / "timeline.json").read_text())["step"] == 11
+    for printed in (capsys.readouterr().out, (folder / "timing.md").read_text()):
+        assert "3 steps with full batches after a warm-up of 1: median" in printed
+        assert "Partial batch of 44 of 100 samples: 3 training steps, median " in printed
+
+
+def test_no_more_full_batches_are_timed_than_asked_for(tmp_path):
+    write_small_digits(tmp_path)
+    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "10"]
+    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "0"]
+    options += ["--no-trace", "--timing-steps", "20", "--epochs", "2"]
+    assert main(["train", *options, "--timing", "--out", str(folder)]) == 0
+    counts = {samples: len(own) for samples, own in seconds_by_fill(folder, "train").items()}
+    assert counts == {"10": 20, "4": 1}
+    # Each of two evaluations has two batches of 10 and one of 4.
+    assert {s: len(own) for s, own in seconds_by_fill(folder, "test").items()} == {"10": 4, "4": 2}
+    assert [b["samples"] for b in read_summary(folder)["timing"]["partial_batches"]] == [4, 4]
+
+
+def test_a_run_of_partial_batches_only_says_so(tmp_path, capsys):
+    write_small_digits(tmp_path)
+    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "500"]
+    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
+    assert main(["time", *options, "--steps", "4", "--out", str(folder)]) == 0
+    summary = read_summary(folder)
+    assert (summary["steps"], summary["timing"]["step_seconds"]["count"]) == (4, 2)
+    assert summary["timing"]["median_seconds"].keys() == {"timed", "untimed"}
+    printed = capsys.readouterr().out
+    assert "2 steps after a warm-up of 1: median" in printed
+    words = "Partial batch of 144 of 500 samples: 2 training steps, median "
+    assert words in printed
+    assert "no full training step was timed, so other figures are of this one." in printed
 
 
 def test_train_with_timing_and_trace(tmp_path, capsys):

@@ -4,8 +4,11 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from vigpipe.job.fill import Fill
+from vigpipe.job.rows import partial_batch
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.folder import LOCK
 from vigpipe.run.record import RunRecord
@@ -14,6 +17,7 @@ from vigpipe.timing.recorder import Row
 from vigpipe.timing.tables import statistics, step_statistics, write_rows
 
 NUM_STEPS, NUM_WARMUP, NUM_TESTS, NUM_BLOCKS = 30, 10, 3, 4
+FULL = 100  # samples of a full batch
 COMMIT = "0123456789abcdef0123456789abcdef01234567+"
 FORWARD, BACKWARD, TRANSFER = 0.010, 0.019, 0.001  # seconds of a micro-batch on one stage
 SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation": 0.3, "/ffn": 0.35}
@@ -53,8 +57,17 @@ def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float
     return spans
 
 
-def rows_of(spans: list[Span], phase, step: int, num_stages: int, shares=SHARES) -> Iterator[Row]:
+def rows_of(
+    spans: list[Span], phase, step: int, num_stages: int, shares=SHARES, samples: int = FULL
+) -> Iterator[Row]:
     """What timing.csv says of one step."""
+    for row in _full_rows_of(spans, phase, step, num_stages, shares):
+        yield replace(row, samples=samples, full_batch=FULL)
+
+
+def _full_rows_of(
+    spans: list[Span], phase, step: int, num_stages: int, shares: dict[str, float]
+) -> Iterator[Row]:
     for rank in sorted({span.rank for span in spans}):
         own = [span for span in spans if span.rank == rank]
         replica, stage = divmod(rank, num_stages)
@@ -93,6 +106,8 @@ def write_run(
     validated: bool = False,
     predicted: bool = True,
     graph: bool = False,
+    partial: int | None = None,
+    told: bool = True,
 ) -> Path:
     """Write all files of a run and return its folder.
 
@@ -108,6 +123,9 @@ def write_run(
         validated: with scores of validation images.
         predicted: with a predicted timeline.
         graph: of nodes instead of images: 100 a step, of which 60 are trained on.
+        partial: samples of the last batch of an epoch and of the test images; the steps take as
+            much less time. None if they are full.
+        told: whether the files say which batches are partial, as those of earlier versions do not.
     """
     folder.mkdir(parents=True)
     layout = Layout(stages, microbatches, replicas)
@@ -119,6 +137,8 @@ def write_run(
     spans = gpipe(stages, replicas, microbatches, slow)
     for step in range(1, NUM_STEPS + 1):
         wobble = 1 + 0.04 * ((step * 7919) % 11) / 11  # the same in every run of the tests
+        samples = partial if partial and step % 15 == 0 else FULL
+        wobble *= samples / FULL
         now = [s._replace(start=s.start * wobble, end=s.end * wobble) for s in spans]
         seconds = step_seconds(now)
         record.add(
@@ -128,14 +148,15 @@ def write_run(
             lr=4e-3,
             step_seconds=seconds,
             **(
-                {"nodes_per_second": 100 / seconds, "training_nodes": 60}
+                {"nodes_per_second": samples / seconds, "training_nodes": 0.6 * samples}
                 if graph
-                else {"images_per_second": 100 / seconds}
+                else {"images_per_second": samples / seconds}
             ),
+            **(partial_batch(Fill(samples, FULL)) if told else {}),
             data_seconds=seconds / 8,
         )
         if step > NUM_WARMUP:
-            rows += rows_of(now, "train", step, stages, shares)
+            rows += rows_of(now, "train", step, stages, shares, samples)
         if step % 15 == 0:
             ema = {"loss": 1.0, "top1": 0.02 * step, "top5": 0.95}
             test = {
@@ -152,9 +173,13 @@ def write_run(
             record.add(epoch=step // 15, **(_of_nodes(row) if graph else row))
     for batch in range(1, NUM_TESTS + 1):
         forward = [span for span in spans if span.kind in ("forward", "wait input")]
-        rows += rows_of(forward, "test", batch, stages, shares)
+        samples = partial if partial and batch == NUM_TESTS else FULL
+        now = [s._replace(end=s.start + s.seconds * samples / FULL) for s in forward]
+        rows += rows_of(now, "test", batch, stages, shares, samples)
     if timed:
         write_rows(rows, folder / "timing.csv")
+        if not told:
+            cut_off_columns(folder / "timing.csv")
         expected = gpipe(stages, replicas, microbatches, 1.0) if predicted else []
         timeline = {"step": 20, "microbatches": microbatches, "clock_error_seconds": 2e-5}
         timeline |= {"measured": spans, "predicted": expected}
@@ -197,6 +222,12 @@ def _of_nodes(row: dict) -> dict:
         for name, value in row.items()
     }
     return {**turned, "micro_f1": row["top1"]}
+
+
+def cut_off_columns(path: Path) -> None:
+    """Turn timing.csv into that of a version that did not tell how full batches were."""
+    lines = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
 
 
 @contextlib.contextmanager

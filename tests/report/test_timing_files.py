@@ -1,13 +1,16 @@
 """What is read of a timed run's files, and what is refused."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.report.runs import NUM_STEPS, NUM_WARMUP, gpipe, write_run
 from vigpipe.errors import InputError
-from vigpipe.report.fields import parse_object
+from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.timing_files import COLUMNS, read_timing
+from vigpipe.timing.tables import step_statistics
 
 
 def read(folder):
@@ -33,6 +36,26 @@ def test_everything_that_was_written_is_read(tmp_path):
     assert timing.step_seconds["count"] == NUM_STEPS - NUM_WARMUP
     assert timing.peak_bytes[3] == 653_000_000
     assert timing.overhead == 0.0042
+
+
+def test_files_from_before_batches_were_told_are_read_and_every_step_counts(tmp_path):
+    told, old = (
+        read(write_run(tmp_path / str(told), partial=28, told=told)) for told in (True, False)
+    )
+    assert told is not None
+    assert old is not None
+    assert {row.samples for row in told.rows} == {100, 28}
+    assert [replace(row, samples=0, full_batch=0) for row in told.rows] == list(old.rows)
+    assert all(row.is_full for row in old.rows)
+
+
+def test_the_rows_of_a_published_result_are_read():
+    folder = Path(__file__).parents[2] / "results" / "2026-11-21-time-vig-ti-2core"
+    timing = read_timing(folder, Fields({}, ""))
+    assert timing is not None
+    found = step_statistics(timing.rows, "train")
+    assert found is not None
+    assert found.count == 5
 
 
 def test_what_a_run_of_one_stage_cannot_tell_is_nothing(tmp_path):
@@ -75,6 +98,8 @@ def test_a_last_row_cut_short_is_left_out(tmp_path):
         ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,up,1,0.5\n", "line 2: is not a row"),
         ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,inf\n", "line 2: is not a row"),
         ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1\n\n", "line 2: is not a row"),
+        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,0.5\n\n", "line 2: is not a row"),
+        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,0.5,a,9\n\n", "line 2: is not a row"),
         ("timeline.json", "{", "is not JSON"),
         ("timeline.json", "{}", "step must be a whole number"),
         ("timeline.json", [[0, "forward", 0.0, 1.0]], r"measured\[0\] must be \[rank, kind"),

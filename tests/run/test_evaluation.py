@@ -90,6 +90,8 @@ def test_only_test_images_are_timed_as_test_batches():
     assert recorder is not None
     evaluate_all(make_rank_state(run, 0, CPU, recorder))
     assert [step.step for step in recorder.steps["test"]] == [1, 2, 3]  # of 20 images, not of 30
+    of_batches = {row.step: (row.samples, row.full_batch) for row in recorder.take_rows()}
+    assert of_batches == {1: (8, 8), 2: (8, 8), 3: (4, 8)}
 
 
 def test_a_row_and_a_line_tell_which_images_a_score_is_of():

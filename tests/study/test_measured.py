@@ -17,6 +17,7 @@ from tests.report.runs import (
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.study.measured import read_measured
+from vigpipe.timing.recorder import Phase
 
 LAYOUT = Layout(2, 4, 2)
 
@@ -79,10 +80,23 @@ def test_the_all_reduce_is_that_of_the_copy_that_comes_last(folder):
     kept = [line for line in lines if ",all-reduce," not in line]
     # Seconds by rank: of stage 0 the copies take 0.1 and 0.3, of stage 1 0.2 and 0.25.
     for rank, seconds in enumerate((0.1, 0.2, 0.3, 0.25)):
-        kept += [f"train,{s},{rank},{rank // 2},-1,all-reduce,,1,{seconds}" for s in (11, 12)]
+        kept += [f"train,{s},{rank},{rank // 2},-1,all-reduce,,1,{seconds},1,1" for s in (11, 12)]
     (folder / "timing.csv").write_text("\n".join(kept) + "\n")
     measured = read_measured(folder, "2x2x4", LAYOUT, 1)
     assert measured.all_reduce_seconds == pytest.approx((0.2, 0.3))
+
+
+def test_partial_batches_do_not_count(folder, tmp_path):
+    partial = write_run(tmp_path / "partial", stages=2, replicas=2, microbatches=4, partial=28)
+    (partial / "trace.json").write_text((folder / "trace.json").read_text())
+    whole, measured = (read_measured(path, "2x2x4", LAYOUT, 1) for path in (folder, partial))
+    last_batches: dict[Phase, tuple[int, ...]] = {"train": (15, 30), "test": (3,)}
+    for phase, last in last_batches.items():
+        expected = {n: s for n, s in whole.step_seconds[phase].items() if n not in last}
+        assert measured.step_seconds[phase] == pytest.approx(expected)
+    assert len(measured.block_seconds["train"]) == NUM_BLOCKS * (NUM_STEPS - NUM_WARMUP - 2)
+    assert len(measured.readout_seconds["test"]) == 2
+    assert len(measured.losses) == NUM_STEPS
 
 
 def test_latency_is_from_first_forward_to_last_of_every_copy(folder):

@@ -195,6 +195,54 @@ def test_regions_are_kept_one_by_one_in_the_last_steps_only():
     assert all(step.spans for step in recorder.steps["train"])
 
 
+def steps_of(num_warmup: int, num_steps: int, batches: str) -> Recorder:
+    """A recorder of steps, F with full and p with partial batches."""
+    recorder = make(num_warmup, num_steps)
+    for number, batch in enumerate(batches):
+        with recorder.step("train", number, 1000 if batch == "F" else 280, 1000):
+            recorder.enter("forward", 0, 0)
+            recorder.region("stem", abs, (-1,))
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ("FFFFFFFF", " FFF    "),
+        ("FpFpFpFpFpFp", " pFpFpF     "),
+        ("pppppppp", " ppp    "),
+        ("FppppFpFF", " ppp F FF"),  # as many partial ones at most
+    ],
+)
+def test_partial_batches_take_no_recorded_step_away_from_full_ones(batches, expected):
+    recorder = steps_of(1, 3, batches)
+    numbers = [step.step for step in recorder.steps["train"]]
+    assert numbers == [number for number, kind in enumerate(expected) if kind != " "]
+    assert [step.is_full for step in recorder.steps["train"]] == [
+        kind == "F" for kind in expected if kind != " "
+    ]
+    for row in recorder.take_rows():
+        assert (row.samples, row.full_batch) == (1000 if row.is_full else 280, 1000)
+        assert row.is_full == (batches[row.step] == "F")
+
+
+def test_regions_are_kept_one_by_one_in_the_last_steps_of_each_kind_of_batch():
+    steps = steps_of(0, 9, "FF" + "pF" * (NUM_CLOSE_STEPS + 1)).steps["train"]
+    for is_full in (True, False):
+        kept = [bool(step.events) for step in steps if step.is_full == is_full]
+        assert kept[-NUM_CLOSE_STEPS:] == [True] * NUM_CLOSE_STEPS
+        assert not any(kept[:-NUM_CLOSE_STEPS])
+
+
+def test_stamps_are_those_of_a_full_batch():
+    recorder = make()
+    for samples in (280, 1000, 280):
+        with recorder.step("train", samples, samples, 1000):
+            for microbatch in range(samples // 200):
+                recorder.enter("forward", 0, microbatch)
+    assert recorder.num_stamps == 1 + 5
+
+
 def test_stamps_are_counted_of_training_steps():
     # Once a test batch, which has no backward, stood for the steps.
     recorder = make()

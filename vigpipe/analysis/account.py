@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vigpipe.parallel.layout import Layout
 from vigpipe.spans import COMPUTE, KINDS, WAITING
+from vigpipe.timing.partial import full_batches
 from vigpipe.timing.recorder import Row
 
 # What the time of a step is divided into. Forwards and backwards together are "compute"; what no
@@ -14,7 +15,9 @@ PARTS = ("compute", *(kind for kind in KINDS if kind not in COMPUTE), "unaccount
 
 @dataclass(frozen=True)
 class Account:
-    """Where the time of one rank's training steps goes: means over the timed steps, in seconds.
+    """Where the time of one rank's training steps goes: means over timed steps, in seconds.
+
+    The steps are those with full batches, or all of them if none has one.
 
     Attributes:
         rank: position in the world.
@@ -50,7 +53,7 @@ def make_accounts(rows: Sequence[Row], layout: Layout) -> list[Account]:
     """Make every rank's account of the training steps from the rows of timing.csv."""
     totals: dict[int, dict[str, float]] = {}
     steps: dict[int, set[int]] = {}
-    for row in rows:
+    for row in full_batches(rows):
         if row.phase == "train" and (row.name == "step" or row.name in KINDS):
             rank_totals = totals.setdefault(row.rank, {})
             rank_totals[row.name] = rank_totals.get(row.name, 0.0) + row.seconds

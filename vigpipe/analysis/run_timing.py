@@ -14,6 +14,7 @@ from tabulate import tabulate
 from vigpipe.analysis.account import PARTS, Account, make_accounts
 from vigpipe.analysis.bubble import Bubble, explain_bubble, mean_times, predicted_spans
 from vigpipe.files.atomic import write_atomically
+from vigpipe.job.fill import members
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import Run
@@ -22,8 +23,15 @@ from vigpipe.run.rank import RankState
 from vigpipe.spans import Span
 from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_0, read_clocks
 from vigpipe.timing.cost import stamp_seconds
+from vigpipe.timing.partial import partial_batches, partial_sentence
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
-from vigpipe.timing.tables import step_statistics, study_table, tables, write_rows
+from vigpipe.timing.tables import (
+    statistics,
+    step_statistics,
+    study_table,
+    tables,
+    write_rows,
+)
 from vigpipe.timing.timeline import draw_timeline
 from vigpipe.timing.trace import write_trace
 
@@ -36,11 +44,13 @@ class Timing:
         layout: degrees of parallelism and the schedule.
         num_warmup: steps that were left out before the first recorded one.
         rows: rows of timing.csv, of all ranks.
-        steps: recorded steps by phase and rank, all on the clock of rank 0.
+        steps: recorded steps by phase and rank, all on the clock of rank 0; those with full
+            batches, or all of them if none has one.
         clock_error_seconds: how far the times of one event on two ranks may be apart; see
             `vigpipe.timing.clock.clock_error`.
         overhead: share of a step that timing itself costs, of the rank that it costs most.
         peak_bytes: peak memory of every rank, in bytes.
+        members: what batches are made of, see `vigpipe.job.fill.members`.
     """
 
     layout: Layout
@@ -50,6 +60,7 @@ class Timing:
     clock_error_seconds: float
     overhead: float
     peak_bytes: list[int]
+    members: str = "samples"
 
     @cached_property
     def accounts(self) -> list[Account]:
@@ -63,7 +74,7 @@ class Timing:
 
     @property
     def measured_spans(self) -> list[Span]:
-        """Spans of the last recorded training step on all ranks."""
+        """Spans of the last recorded training step with a full batch on all ranks."""
         last = [steps[-1].spans for steps in self.steps["train"].values() if steps]
         return [span for spans in last for span in spans]
 
@@ -78,6 +89,15 @@ class Timing:
         return {
             "warmup_steps": self.num_warmup,
             "step_seconds": None if train is None else asdict(train),
+            "partial_batches": [
+                {
+                    "phase": batch.phase,
+                    "samples": batch.samples,
+                    "full_batch": batch.full_batch,
+                    "step_seconds": asdict(statistics(batch.seconds)),
+                }
+                for batch in partial_batches(self.rows)
+            ],
             "overhead": self.overhead,
             "clock_error_seconds": self.clock_error_seconds,
             "accounting": [account.as_table() for account in self.accounts],
@@ -128,7 +148,7 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     own = (
         rows,
         {
-            phase: [_on_rank_0(step, *own_clocks) for step in kept]
+            phase: [_on_rank_0(step, *own_clocks) for step in _full_ones(kept)]
             for phase, kept in recorder.steps.items()
         },
         recorder.num_stamps * stamp_seconds(recorder.clock, rank_state.device),
@@ -150,7 +170,13 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
         clock_error_seconds=clock_error(first_clocks, last_clocks),
         overhead=0.0 if train is None else max(cost for *_, cost, _ in by_rank) / train.median,
         peak_bytes=[peak for *_, peak in by_rank],
+        members=members(rank_state.run.job.unit),
     )
+
+
+def _full_ones(steps: Sequence[Step]) -> Sequence[Step]:
+    """Return the steps with full batches; all of them if none has one. Ranks do the same."""
+    return [step for step in steps if step.is_full] or steps
 
 
 def _on_rank_0(step: Step, first: ClockReading, last: ClockReading) -> Step:
@@ -237,16 +263,23 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     """
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")
+    partial = partial_batches(timing.rows)
+    has_others = any(batch.phase == "train" and not batch.are_counted for batch in partial)
+    of_full = " with full batches" if has_others else ""
     sections: list[str] = []
     if train is None:
         sections.append(f"No step was timed: the run ended in the warm-up of {timing.num_warmup}.")
     else:
         sections.append(
-            f"{train.count} steps after a warm-up of {timing.num_warmup}: median "
+            f"{train.count} steps{of_full} after a warm-up of {timing.num_warmup}: median "
             f"{1e3 * train.median:.3f} ms, {1e3 * train.min:.3f} to {1e3 * train.max:.3f} ms; a "
             "step lasts as long as its slowest rank. Timing itself costs "
             f"{timing.overhead:.2%} of a step."
         )
+    if partial:
+        sections.append(f"{heading}Partial batches")
+        sections += [partial_sentence(batch, timing.members) for batch in partial]
+    if train is not None:
         sections += [f"{heading}Where a step goes", account_table(timing.accounts, fmt)]
     bubble = timing.bubble
     if bubble is not None:

@@ -1,6 +1,7 @@
 """The command `vigpipe time`: time a few steps and test batches, down to the parts of blocks."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -25,47 +26,53 @@ from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
+_Seconds = tuple[list[float], list[float]]  # of steps: timed, untimed
+
 
 def time_steps(
     run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
 ) -> None:
     """Time the steps of a run as one of its ranks.
 
-    Every other step runs untimed, to show what timing costs.
+    Every other step runs untimed, to show what timing costs; full and partial batches are counted
+    apart for that.
 
     Args:
-        run: the run; its number of steps is that of all steps, timed and untimed.
+        run: the run; its number of steps is that of all steps, timed and untimed, but for partial
+            batches after the warm-up, which are taken in addition.
         rank: position in the world.
         device: device of this rank.
         folder: folder of the run's files.
         num_test_batches: batches of the evaluation, the warm-up included.
     """
-    started = time.perf_counter()
+    started, run = time.perf_counter(), _with_full_batches(run)
     recorder = make_recorder(run, rank, device)
     assert recorder is not None
     rank_state = make_rank_state(run, rank, device, recorder)
     record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[bool, _Seconds] = {True: ([], []), False: ([], [])}
     loss = None
     clocks = read_clocks()
     for number, batch in enumerate(batches(rank_state)):
-        since = number - recorder.num_warmup
-        is_timed = since < 0 or since % 2 == 0
+        item = batch.step * run.layout.num_replicas
+        fill = run.fill(item)
+        timed, untimed = seconds[fill.is_full]
+        is_warmup = number < recorder.num_warmup
+        is_timed = is_warmup or len(timed) == len(untimed)
         start = time.perf_counter()
         if is_timed:
-            with rank_state.timed("train", rank_state.step + 1):
+            with rank_state.timed("train", rank_state.step + 1, fill):
                 step = train_step(rank_state, batch)
         else:
             step = train_step(rank_state, batch)
         complete_step(rank_state)
         synchronize(device)
         loss, step_seconds = step.loss, time.perf_counter() - start
-        if 0 <= since < 2 * recorder.num_steps:
-            seconds[is_timed].append(step_seconds)
+        if not is_warmup:
+            (timed if is_timed else untimed).append(step_seconds)
         if record is not None and loss is not None:
             waited = step.agreement.data_seconds
             facts = rank_state.step, run.course.epoch(batch.step), loss, step.lr
-            item = batch.step * run.layout.num_replicas
             rates = run.job.rates(run.layout, item, batch.num_samples, step_seconds)
             record.add_step(step_row(*facts, step_seconds, rates, waited))
     scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
@@ -74,10 +81,11 @@ def time_steps(
     compression, sent = gather_compression(rank_state), gather_sent(rank_state)
     if record is None or timing is None or scores is None:
         return
+    of_full = seconds[True] if any(seconds[True]) else seconds[False]
     medians = {
-        name: median(seconds[is_timed])
-        for name, is_timed in (("timed", True), ("untimed", False))
-        if seconds[is_timed]  # a single step after the warm-up is timed, and none untimed
+        name: median(of_kind[: recorder.num_steps])
+        for name, of_kind in zip(("timed", "untimed"), of_full, strict=True)
+        if of_kind  # a single step after the warm-up is timed, and none untimed
     }
     of_test = Scores(scores["test"], None)
     summary = summarize(rank_state, of_test, loss, started, compression=compression, sent=sent)
@@ -92,3 +100,15 @@ def time_steps(
             f"{1e3 * timed:.3f} ms: {timed / untimed - 1:+.2%}."
         )
     print(where_the_rest_is(folder, run.config.trace))
+
+
+def _with_full_batches(run: Run) -> Run:
+    """Add steps to a run until those with partial batches take none of its timed steps away."""
+    wanted, warmup = run.config.steps, run.config.timing_warmup
+    if wanted is None or not run.fill(0).is_full:  # the first batch of an epoch is the fullest
+        return run
+    num_steps, num_full = warmup, 0
+    while num_full < wanted - warmup:
+        num_full += run.fill(num_steps * run.layout.num_replicas).is_full
+        num_steps += 1
+    return replace(run, config=replace(run.config, steps=max(wanted, num_steps)))

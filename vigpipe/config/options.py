@@ -279,7 +279,8 @@ class TrainConfig:
         timing: time the steps, the stages and the regions inside blocks, and account for the
             pipeline bubble.
         timing_warmup: number of first steps, and of first test batches, that are not timed.
-        timing_steps: number of steps, and of test batches, that are timed after the warm-up.
+        timing_steps: number of steps with full batches, and of full test batches, that are timed
+            after the warm-up; partial ones between them are timed apart.
         trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
         seed: seed of the weights, the order of the data, the random masks and the validation
             images.

@@ -165,7 +165,8 @@ class TimeConfig(TrainConfig):
     """Options of `vigpipe time`: those of train; every second step after the warm-up is timed.
 
     Attributes:
-        steps: number of optimizer steps, including the warm-up.
+        steps: number of optimizer steps, including the warm-up; after that, partial batches are
+            taken in addition.
         test_batches: number of batches to evaluate, including the warm-up.
     """
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 
 from vigpipe.analysis.account import PARTS
 from vigpipe.analysis.bubble import Bubble
+from vigpipe.job.fill import members
 from vigpipe.report import charts, durations
 from vigpipe.report.charts import as_html
 from vigpipe.report.comparison import bubble_line
@@ -21,6 +22,7 @@ from vigpipe.report.read import ReportedRun
 from vigpipe.report.terms import explain
 from vigpipe.report.timing_files import PHASES, ReportedTiming
 from vigpipe.timing.boxes import explanation, places_of_stages
+from vigpipe.timing.partial import partial_batches, partial_sentence
 from vigpipe.timing.tables import slowest
 
 PHASE_NAMES = {"train": "Training steps", "test": "Test batches"}
@@ -35,12 +37,13 @@ def has_times(run: ReportedRun) -> bool:
     return timing is not None and bool(timing.rows or timing.accounts or _has_timeline(timing))
 
 
-def time_sections(timing: ReportedTiming, index: int) -> Iterator[str]:
+def time_sections(timing: ReportedTiming, index: int, unit: str = "images") -> Iterator[str]:
     """Make the HTML about one run's time.
 
     Args:
         timing: what its timing files hold.
         index: position of the run in the page, which makes the names of its charts unique.
+        unit: what the run counts: images or nodes.
     """
     missing = _missing(timing)
     if missing:
@@ -49,6 +52,7 @@ def time_sections(timing: ReportedTiming, index: int) -> Iterator[str]:
             "comes to its end has.",
             "note",
         )
+    yield from _partial_batches(timing, unit)
     yield from _bubble(timing, index)
     yield from _timeline(timing, index)
     yield from _durations(timing, index)
@@ -65,6 +69,14 @@ def _missing(timing: ReportedTiming) -> list[str]:
         "table of stages, blocks and readout": timing.rows,
     }
     return [name for name, content in sections.items() if not content]
+
+
+def _partial_batches(timing: ReportedTiming, unit: str) -> Iterator[str]:
+    batches = partial_batches(timing.rows)
+    if batches:
+        yield "<h3>Partial batches</h3>"
+    for batch in batches:
+        yield paragraph(partial_sentence(batch, members(unit)))
 
 
 def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
@@ -130,12 +142,18 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
     warmup = f" after {timing.warmup_steps} of warm-up" if timing.warmup_steps is not None else ""
     phases = {phase: slowest(timing.rows, phase) for phase in PHASES}
     phases = {phase: seconds for phase, seconds in phases.items() if seconds}
+    counts_partial = {b.phase: b.are_counted for b in partial_batches(timing.rows)}
     for number, (phase, seconds) in enumerate(phases.items()):
         yield f"<h3>{PHASE_NAMES[phase]}</h3>"
-        yield paragraph(
+        caption = (
             f"Milliseconds a step{warmup}, all its micro-batches together, on the rank that took "
-            "longest.",
+            "longest."
         )
+        if phase in counts_partial:
+            caption += (
+                " All are partial batches." if counts_partial[phase] else " Full batches only."
+            )
+        yield paragraph(caption)
         stacked = {d: durations.stacked_medians(seconds, d) for d in DIRECTIONS}
         stacked = {direction: parts for direction, parts in stacked.items() if parts}
         if stacked:

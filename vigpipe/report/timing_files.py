@@ -14,7 +14,9 @@ from vigpipe.spans import KINDS, Kind, Span
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import DIRECTIONS
 
-COLUMNS = ",".join(field.name for field in fields(Row))
+_NAMES = [field.name for field in fields(Row)]
+COLUMNS = ",".join(_NAMES)
+_OLD_COLUMNS = ",".join(_NAMES[:-2])  # of runs that did not tell how full their batches were
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,17 @@ def read_timing(folder: Path, summary: Fields) -> ReportedTiming | None:
 def _read_rows(path: Path) -> tuple[Row, ...]:
     lines = read_text(path, MOST_ROWS).splitlines(keepends=True)
     header = lines[0].strip() if lines else ""
-    if header != COLUMNS:
+    if header not in (COLUMNS, _OLD_COLUMNS):
         raise InputError(f"{path}: the columns must be {COLUMNS}, are {header[:80] or 'missing'}")
     rows: list[Row] = []
     for number, line in enumerate(lines[1:], 2):
-        row = _row(line.strip().split(","))  # no name that vigpipe writes has a comma
+        values = line.strip().split(",")  # no name that vigpipe writes has a comma
+        row = _row(values) if len(values) == 1 + header.count(",") else None
         if row is None:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the run was killed while it wrote
             raise InputError(
-                f"{path}, line {number}: is not a row of {COLUMNS}: "
+                f"{path}, line {number}: is not a row of {header}: "
                 f"{line.strip()[:80] or 'empty'}; run vigpipe train --timing anew"
             )
         rows.append(row)
@@ -112,12 +115,13 @@ def _read_rows(path: Path) -> tuple[Row, ...]:
 def _row(values: list[str]) -> Row | None:
     """Read the values of a line of timing.csv; None if they are not a row."""
     try:
-        phase, step, rank, replica, stage, name, direction, count, seconds = values
+        phase, step, rank, replica, stage, name, direction, count, seconds, *of_batch = values
         numbers = (int(step), int(rank), int(replica), int(stage or -1))
         total = float(seconds)
         if phase not in PHASES or direction not in DIRECTIONS or not math.isfinite(total):
             return None
-        return Row(cast(Phase, phase), *numbers, name, direction, int(count), total)
+        amounts = map(int, of_batch)
+        return Row(cast(Phase, phase), *numbers, name, direction, int(count), total, *amounts)
     except ValueError:
         return None
 

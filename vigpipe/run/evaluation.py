@@ -70,7 +70,8 @@ def evaluate(
         if len(done) > MOST_AHEAD:
             done.popleft().read()
         # What --timing reports of test batches is of test samples only.
-        with rank_state.timed("test", number) if "test" in splits else nullcontext():
+        fill = run.job.fill_of_test(run.batch_layout, num_pipelines, batch.num_samples)
+        with rank_state.timed("test", number, fill) if "test" in splits else nullcontext():
             if batch.by_layer:  # a stage may take longer than its peers would wait
                 work = partial(logits_of, batch)
                 logits = run_with_heartbeats(work, *rank_state.strategy.peers)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vigpipe.config.choices import Sync
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.errors import InputError
+from vigpipe.job.fill import Fill
 from vigpipe.job.job import Feed, Merged
 from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
 from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
@@ -179,12 +180,19 @@ class RankState:
             self.recorder.enter(kind)
 
     @contextmanager
-    def timed(self, phase: Phase, number: int) -> Iterator[None]:
-        """Record what happens in this context as a numbered training step or evaluation batch."""
+    def timed(self, phase: Phase, number: int, fill: Fill | None = None) -> Iterator[None]:
+        """Record what happens in this context as a numbered training step or evaluation batch.
+
+        Args:
+            phase: training or evaluation.
+            number: of the step or batch.
+            fill: how full its batch is; None where every step has the same one.
+        """
         if self.recorder is None:
             yield
             return
-        with self.recorder.step(phase, number), listening(self.recorder.region):
+        of_batch = () if fill is None else fill
+        with self.recorder.step(phase, number, *of_batch), listening(self.recorder.region):
             yield
 
     def copy_from(self, place: int, counterparts: Counterparts) -> None:

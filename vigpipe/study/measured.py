@@ -13,6 +13,7 @@ from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.parallel.layout import Layout
 from vigpipe.report.fields import parse_object
 from vigpipe.report.read import ReportedRun, read_runs
+from vigpipe.timing.partial import full_batches
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import slowest
 
@@ -27,7 +28,7 @@ class MeasuredRun:
         round_number: number of the round, from 1.
         losses: training loss by step, of all steps.
         step_seconds: seconds on the slowest rank, by phase and step (or test batch); timed ones
-            only.
+            with full batches only.
         block_seconds: by phase, the seconds of the forward of one block on all micro-batches of a
             step, one value for every block and timed step.
         readout_seconds: by phase, the same seconds of the readout.
@@ -73,7 +74,7 @@ def read_measured(folder: Path, name: str, layout: Layout, round_number: int) ->
     timing = run.timing
     if run.unfinished or timing is None:
         raise InputError(f"{folder}: {run.unfinished or 'was not timed'}; delete it and start anew")
-    rows = timing.rows
+    rows = full_batches(timing.rows)
     steps: dict[Phase, dict[int, float]] = {phase: _steps(rows, phase) for phase in PHASES}
     if not all(steps.values()):
         raise InputError(f"{folder}: holds no timed step of both phases; delete it and start anew")

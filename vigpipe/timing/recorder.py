@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -42,6 +43,9 @@ class Row:
             empty where the name has no direction.
         count: number of times that it occurred in the step.
         seconds: total of these times.
+        samples: what the step's batch was made of, over all replicas: images, or sub-graphs.
+        full_batch: how many of these a full batch is made of; 0 as `samples` if it is not known,
+            as in files from before 0.2.
     """
 
     phase: Phase
@@ -53,6 +57,13 @@ class Row:
     direction: str
     count: int
     seconds: float
+    samples: int = 0
+    full_batch: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the step had a full batch, or may have had one."""
+        return self.samples >= self.full_batch
 
 
 class Event(NamedTuple):
@@ -83,13 +94,15 @@ class Step(NamedTuple):
         step: number of the step, or of the test batch.
         spans: what the rank did, without gaps, on this host's clock.
         events: passes through regions of the model; kept for the last NUM_CLOSE_STEPS steps of a
-            phase and empty for the others.
+            phase with full batches, and of those with partial ones; empty for the others.
+        is_full: whether its batch was a full one.
     """
 
     phase: Phase
     step: int
     spans: list[Span]
     events: list[Event]
+    is_full: bool = True
 
 
 _Place = tuple[str, int, int]  # a region's path, stage and micro-batch
@@ -105,12 +118,14 @@ class Recorder:
         rank: position in the world.
         replica: index of the rank's replica.
         num_warmup: steps of each phase that are left out before the first one that is recorded.
-        num_steps: steps of each phase that are recorded after them.
+        num_steps: steps of each phase with full batches that are recorded after them. Those with
+            partial batches that come in between are recorded too, at most as many.
 
     Attributes:
         rows: rows that have been added since `take_rows` was last called.
         steps: recorded steps by phase.
-        num_stamps: stamps of the last training step; the cost of timing is in proportion to it.
+        num_stamps: stamps of the last training step, with a full batch if there was one; the cost
+            of timing is in proportion to it.
     """
 
     def __init__(
@@ -119,11 +134,15 @@ class Recorder:
         self.clock, self.rank, self.replica = clock, rank, replica
         self.num_warmup, self.num_steps = num_warmup, num_steps
         self._num_seen: dict[Phase, int] = {"train": 0, "test": 0}
+        self._num_recorded: dict[tuple[Phase, bool], int] = {
+            (phase, is_full): 0 for phase in PHASES for is_full in (True, False)
+        }
         self.rows: list[Row] = []
         self.steps: dict[Phase, list[Step]] = {"train": [], "test": []}
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
+        self._samples = self._full_batch = 0  # of the step's batch
         self._last: tuple[Phase, int, float] | None = None  # the previous step, and when it ended
         self._spans: list[tuple[Kind, int, int, Any, Any]] = []
         self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
@@ -138,18 +157,26 @@ class Recorder:
     # ---- a step ------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, phase: Phase, number: int) -> Iterator[None]:
+    def step(
+        self, phase: Phase, number: int, samples: int = 0, full_batch: int = 0
+    ) -> Iterator[None]:
         """Record what happens inside, if this is one of the steps to be recorded.
 
         Args:
             phase: training or evaluation.
             number: number of the training step. Test batches are counted here instead, from one
                 evaluation on to the next.
+            samples: what its batch is made of; see `Row`.
+            full_batch: how many of these a full batch is made of.
         """
+        is_full = samples >= full_batch
         self._num_seen[phase] += 1
-        if not 0 < self._num_seen[phase] - self.num_warmup <= self.num_steps:
+        most_recorded = max(self._num_recorded[phase, True], self._num_recorded[phase, is_full])
+        if self._num_seen[phase] <= self.num_warmup or most_recorded >= self.num_steps:
             yield
             return
+        self._num_recorded[phase, is_full] += 1
+        self._samples, self._full_batch = samples, full_batch
         start = time.perf_counter()
         self._begin(phase, number if phase == "train" else self._num_seen[phase])
         yield
@@ -173,11 +200,13 @@ class Recorder:
         ]
         events = [Event(*event[:4], at(event[4]), at(event[5])) for event in self._events]
         self._spans, self._events, self._begun = [], [], {}
-        steps = self.steps[phase]
-        steps.append(Step(phase, step, spans, events))
-        if len(steps) > NUM_CLOSE_STEPS:
-            steps[-1 - NUM_CLOSE_STEPS] = steps[-1 - NUM_CLOSE_STEPS]._replace(events=[])
-        if phase == "train":
+        steps, is_full = self.steps[phase], self._samples >= self._full_batch
+        steps.append(Step(phase, step, spans, events, is_full))
+        alike = (i for i in reversed(range(len(steps))) if steps[i].is_full == is_full)
+        far = next(islice(alike, NUM_CLOSE_STEPS, None), None)
+        if far is not None:
+            steps[far] = steps[far]._replace(events=[])
+        if phase == "train" and (is_full or not self._num_recorded["train", True]):
             self.num_stamps = len(spans) + 2 * len(events)
         self._add_rows(phase, step, spans, events, seconds)
 
@@ -200,7 +229,10 @@ class Recorder:
         for event in events:
             add(event.stage, event.name, event.direction, event.end - event.start)
         self.rows += [
-            Row(phase, step, self.rank, self.replica, stage, name, direction, int(count), total)
+            Row(
+                *(phase, step, self.rank, self.replica, stage, name, direction),
+                *(int(count), total, self._samples, self._full_batch),
+            )
             for (stage, name, direction), (count, total) in totals.items()
         ]
 

@@ -4,7 +4,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from vigpipe.files.atomic import replacing
 from vigpipe.spans import COMPUTE, KINDS
+from vigpipe.timing.partial import full_batches
 from vigpipe.timing.recorder import PHASES, Phase, Row
 
 Key = tuple[int, str, str]  # stage, name, direction
@@ -62,13 +63,17 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([field.name for field in fields(Row)])
-        writer.writerows([*astuple(row)[:-1], f"{row.seconds:.9f}"] for row in rows)
+        for row in rows:
+            writer.writerow((asdict(row) | {"seconds": f"{row.seconds:.9f}"}).values())
 
 
 def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
-    """Return the seconds of every name, step by step, of the rank that took longest."""
+    """Return the seconds of every name, step by step, of the rank that took longest.
+
+    Steps with partial batches are left out, unless the phase has no others.
+    """
     most: dict[Key, dict[int, float]] = defaultdict(dict)
-    for row in rows:
+    for row in full_batches(rows):
         if row.phase == phase:
             steps = most[row.stage, row.name, row.direction]
             steps[row.step] = max(row.seconds, steps.get(row.step, 0.0))
@@ -76,7 +81,10 @@ def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
 
 
 def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
-    """Compute the statistics of whole steps, each as long as its slowest rank; None without any."""
+    """Compute the statistics of whole steps, each as long as its slowest rank; None without any.
+
+    They are of full batches, see `slowest`.
+    """
     steps = slowest(rows, phase).get((-1, "step", ""))
     return statistics(steps) if steps else None
 
