@@ -3,8 +3,11 @@
 from dataclasses import replace
 from statistics import median
 
+import pytest
+
 from tests.report.runs import COMMIT, NUM_WARMUP, going_on, write_run
 from vigpipe.analysis.bubble import Bubble
+from vigpipe.job.fill import Fill
 from vigpipe.report.comparison import (
     bubble_line,
     differences,
@@ -109,6 +112,49 @@ def test_warmup_is_left_out_of_medians(tmp_path):
     table = dict(run_table([timed]))
     assert table["step, median"] == [f"{expected:.4f} s"]
     assert table["waiting for data a step, median"] == [f"{expected / 8:.4f} s"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("timed", [True, False])
+def test_medians_are_of_full_batches_and_partial_ones_have_a_line(timed, told, tmp_path):
+    run, whole = read_runs(
+        [
+            write_run(tmp_path / "run", timed=timed, partial=28, told=told),
+            write_run(tmp_path / "whole", timed=timed),
+        ]
+    )
+    first = NUM_WARMUP if timed else 1
+    full = [step for step in run.steps[first:] if step.number % 15]
+    assert list(settled_steps(run)) == full
+    expected = median(step.seconds for step in full)
+    partial = median(run.steps[i].seconds for i in (14, 29))
+    table = dict(run_table([run, whole]))
+    assert table["step, median"][0] == f"{expected:.4f} s"
+    assert table["step with a partial batch, median"] == [
+        f"{partial:.4f} s of 28 of 100 samples",
+        "–",
+    ]
+    assert float(dict(ratios([run]))["step, ms"][0]) == pytest.approx(1e3 * expected, abs=1e-3)
+
+
+def test_sub_graphs_count_whatever_their_size_unless_the_run_tells_of_missing_ones(tmp_path):
+    old, told = read_runs(
+        [write_run(tmp_path / str(t), graph=True, partial=28, told=t) for t in (False, True)]
+    )
+    assert len(settled_steps(old)) == len(old.steps) - NUM_WARMUP
+    assert len(settled_steps(told)) == len(told.steps) - NUM_WARMUP - 2
+    table = dict(run_table([told]))
+    (cell,) = table["step with a partial batch, median"]
+    assert str(cell).endswith("s of 28 of 100 sub-graphs")
+
+
+def test_a_run_of_partial_batches_only_is_told_by_these(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    steps = tuple(step._replace(partial=Fill(28, 100)) for step in run.steps)
+    run = replace(run, steps=steps)
+    assert settled_steps(run) == steps[1:]
+    assert settled_steps(replace(run, steps=steps[:1])) == steps[:1]
+    assert settled_steps(replace(run, steps=())) == ()
 
 
 def test_ratios_are_to_the_first_run(tmp_path):

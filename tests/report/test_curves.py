@@ -6,6 +6,7 @@ import pytest
 
 from tests.report.runs import write_run
 from tests.report.test_charts import traces
+from vigpipe.job.fill import Fill
 from vigpipe.report import curves
 from vigpipe.report.read import Evaluation, SplitScore, StepMetrics, read_runs
 
@@ -105,6 +106,15 @@ def test_the_last_sub_graphs_of_an_epoch_are_few_only_if_fewer_than_all_others(m
     assert loss["x"] == [1, 2, 3, 4, 6]
     (throughput,) = traces(curves.throughput_chart([make(*steps)]))
     assert throughput["x"] == [1, 2, 3, 4, 5]
+
+
+def test_partial_batches_that_a_run_tells_of_have_no_throughput(tmp_path, make):
+    (run,) = read_runs([write_run(tmp_path / "told", timed=False, partial=28, graph=True)])
+    (throughput,) = traces(curves.throughput_chart([run]))
+    assert throughput["x"] == [n for n in range(1, 31) if n % 15]
+    only = [step(n, n, 28)._replace(partial=Fill(28, 100)) for n in (1, 2)]
+    (throughput,) = traces(curves.throughput_chart([make(*only)]))
+    assert throughput["x"] == [1, 2]
 
 
 def test_training_and_test_loss_of_an_epoch_stand_side_by_side(tmp_path):

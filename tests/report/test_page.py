@@ -69,6 +69,24 @@ def test_the_page_holds_every_table(tmp_path):
     assert "not timed" not in text
 
 
+def test_partial_batches_stand_apart_in_the_page(tmp_path):
+    write_report([write_run(tmp_path / "run", partial=28)], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for words in (
+        "<h3>Partial batches</h3>",
+        "Partial batch of 28 of 100 samples: 2 training steps, median ",
+        "Partial batch of 28 of 100 samples: 1 test batch, ",
+        "on the rank that took longest. Full batches only.",
+        '<td class="name">step with a partial batch, median</td>',
+        "at the end of an epoch, are left out if there are others",
+    ):
+        assert words in text
+    write_report([write_run(tmp_path / "whole")], tmp_path / "report.html")
+    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for words in ("Partial batches", "Full batches only", "partial batch, median"):
+        assert words not in text
+
+
 def test_the_page_explains_the_lines_that_its_charts_have(tmp_path):
     loss, accuracy = "dashes and dots: of the validation images", "top-1 of the validation images"
     for validated in (True, False):

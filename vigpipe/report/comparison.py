@@ -6,8 +6,10 @@ from functools import partial
 from statistics import median
 
 from vigpipe.analysis.bubble import Bubble
+from vigpipe.job.fill import Fill, members
 from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import durations
+from vigpipe.report.curves import small_batches
 from vigpipe.report.fields import Fields
 from vigpipe.report.markup import NOTHING, Cell, Shortened, share, size
 from vigpipe.report.read import ReportedRun, SplitScore, StepMetrics
@@ -21,13 +23,30 @@ _COMMIT = re.compile(r"([0-9a-f]{10})[0-9a-f]{30,54}(\+?)")  # whole, as Git wri
 def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
     """Return the steps after the warm-up of a timed run, or all but the first of an untimed one.
 
-    All steps are returned where that would leave none.
+    Steps with partial batches are left out. All are returned where either would leave none.
     """
-    if run.timing is not None and run.timing.warmup_steps is not None:
-        rest = run.steps[run.timing.warmup_steps :]
-    else:
-        rest = run.steps[1:]
-    return rest or run.steps
+    partial, settled = _partial_batches(run), _after_warmup(run)
+    full = [i for i in settled if i not in partial] or settled
+    return tuple(run.steps[i] for i in full)
+
+
+def _after_warmup(run: ReportedRun) -> range:
+    """Return the positions of the steps after the warm-up, or of all if none is left."""
+    warmup = None if run.timing is None else run.timing.warmup_steps
+    return range(1 if warmup is None else warmup, len(run.steps)) or range(len(run.steps))
+
+
+def _partial_batches(run: ReportedRun) -> dict[int, Fill]:
+    """Return how full the partial batches of a run are, by the positions of their steps.
+
+    Runs of earlier versions do not tell it. Of images, their smaller last batches are such. Items
+    of replicas with steps of their own are not equal, nor are sub-graphs: they all count.
+    """
+    told = {i: step.partial for i, step in enumerate(run.steps) if step.partial is not None}
+    if told or run.unit != "images" or run.replicas is not None:
+        return told
+    most = max((step.rows for step in run.steps), default=0)
+    return {i: Fill(round(run.steps[i].rows), round(most)) for i in small_batches(run.steps)}
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
@@ -53,6 +72,7 @@ def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
         *((f"test {name_of(n)}", partial(_share, "test", n)) for n in shares),
         *((f"{unit}/s, median", partial(_throughput, unit)) for unit in units),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
+        ("step with a partial batch, median", _partial_step),
         ("waiting for data a step, median", lambda run: _settled(run, "data_seconds", "{:.4f} s")),
         ("peak memory", _peak),
         ("commit", _commit),
@@ -179,6 +199,21 @@ def _settled(run: ReportedRun, name: str, form: str) -> str:
     known = [value for value in values if value is not None]
     whose = ", replica 0" if run.replicas is not None else ""
     return f"{form.format(median(known))}{whose}" if known else NOTHING
+
+
+def _partial_step(run: ReportedRun) -> str:
+    """Write the median step of each kind of partial batch, after the warm-up."""
+    seconds: dict[Fill, list[float]] = {}
+    partial = _partial_batches(run)
+    for i in _after_warmup(run):
+        if i in partial:
+            seconds.setdefault(partial[i], []).append(run.steps[i].seconds)
+    what, whose = members(run.unit), ", replica 0" if run.replicas is not None else ""
+    cells = [
+        f"{median(of_fill):.4f} s of {fill.samples:,} of {fill.full_batch:,} {what}{whose}"
+        for fill, of_fill in sorted(seconds.items(), reverse=True)
+    ]
+    return "; ".join(cells) or NOTHING
 
 
 def _peak(run: ReportedRun) -> str:

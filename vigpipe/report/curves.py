@@ -96,16 +96,31 @@ def learning_rate_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the images or nodes per second of every step but those of smaller last batches."""
+    """Draw the images or nodes per second of every step but those of partial batches."""
     lines = []
     for i, run in enumerate(runs):
-        small = small_batches(run.steps)
+        small = partial_batches(run.steps)
         whole = [step for n, step in enumerate(run.steps) if n not in small]
         lines.append(_line(runs, i, f"{run.unit}/s", [_at(s, s.per_second) for s in whole]))
     units = dict.fromkeys(f"{run.unit}/s" for run in runs if run.steps)
     figure = _curves(lines, " or ".join(units))
     figure.update_yaxes(rangemode="tozero")
     return figure
+
+
+def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
+    """Find the steps with partial batches, unless all are such.
+
+    Where the steps do not tell it, as those of earlier versions, smaller last batches count as such
+    (`small_batches`).
+
+    Returns:
+        Their positions in `steps`.
+    """
+    partial = {i for i, step in enumerate(steps) if step.partial is not None}
+    if not partial:
+        return small_batches(steps)
+    return partial if len(partial) < len(steps) else set()
 
 
 def small_batches(steps: Sequence[StepMetrics]) -> set[int]:

@@ -73,7 +73,8 @@ def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
     yield explain("rank", "stage", "replica", "micro-batch", "schedule", *mains)
     yield paragraph(
         "Medians are over the steps after the warm-up of a timed run, and over all but the first "
-        "of another one.",
+        "of another one; steps with a partial batch, at the end of an epoch, are left out if there "
+        "are others.",
         "note",
     )
     yield from _without_times(runs)
@@ -158,7 +159,7 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
         yield as_html(curves.learning_rate_chart(runs), "learning-rate")
         yield "<h2>Throughput</h2>"
         yield paragraph(
-            f"{samples.capitalize()} a second; evaluations are not counted, and smaller last "
+            f"{samples.capitalize()} a second; evaluations are not counted, and partial "
             "batches left out."
         )
         yield as_html(curves.throughput_chart(runs), "throughput")
@@ -200,4 +201,4 @@ def _times(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for index, run in enumerate(runs):
         if run.timing is not None and has_times(run):
             yield f"<h2>Time of {escape(run.name)}</h2>"
-            yield from time_sections(run.timing, index)
+            yield from time_sections(run.timing, index, run.unit)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
-from vigpipe.job.rows import RATE, unit_in
+from vigpipe.job.fill import Fill
+from vigpipe.job.rows import FULL_BATCH, PARTIAL_BATCH, RATE, unit_in
 from vigpipe.job.score import SHARES
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.replica_files import ReportedReplicas, read_replicas
@@ -29,6 +30,7 @@ class StepMetrics(NamedTuple):
     data_seconds: float | None = None  # runs of earlier versions do not tell it
     unit: str = "images"
     training_nodes: float | None = None  # of a graph; other nodes have no part in the loss
+    partial: Fill | None = None  # of a step with a partial batch; earlier versions do not tell it
 
     @property
     def rows(self) -> float:
@@ -226,6 +228,7 @@ def _sort(
                     data_seconds=row.number("data_seconds") if "data_seconds" in row else None,
                     unit=unit,
                     training_nodes=row.number("training_nodes") if unit == "nodes" else None,
+                    partial=_fill(row) if PARTIAL_BATCH in row else None,
                 )
             )
             continue
@@ -242,6 +245,10 @@ def _sort(
             )
         )
     return {replica: tuple(steps) for replica, steps in steps_of.items()}, tuple(evaluations)
+
+
+def _fill(row: Fields) -> Fill:
+    return Fill(row.whole(PARTIAL_BATCH), row.whole(FULL_BATCH))
 
 
 def _resumptions(rows: Sequence[Fields]) -> tuple[Resumption, ...]:

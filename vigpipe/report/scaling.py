@@ -5,7 +5,7 @@ from itertools import chain, takewhile
 from statistics import fmean
 
 from vigpipe.replication.scaling import Advice, Reading, published, safer, sentences
-from vigpipe.report.curves import small_batches
+from vigpipe.report.curves import partial_batches
 from vigpipe.report.fields import LARGEST
 from vigpipe.report.markup import paragraph
 from vigpipe.report.read import ReportedRun, StepMetrics
@@ -16,7 +16,7 @@ _MOST_REPLICAS = 10**6  # that are believed; a file may say anything
 def readings(run: ReportedRun) -> list[Reading]:
     """Return the throughput of each step of a run, of all replicas together.
 
-    Left out are the first step after each start, which warms up, and smaller last batches. Where
+    Left out are the first step after each start, which warms up, and partial batches. Where
     replicas take steps of their own, a step is its D items, whoever took them, and its throughput
     their samples over the mean of their seconds. Waits between items are not in it.
 
@@ -27,7 +27,7 @@ def readings(run: ReportedRun) -> list[Reading]:
     if now is None:
         return []
     steps = run.steps if run.replicas is None else _joined(run, now)
-    left_out = small_batches(steps)
+    left_out = partial_batches(steps)
     starts = [0, *(resumption.after_step for resumption in run.resumptions)]
     left_out |= {
         next((i for i, step in enumerate(steps) if step.number > start), -1) for start in starts
@@ -67,8 +67,8 @@ def scaling_section(run: ReportedRun) -> Iterator[str]:
         yield paragraph(_told("Published rule", published(same, now), now))
         yield paragraph(_told("Safer rule", safer(history), now))
         yield paragraph(
-            "A reading is the throughput of a step, without the first of each start and smaller "
-            "last batches. The published rule takes a flat curve for a reason to add a replica, "
+            "A reading is the throughput of a step, without the first of each start and partial "
+            "batches. The published rule takes a flat curve for a reason to add a replica, "
             "which it is not; the safer one looks whether a change has paid.",
             "note",
         )
