@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.oracle import images_of, shortened, with_images
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.split import ImageSplit
 from vigpipe.run.facts import prepare
@@ -75,3 +76,15 @@ def test_a_run_that_waits_for_its_images_says_so(tmp_path: Path, monkeypatch, ca
     (said,) = re.findall(r"^a step waits .*", capsys.readouterr().out, re.MULTILINE)
     assert re.search(r"waits [0-9]+ ms for its images, .*; let processes read them", said)
     assert '"event": "data"' in (tmp_path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("batch_size", "num_heard"), [(4, 3), (5, 5), (8, 5)])
+def test_partial_batches_count_only_if_there_are_no_full_ones(
+    batch_size, num_heard, tmp_path, monkeypatch
+):
+    heard = []
+    monkeypatch.setattr(SlowData, "add", lambda *seconds: heard.append(seconds))
+    run = prepare(TrainConfig(steps=5, batch_size=batch_size), torch.float32)
+    run = with_images(run, shortened(images_of(run), 5, 4))  # 4 and 1, 5, or 5 of 8
+    assert train(run, 0, torch.device("cpu"), tmp_path) == 0
+    assert len(heard) == num_heard
