@@ -243,7 +243,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         with rank_state.timed("train", rank_state.step + 1, run.fill(turn.item)):
             step = train_step(rank_state, batch, status)
         untold.append(TrainedBatch(step, batch, turn.item))
-        strategy.hear(step.agreement)
+        strategy.hear(step.agreement, is_full=run.fill(turn.item).is_full)
         tell_complete_steps()
         busy_seconds = step.agreement.busy_seconds
         for straggler in stragglers.add(busy_seconds):

@@ -283,3 +283,21 @@ def test_replicas_of_a_graph_are_told_the_nodes_that_they_train_on(capsys, tmp_p
     out = capsys.readouterr().out
     assert re.search(r"items +ms an item +training nodes +training nodes/s +worked", out)
     assert re.search(r"^[\d,.]+ training nodes/s of all replicas; the first 1 items", out, re.M)
+
+
+def test_items_of_partial_batches_are_told_apart(capsys, tmp_path):
+    # Of 144 images in batches of 100, every other item has 44.
+    write_small_digits(tmp_path)
+    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "100"]
+    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
+    options += ["--strategy", "gossip", "--average-every", "2", "--items", "pool", "--steps", "7"]
+    assert main(["time", *options, "--out", str(folder)]) == 0
+    (account,) = read_summary(folder)["replicas"]["each"]
+    assert (account["items"], account["partial_items"]) == (6, 3)
+    partial = account["partial_busy_seconds"] / 3
+    full = account["busy_seconds"] / 3 - partial
+    assert full > 0 < partial
+    out = capsys.readouterr().out
+    assert out.splitlines()[4].split()[:3] == ["0", "6", f"{1e3 * full:,.1f}"]
+    told = f"3 of replica 0 ({1e3 * partial:,.1f} ms each)."
+    assert f"Items of partial batches are told apart: {told}" in out

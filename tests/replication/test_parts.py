@@ -16,7 +16,12 @@ from vigpipe.replication import diary
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.exchange import Exchange
-from vigpipe.replication.metrics import balance, summarize_replicas
+from vigpipe.replication.metrics import (
+    balance,
+    partial_items,
+    rows_of_each,
+    summarize_replicas,
+)
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.table import (
     DONE,
@@ -385,6 +390,25 @@ def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
         {"replica": 1} | first | {"busy_seconds": 6.0, "bytes_sent": 15, "peak_bytes": 9},
     ]
     assert table["busy"]["imbalance"] == 1.5
+
+
+def test_items_of_partial_batches_do_not_count_as_items_of_full_ones():
+    whole = {
+        **dict.fromkeys(("samples", "averages", "bytes_sent", "peak_bytes"), 10),
+        **{"items": 10, "busy_seconds": 10.0, "waiting_seconds": 0.0, "averaging_seconds": 0.0},
+    }
+    some, none, only = (
+        {"replica": i, **whole, "partial_items": n, "partial_busy_seconds": seconds}
+        for i, (n, seconds) in enumerate(((2, 0.4), (0, 0.0), (10, 10.0)))
+    )
+    old = {"replica": 3, **whole}
+    cells = [row[2] for row in rows_of_each([some, none, only, old])]
+    assert cells == ["1,200.0", "1,000.0", "1,000.0", "1,000.0"]
+    assert partial_items([some, none, only, old]) == (
+        "Items of partial batches are told apart: 2 of replica 0 (200.0 ms each); 10 of replica 2, "
+        "its only ones (1,000.0 ms each)."
+    )
+    assert partial_items([none, old]) == ""
 
 
 # ---- signs of life ----------------------------------------------------------------------------

@@ -106,6 +106,17 @@ def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp
     assert "<td>0.250</td><td>1.250</td><td>0.800</td>" in text  # of 6 and 10 seconds of work
     assert "steps of their own in run. Loss, accuracy" in text
     assert 'id="chart-replicas-0"' in text
+    assert "partial batches" not in text.split("<h2>Replicas of run</h2>")[1]
+
+
+def test_the_page_tells_items_of_partial_batches_apart(tmp_path):
+    folder = own_steps_run(tmp_path / "run", ROWS)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["replicas"]["each"][0] |= {"partial_items": 10, "partial_busy_seconds": 1.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = page(read_runs([folder]))
+    assert "<td>30</td><td>250.0</td>" in text  # 20 items in 5 seconds
+    assert "Items of partial batches are told apart: 10 of replica 0 (100.0 ms each)." in text
 
 
 def test_replicas_of_a_graph_train_on_nodes(tmp_path):

@@ -19,6 +19,7 @@ from vigpipe.replication.metrics import (
     EVENNESS,
     SERVER,
     heads_of_each,
+    partial_items,
     rows_of_each,
     rows_of_evenness,
     rows_of_server,
@@ -71,7 +72,7 @@ def time_replicas(
         batch = read_batch(rank_state, turn)
         step = train_step(rank_state, batch)
         complete_step(rank_state)
-        strategy.hear(step.agreement)
+        strategy.hear(step.agreement, is_full=run.fill(turn.item).is_full)
         num_items, loss = num_items + 1, step.loss
         if record is not None and loss is not None and any(batch.sizes):
             facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
@@ -99,6 +100,8 @@ def time_replicas(
     print(f"{run.config.model} on {run.job.name}: {layout}, {device}\n")
     table = rows_of_each(found["each"])
     print(tabulate(table, heads_of_each(samples), disable_numparse=True), end="\n\n")
+    if of_partial := partial_items(found["each"]):
+        print(of_partial, end="\n\n")
     if "server" in found:
         table = rows_of_server(found["server"])
         print(tabulate(table, SERVER, disable_numparse=True), end="\n\n")

@@ -87,7 +87,8 @@ def heads_of_each(samples: str) -> tuple[str, ...]:
 def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """Make a row of cells for each replica, under the heads of `heads_of_each`.
 
-    Shares are those of the time that it worked, waited or averaged.
+    The milliseconds of an item are those of full batches, as far as there are any. Shares are those
+    of the time that it worked, waited or averaged.
 
     Args:
         replicas: the tables of `summarize_replicas`.
@@ -100,7 +101,7 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
             [
                 f"{replica['replica']:.0f}",
                 f"{replica['items']:.0f}",
-                f"{1e3 * replica['busy_seconds'] / max(1, replica['items']):,.1f}",
+                f"{_milliseconds_an_item(replica):,.1f}",
                 f"{replica['samples']:,.0f}",
                 f"{samples_per_second(replica):,.1f}",
                 *(f"{part / whole:.1%}" for part in seconds),
@@ -110,6 +111,36 @@ def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _milliseconds_an_item(replica: Mapping[str, float]) -> float:
+    num_items, seconds = replica["items"], replica["busy_seconds"]
+    num_partial = replica.get("partial_items", 0)
+    if num_partial < num_items:
+        num_items -= num_partial
+        seconds -= replica.get("partial_busy_seconds", 0.0)
+    return 1e3 * seconds / max(1, num_items)
+
+
+def partial_items(replicas: Sequence[Mapping[str, float]]) -> str:
+    """Say how long items of partial batches took, which the table's milliseconds leave out.
+
+    Args:
+        replicas: the tables of `summarize_replicas`; those of earlier versions do not tell it.
+
+    Returns:
+        A sentence; empty if there were none.
+    """
+    told: list[str] = []
+    for replica in replicas:
+        number = replica.get("partial_items", 0)
+        if number:
+            each = 1e3 * replica["partial_busy_seconds"] / number
+            are_all = ", its only ones" if number == replica["items"] else ""
+            told.append(
+                f"{number:.0f} of replica {replica['replica']:.0f}{are_all} ({each:,.1f} ms each)"
+            )
+    return f"Items of partial batches are told apart: {'; '.join(told)}." if told else ""
 
 
 def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:

@@ -137,7 +137,9 @@ class OwnSteps:
         self._samples = 0  # that the replica was trained on since it was averaged
         self._samples_at_end: int | None = None  # once that has come
         self._new_samples: int | None = None  # of the last item; None if it was given back
+        self._is_full = True  # the batch of the last item
         self._num_items = self._num_averages = self._num_samples = 0
+        self._num_partial, self._partial_seconds = 0, 0.0  # of the items, and of work on them
         self._diary = Diary()
         self._prepare()
 
@@ -203,9 +205,14 @@ class OwnSteps:
         """Do what was decided."""
         kind, number, ahead = decision
         if kind is Kind.TAKE:
+            before = self._diary.seconds["worked"]
             with self._diary.doing("worked"):
                 yield self._own_share(number, ahead)
-            self._num_items += self._new_samples is not None
+            if self._new_samples is not None:
+                self._num_items += 1
+                if not self._is_full:
+                    self._num_partial += 1
+                    self._partial_seconds += self._diary.seconds["worked"] - before
         elif kind is Kind.EVALUATE:
             with self._diary.doing("evaluated"):
                 yield Evaluate(number)
@@ -428,8 +435,9 @@ class OwnSteps:
         if isinstance(self._member, Member):
             self._member.samples = num_samples
 
-    def hear(self, agreement: Agreement) -> None:
+    def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
         """Close the pool if a rank of this replica wants a checkpoint, or to stop."""
+        self._is_full = is_full
         self._count_samples(self._samples + (self._new_samples or 0))
         self._num_samples += self._new_samples or 0
         if self._member is not None and (agreement.save or agreement.stop):
@@ -503,9 +511,11 @@ class OwnSteps:
         seconds = self._diary.seconds
         return {
             "items": self._num_items,
+            "partial_items": self._num_partial,
             "samples": self._num_samples,
             "averages": self._num_averages,
             "busy_seconds": seconds["worked"],
+            "partial_busy_seconds": self._partial_seconds,
             "waiting_seconds": seconds["waited"],
             "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,

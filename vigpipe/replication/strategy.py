@@ -205,8 +205,13 @@ class Strategy(Protocol):
         """Average the weights over all replicas; all of them call this together."""
         ...
 
-    def hear(self, agreement: Agreement) -> None:
-        """Be told, after each step, what the peers have said in it."""
+    def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
+        """Be told of each step after it was taken.
+
+        Args:
+            agreement: what the peers have said in it.
+            is_full: whether its batch was a full one (`vigpipe.job.fill.Fill`).
+        """
         ...
 
     def ask_to_save(self) -> None:

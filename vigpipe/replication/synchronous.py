@@ -68,7 +68,7 @@ class Synchronous:
             yield Rest(step, self._stops)
         self._saves = self._stops = False
 
-    def hear(self, agreement: Agreement) -> None:
+    def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
         """Note what the ranks want after the step that they have just taken."""
         self._saves, self._stops = agreement.save, agreement.stop
 

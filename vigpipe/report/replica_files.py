@@ -16,6 +16,7 @@ _EACH = (
     *("items", "samples", "averages", "bytes_sent", "peak_bytes"),
     *("busy_seconds", "waiting_seconds", "averaging_seconds"),
 )
+_OF_PARTIAL = "partial_items", "partial_busy_seconds"  # earlier versions do not tell them
 _BALANCE = ("cv", "imbalance", "efficiency")
 
 
@@ -84,7 +85,8 @@ def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
         for number, values in enumerate(table.items("each")):
             own = Fields(values, f"{table.where}, replica {number}")
             index = own.number("replica") if "replica" in own else number
-            each.append({"replica": index} | {name: own.number(name) for name in _EACH})
+            told = [*_EACH, *(name for name in _OF_PARTIAL if name in own)]
+            each.append({"replica": index} | {name: own.number(name) for name in told})
         for what in ("items", "busy"):
             measures = table.object(what)
             balance[what] = {name: measures.number(name) for name in _BALANCE}

@@ -7,6 +7,7 @@ from vigpipe.replication.metrics import (
     EVENNESS,
     SERVER,
     heads_of_each,
+    partial_items,
     rows_of_each,
     rows_of_evenness,
     rows_of_server,
@@ -29,6 +30,8 @@ def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterat
     """
     if replicas.each:
         yield table(heads_of_each(trained_on(unit)), rows_of_each(replicas.each))
+        if of_partial := partial_items(replicas.each):
+            yield paragraph(of_partial)
         if replicas.server:
             yield table(SERVER, rows_of_server(replicas.server))
             yield explain("staleness")
