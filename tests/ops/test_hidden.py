@@ -55,6 +55,39 @@ def test_gradcheck(fused):
     assert torch.autograd.gradcheck(lambda *t: ops.hidden(*t, fused=fused), inputs)
 
 
+def gelu_of(z):
+    """GELU and its derivative at every z, (R,): one channel of 16 is read."""
+    x = F.pad(z.unsqueeze(1), (0, 2)).requires_grad_()
+    first, second = torch.zeros(3, 16), torch.zeros(3, 16)
+    first[0], second[0, 5] = 1.0, 1.0
+    y = ops.hidden(x, first, torch.zeros(16), second)[:, 0]
+    return y.detach(), torch.autograd.grad(y.sum(), x)[0][:, 0]
+
+
+def test_gelu_keeps_its_relative_precision_in_both_tails():
+    """Relative errors grow with z^2: exp takes z^2 / 2, rounded twice by 2^-24."""
+    z = torch.linspace(-12.8, 12.8, 1_000_001)
+    wide = z.double()
+    density = torch.exp(-wide.square() / 2) / (2 * torch.pi) ** 0.5
+    # Of the left tail; erfc of torch is exact to the last bits there, and 1 + erf would be 0.
+    cumulative = torch.special.erfc(wide * -(0.5**0.5)) / 2
+    value, slope = gelu_of(z)
+    bound = 8e-7 + 6e-8 * wide.square().where(wide < 0, 0)
+    assert ((value - wide * cumulative).abs() <= bound * (wide * cumulative).abs()).all()
+    parts = cumulative + (wide * density).abs()  # the derivative's, which cancel near -0.75
+    assert ((slope - (cumulative + wide * density)).abs() <= bound * parts).all()
+
+
+def test_gelu_of_numbers_that_are_none():
+    z = torch.tensor([torch.nan, torch.inf, -torch.inf, -1e30, 1e30, 1e-40, -0.0])
+    x = F.pad(z.unsqueeze(1), (0, 2))
+    second = torch.ones(3, 16)
+    y = ops.hidden(x, F.pad(torch.ones(1, 16), (0, 0, 0, 2)), torch.zeros(16), second)[:, 0]
+    assert y[0].isnan()
+    assert torch.equal(y[1:3], z[1:3])
+    assert torch.allclose(y[3:], torch.tensor([0.0, 16e30, 8e-40, 0.0]), rtol=1e-5, atol=1e-5)
+
+
 def test_the_number_of_threads_changes_nothing():
     inputs, grad = case(5000, 7, torch.float32)
     before, results = torch.get_num_threads(), []

@@ -2,102 +2,155 @@
 //
 //     x (R, F)   A (F, H)   a (H)   B (O, H)   y (R, O)      F and O are 3 or 7, H is hundreds
 //
-// The hidden layer is kept in registers: vectors run along H, and a few numbers of x are broadcast.
-// The backward computes it again. Only x and y are read and written, so the arithmetic, most of it
-// GELU's, limits the speed.
+// Vectors run along H, and a few numbers of x are broadcast. The forward keeps the hidden layer of
+// ROWS rows in registers. The backward computes it again, keeps it and its gradient for STRIP
+// channels in the first-level cache, and then sums each kind of gradient in registers. Only x and y
+// are read and written, so the arithmetic, most of it GELU's, limits the speed.
 #include <vector>
 
 #include "vector.h"
 
 namespace {
 
-constexpr int TILE = 32;          // rows whose sums over H fit the first-level cache
+constexpr int ROWS = 8;          // rows that take every step together
+constexpr int64_t STRIP = 256;   // channels of the hidden layer that stay in the cache
 constexpr int64_t CHUNK = 2048;  // rows of one partial sum: the same for any number of threads
+
+// z = x A + a, for N rows and the vector of channels at h.
+template <typename T, int F, int N>
+INLINED void first_layer(const T* x, const T* A, const T* a, Vector<T>* z, int64_t H, int64_t h) {
+    for (int n = 0; n < N; ++n) z[n] = load(a + h);
+    for (int f = 0; f < F; ++f) {
+        const Vector<T> first = load(A + f * H + h);
+        for (int n = 0; n < N; ++n) z[n] += x[n * F + f] * first;
+    }
+}
+
+template <typename T, int F, int O, int N>
+INLINED void forward_rows(const T* x, const T* A, const T* a, const T* B, T* y, int64_t H) {
+    using V = Vector<T>;
+    V sums[N][O] = {};
+    for (int64_t h = 0; h < H; h += WIDTH<T>) {
+        V z[N], g[N];
+        first_layer<T, F, N>(x, A, a, z, H, h);
+        gelu<N>(z, g, static_cast<V*>(nullptr));
+        for (int o = 0; o < O; ++o) {
+            const V second = load(B + o * H + h);
+            for (int n = 0; n < N; ++n) sums[n][o] += g[n] * second;
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int o = 0; o < O; ++o) y[n * O + o] = sum<T>(sums[n][o]);
+}
 
 template <typename T, int F, int O>
 void forward(const T* x, const T* A, const T* a, const T* B, T* y, int64_t R, int64_t H,
              int threads) {
-    using V = Vector<T>;
-    const int64_t num_tiles = (R + TILE - 1) / TILE;
+    const int64_t num_tiles = (R + ROWS - 1) / ROWS;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
-        const int64_t start = tile * TILE;
-        const int rows = static_cast<int>(R - start < TILE ? R - start : TILE);
-        V sums[TILE][O] = {};
-        for (int64_t h = 0; h < H; h += WIDTH<T>) {
-            V first[F], second[O];
-            for (int f = 0; f < F; ++f) first[f] = load(A + f * H + h);
-            for (int o = 0; o < O; ++o) second[o] = load(B + o * H + h);
-            const V bias = load(a + h);
-            for (int n = 0; n < rows; ++n) {
-                const T* row = x + (start + n) * F;
-                V z = bias;
-                for (int f = 0; f < F; ++f) z += row[f] * first[f];
-                const V g = z * gaussian(z).cumulative;
-                for (int o = 0; o < O; ++o) sums[n][o] += g * second[o];
-            }
+        int64_t r = tile * ROWS;
+        if (r + ROWS <= R) {
+            forward_rows<T, F, O, ROWS>(x + r * F, A, a, B, y + r * O, H);
+        } else {
+            for (; r < R; ++r) forward_rows<T, F, O, 1>(x + r * F, A, a, B, y + r * O, H);
         }
-        for (int n = 0; n < rows; ++n)
-            for (int o = 0; o < O; ++o) y[(start + n) * O + o] = sum<T>(sums[n][o]);
     }
 }
 
-// Adds the gradients of one tile of rows and one strip of H: of the weights, and (in `sums`) of the
-// rows.
-template <typename T, int F, int O>
-inline void backward_strip(const T* x, const T* grad, int rows, const T* A, const T* a, const T* B,
-                           T* dA, T* da, T* dB, Vector<T> (*sums)[F], int64_t H, int64_t h) {
+// The hidden layer `g` of N rows and its gradient `dz`, for the channels from `start` to `end`.
+template <typename T, int F, int O, int N, int W>
+INLINED void strip(const T* x, const T* grad, const T* A, const T* a, const T* B,
+                   Vector<T> (*g)[W], Vector<T> (*dz)[W], int64_t H, int64_t start, int64_t end) {
     using V = Vector<T>;
-    V first[F], second[O], d_first[F], d_second[O];
-    for (int f = 0; f < F; ++f) first[f] = load(A + f * H + h);
-    for (int o = 0; o < O; ++o) second[o] = load(B + o * H + h);
-    for (int f = 0; f < F; ++f) d_first[f] = load(dA + f * H + h);
-    for (int o = 0; o < O; ++o) d_second[o] = load(dB + o * H + h);
-    const V bias = load(a + h);
-    V d_bias = load(da + h);
-    for (int n = 0; n < rows; ++n) {
-        const T* row = x + n * F;
-        const T* dy = grad + n * O;
-        V z = bias;
-        for (int f = 0; f < F; ++f) z += row[f] * first[f];
-        const Gaussian<T> normal = gaussian(z);
-        const V g = z * normal.cumulative;
-        V dz = {};
-        for (int o = 0; o < O; ++o) {
-            d_second[o] += dy[o] * g;
-            dz += dy[o] * second[o];
+    for (int64_t h = start, i = 0; h < end; h += WIDTH<T>, ++i) {
+        V z[N], value[N], slope[N], d[N];
+        first_layer<T, F, N>(x, A, a, z, H, h);
+        gelu<N>(z, value, slope);
+        for (int n = 0; n < N; ++n) d[n] = grad[n * O] * load(B + h);
+        for (int o = 1; o < O; ++o) {
+            const V second = load(B + o * H + h);
+            for (int n = 0; n < N; ++n) d[n] += grad[n * O + o] * second;
         }
-        dz *= normal.cumulative + z * normal.density;
-        d_bias += dz;
-        for (int f = 0; f < F; ++f) {
-            d_first[f] += row[f] * dz;
-            sums[n][f] += dz * first[f];
+        for (int n = 0; n < N; ++n) {
+            g[n][i] = value[n];
+            dz[n][i] = d[n] * slope[n];
         }
     }
-    for (int f = 0; f < F; ++f) store<T>(dA + f * H + h, d_first[f]);
-    for (int o = 0; o < O; ++o) store<T>(dB + o * H + h, d_second[o]);
-    store<T>(da + h, d_bias);
+}
+
+// Adds the gradients of the weights from N rows and one strip.
+template <typename T, int F, int O, int N, int W>
+INLINED void add_to_weights(const T* x, const T* grad, const Vector<T> (*g)[W],
+                            const Vector<T> (*dz)[W], T* dA, T* da, T* dB, int64_t H, int64_t start,
+                            int64_t end) {
+    using V = Vector<T>;
+    for (int64_t h = start, i = 0; h < end; h += WIDTH<T>, ++i) {
+        V d_first[F], d_second[O], d_bias = load(da + h);
+        for (int f = 0; f < F; ++f) d_first[f] = load(dA + f * H + h);
+        for (int o = 0; o < O; ++o) d_second[o] = load(dB + o * H + h);
+        for (int n = 0; n < N; ++n) {
+            const V d = dz[n][i];
+            d_bias += d;
+            for (int f = 0; f < F; ++f) d_first[f] += x[n * F + f] * d;
+            for (int o = 0; o < O; ++o) d_second[o] += grad[n * O + o] * g[n][i];
+        }
+        for (int f = 0; f < F; ++f) store<T>(dA + f * H + h, d_first[f]);
+        for (int o = 0; o < O; ++o) store<T>(dB + o * H + h, d_second[o]);
+        store<T>(da + h, d_bias);
+    }
+}
+
+// Adds the gradients of M rows from one strip.
+template <typename T, int F, int M, int W>
+INLINED void add_to_rows(const T* A, const Vector<T> (*dz)[W], Vector<T> (*sums)[F], int64_t H,
+                         int64_t start, int64_t end) {
+    Vector<T> own[M][F];
+    for (int m = 0; m < M; ++m)
+        for (int f = 0; f < F; ++f) own[m][f] = sums[m][f];
+    for (int64_t h = start, i = 0; h < end; h += WIDTH<T>, ++i)
+        for (int f = 0; f < F; ++f) {
+            const Vector<T> first = load(A + f * H + h);
+            for (int m = 0; m < M; ++m) own[m][f] += dz[m][i] * first;
+        }
+    for (int m = 0; m < M; ++m)
+        for (int f = 0; f < F; ++f) sums[m][f] = own[m][f];
+}
+
+template <typename T, int F, int O, int N>
+INLINED void backward_rows(const T* x, const T* grad, const T* A, const T* a, const T* B, T* dx,
+                           T* dA, T* da, T* dB, int64_t H) {
+    using V = Vector<T>;
+    constexpr int AT_ONCE = N == 1 ? 1 : F == 3 ? 4 : 2;  // rows whose sums fit the registers
+    V g[N][STRIP / WIDTH<T>], dz[N][STRIP / WIDTH<T>], sums[N][F] = {};
+    for (int64_t start = 0; start < H; start += STRIP) {
+        const int64_t end = start + STRIP < H ? start + STRIP : H;
+        strip<T, F, O, N>(x, grad, A, a, B, g, dz, H, start, end);
+        add_to_weights<T, F, O, N>(x, grad, g, dz, dA, da, dB, H, start, end);
+        for (int n = 0; n < N; n += AT_ONCE)
+            add_to_rows<T, F, AT_ONCE>(A, dz + n, sums + n, H, start, end);
+    }
+    for (int n = 0; n < N; ++n)
+        for (int f = 0; f < F; ++f) dx[n * F + f] = sum<T>(sums[n][f]);
 }
 
 template <typename T, int F, int O>
 void backward(const T* grad, const T* x, const T* A, const T* a, const T* B, T* dx, T* dA, T* da,
               T* dB, int64_t R, int64_t H, int threads) {
-    using V = Vector<T>;
     const int64_t num_chunks = (R + CHUNK - 1) / CHUNK, size = (F + 1 + O) * H;
     std::vector<T> partial(num_chunks * size, T(0));
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-        T* own = partial.data() + chunk * size;
+        T* d_first = partial.data() + chunk * size;
+        T *d_bias = d_first + F * H, *d_second = d_bias + H;
         const int64_t end = (chunk + 1) * CHUNK < R ? (chunk + 1) * CHUNK : R;
-        for (int64_t start = chunk * CHUNK; start < end; start += TILE) {
-            const int rows = static_cast<int>(end - start < TILE ? end - start : TILE);
-            V sums[TILE][F] = {};
-            for (int64_t h = 0; h < H; h += WIDTH<T>)
-                backward_strip<T, F, O>(x + start * F, grad + start * O, rows, A, a, B, own,
-                                        own + F * H, own + (F + 1) * H, sums, H, h);
-            for (int n = 0; n < rows; ++n)
-                for (int f = 0; f < F; ++f) dx[(start + n) * F + f] = sum<T>(sums[n][f]);
-        }
+        int64_t r = chunk * CHUNK;
+        for (; r + ROWS <= end; r += ROWS)
+            backward_rows<T, F, O, ROWS>(x + r * F, grad + r * O, A, a, B, dx + r * F, d_first,
+                                         d_bias, d_second, H);
+        for (; r < end; ++r)
+            backward_rows<T, F, O, 1>(x + r * F, grad + r * O, A, a, B, dx + r * F, d_first, d_bias,
+                                      d_second, H);
     }
     for (int64_t i = 0; i < size; ++i) {
         double total = 0;

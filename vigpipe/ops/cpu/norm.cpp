@@ -137,7 +137,7 @@ void forward(const Norm<X>& norm, const Shape& shape, const Y* residual, Y* y) {
         for (int64_t c = 0; c < width; c += WIDTH<T>) {
             const int64_t left = width - c, at = r * width + c;
             Vector<T> z = map(load(norm.x + at, left), c, left);
-            if constexpr (GELU) z *= gaussian(z).cumulative;
+            if constexpr (GELU) gelu<1>(&z, &z, static_cast<Vector<T>*>(nullptr));
             if (residual) z = load(residual + at, left) + share * z;
             store<Y>(y + at, z, left);
         }
@@ -172,9 +172,9 @@ void backward(const Norm<X>& norm, const Shape& shape, const Y* grad, X* dx, Num
                 const Vector<T> value = load(norm.x + at, left);
                 Vector<T> dz = share * load(grad + at, left);
                 if constexpr (GELU) {
-                    const Vector<T> z = map(value, c, left);
-                    const Gaussian<T> normal = gaussian(z);
-                    dz *= normal.cumulative + z * normal.density;
+                    Vector<T> z = map(value, c, left), slope;
+                    gelu<1>(&z, &z, &slope);
+                    dz *= slope;
                     store<T>(kept + at, dz, left);
                 }
                 add(total + c, dz, left);

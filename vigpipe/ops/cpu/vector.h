@@ -11,6 +11,9 @@
 #include <type_traits>
 #include <vector>
 
+// A function that is only fast where its arrays of vectors are registers of its caller.
+#define INLINED __attribute__((always_inline)) static inline
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 constexpr int VECTOR_BYTES = 64;
@@ -252,3 +255,62 @@ static inline Gaussian<double> gaussian(Vector<double> z) {
     }
     return result;
 }
+
+// GELU of NUM vectors, z Phi(z), and its derivative, Phi(z) + z phi(z), unless `slope` is null.
+//
+// One vector alone waits most of the time, since each of 25 instructions needs the one before it.
+// Several of them take every step together, and then the arithmetic limits the speed.
+template <int NUM, typename V>
+INLINED void gelu(const V* z, V* value, V* slope) {
+    for (int i = 0; i < NUM; ++i) {
+        const auto normal = gaussian(z[i]);
+        if (slope) slope[i] = normal.cumulative + z[i] * normal.density;
+        value[i] = z[i] * normal.cumulative;
+    }
+}
+
+#if defined(__AVX512DQ__)
+// As `gaussian`, in 28 instead of 37 instructions, some of which only AVX-512 has. phi(z) = 2^y /
+// sqrt(2 pi), y = -a^2 / 2 in powers of two, is a polynomial of degree 5 in what rounding y leaves
+// (relative error 9.1e-8), scaled. Phi(-a) is phi(z) times a polynomial of degree 8 in
+// 1 / (1 + 0.29 a), which is fitted up to a = 12.8 (4.5e-8). NaN among z are missed by phi and Phi,
+// but what is returned is multiplied by z.
+template <int NUM>
+INLINED void gelu(const Vector<float>* z, Vector<float>* value, Vector<float>* slope) {
+    using V = Vector<float>;
+    constexpr int LESS_FAR_FROM_ZERO = 0b1010;
+    constexpr float TO_POWERS = -0.721347520f, MAGIC = 12582912.0f;  // as in power_of_two
+    V a[NUM], whole[NUM], rest[NUM], density[NUM], t[NUM], tail[NUM];
+#define EACH for (int i = 0; i < NUM; ++i)
+    EACH a[i] = (V)_mm512_range_ps((__m512)z[i], (__m512)all(12.8f), LESS_FAR_FROM_ZERO);
+    EACH {
+        const V square = a[i] * a[i];
+        whole[i] = (square * TO_POWERS + MAGIC) - MAGIC;
+        rest[i] = square * TO_POWERS - whole[i];
+    }
+    EACH density[i] = rest[i] * 0.000530104619f + 0.00385867222f;
+    EACH density[i] = density[i] * rest[i] + 0.0221438333f;
+    EACH density[i] = density[i] * rest[i] + 0.0958347619f;
+    EACH density[i] = density[i] * rest[i] + 0.276525676f;
+    EACH density[i] = density[i] * rest[i] + 0.398942292f;
+    EACH density[i] = (V)_mm512_scalef_ps((__m512)density[i], (__m512)whole[i]);
+    EACH t[i] = reciprocal(1.0f + a[i] * 0.29f);
+    EACH tail[i] = t[i] * 0.0986079127f - 0.484667748f;
+    EACH tail[i] = tail[i] * t[i] + 0.772794664f;
+    EACH tail[i] = tail[i] * t[i] - 0.388876408f;
+    EACH tail[i] = tail[i] * t[i] + 0.475211918f;
+    EACH tail[i] = tail[i] * t[i] + 0.186936185f;
+    EACH tail[i] = tail[i] * t[i] + 0.304805011f;
+    EACH tail[i] = tail[i] * t[i] + 0.288431048f;
+    EACH tail[i] = tail[i] * t[i] + 7.14986818e-05f;
+    EACH tail[i] *= density[i];
+    EACH {
+        const auto right = _mm512_cmp_ps_mask((__m512)z[i], _mm512_setzero_ps(), _CMP_GE_OQ);
+        const V cumulative = (V)_mm512_mask_sub_ps((__m512)tail[i], right, (__m512)all(1.0f),
+                                                   (__m512)tail[i]);
+        if (slope) slope[i] = z[i] * density[i] + cumulative;
+        value[i] = z[i] * cumulative;
+    }
+#undef EACH
+}
+#endif
