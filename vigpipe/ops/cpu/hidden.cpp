@@ -14,7 +14,7 @@ namespace {
 
 constexpr int ROWS = 8;          // rows that take every step together
 constexpr int64_t STRIP = 256;   // channels of the hidden layer that stay in the cache
-constexpr int64_t CHUNK = 2048;  // rows of one partial sum: the same for any number of threads
+constexpr int64_t CHUNK = 2048;  // rows of a partial sum and of a thread's share: the same for any threads
 
 // z = x A + a, for N rows and the vector of channels at h.
 template <typename T, int F, int N>
@@ -46,15 +46,15 @@ INLINED void forward_rows(const T* x, const T* A, const T* a, const T* B, T* y, 
 template <typename T, int F, int O>
 void forward(const T* x, const T* A, const T* a, const T* B, T* y, int64_t R, int64_t H,
              int threads) {
-    const int64_t num_tiles = (R + ROWS - 1) / ROWS;
+    const int64_t num_chunks = (R + CHUNK - 1) / CHUNK;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t tile = 0; tile < num_tiles; ++tile) {
-        int64_t r = tile * ROWS;
-        if (r + ROWS <= R) {
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+        const NoDenormals during;
+        const int64_t end = (chunk + 1) * CHUNK < R ? (chunk + 1) * CHUNK : R;
+        int64_t r = chunk * CHUNK;
+        for (; r + ROWS <= end; r += ROWS)
             forward_rows<T, F, O, ROWS>(x + r * F, A, a, B, y + r * O, H);
-        } else {
-            for (; r < R; ++r) forward_rows<T, F, O, 1>(x + r * F, A, a, B, y + r * O, H);
-        }
+        for (; r < end; ++r) forward_rows<T, F, O, 1>(x + r * F, A, a, B, y + r * O, H);
     }
 }
 
@@ -141,6 +141,7 @@ void backward(const T* grad, const T* x, const T* A, const T* a, const T* B, T* 
     std::vector<T> partial(num_chunks * size, T(0));
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+        const NoDenormals during;  // which gradients of a far tail would be
         T* d_first = partial.data() + chunk * size;
         T *d_bias = d_first + F * H, *d_second = d_bias + H;
         const int64_t end = (chunk + 1) * CHUNK < R ? (chunk + 1) * CHUNK : R;
