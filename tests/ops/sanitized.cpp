@@ -59,6 +59,19 @@ void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, co
 void vigpipe_hidden_backward_7_float32(const float* grad, const float* x, const float* A,
                                        const float* a, const float* B, float* dx, float* dA,
                                        float* da, float* dB, int64_t R, int64_t H, int threads);
+void vigpipe_fold_float32(const float* x, const float* W, const float* b, const float* gamma,
+                          const float* beta, double eps, const float* rel, const float* rel_bias,
+                          const float* root, float* first, float* bias, double* counted,
+                          double* moments, int64_t R, int64_t H, int threads);
+void vigpipe_fold_backward_float32(const float* d_first, const float* d_bias,
+                                   const float* d_features, const float* x, const float* W,
+                                   const float* gamma, const float* beta, double eps,
+                                   const float* rel, const float* root, const double* moments,
+                                   float* dx, float* d_total, float* dW, float* d_gamma,
+                                   float* d_beta, float* d_rel, float* d_root, int64_t R, int64_t H,
+                                   int threads);
+void vigpipe_features_float32(const float* total, const float* x, float* to, int64_t images,
+                              int64_t height, int64_t width, int threads);
 void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
                              int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
 void vigpipe_relu_float32(const float* x, float* y, uint8_t* bits, int64_t num, int threads);
@@ -202,6 +215,27 @@ void call_hidden(int threads) {
                                       dx.data(), dA.data(), da.data(), dB.data(), R, H, threads);
 }
 
+void call_fold(int threads) {
+    const int64_t height = between(1, 9), width = between(1, 9), images = between(1, 90);
+    const int64_t R = images * height * width, H = 16 * between(1, 4);
+    const bool conv = between(0, 1);
+    const int64_t F = conv ? 7 : 3;
+    const auto x = numbers<float>(R * 3), W = numbers<float>(H * 3), b = numbers<float>(H);
+    const auto rel = numbers<float>(H * H), grad = numbers<float>(R * F);
+    const float *weights = conv ? rel.data() : nullptr, *rel_bias = conv ? b.data() : nullptr;
+    std::vector<float> first(F * H), bias(H), dx(R * 3), d_total(R * 3), dW(H * 3), d_gamma(H);
+    std::vector<float> d_beta(H), d_rel(H * H), d_root(H * H), to(R * 7);
+    std::vector<double> counted(3 * H), moments(12);
+    vigpipe_fold_float32(x.data(), W.data(), b.data(), b.data(), b.data(), 1e-5, weights, rel_bias,
+                         weights, first.data(), bias.data(), counted.data(), moments.data(), R, H,
+                         threads);
+    vigpipe_fold_backward_float32(first.data(), bias.data(), grad.data(), x.data(), W.data(),
+                                  b.data(), b.data(), 1e-5, weights, weights, moments.data(),
+                                  dx.data(), d_total.data(), dW.data(), d_gamma.data(),
+                                  d_beta.data(), d_rel.data(), d_root.data(), R, H, threads);
+    vigpipe_features_float32(x.data(), x.data(), to.data(), images, height, width, threads);
+}
+
 void call_lanes(int threads) {
     const int64_t R = between(0, 300), C = between(0, 600);
     std::vector<int64_t> rows(R);
@@ -270,11 +304,12 @@ void call_edges(int threads) {
 
 int main() {
     int calls = 0;
-    for (int i = 0; i < 150; ++i, calls += 6) {
+    for (int i = 0; i < 150; ++i, calls += 7) {
         const int threads = 1 + i % 3;
         call_neighbours(threads);
         call_norm(threads);
         call_hidden(threads);
+        call_fold(threads);
         call_lanes(threads);
         call_masks(threads);
         call_edges(threads);

@@ -1,5 +1,7 @@
 """Graphs that depend on where the nodes are: 3x3 grid, SVGA's pattern, kNN inside windows."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -158,6 +160,25 @@ def grid_neighbour_sum(x: Tensor, height: int, width: int) -> Tensor:
     Returns:
         (B, N, C).
     """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _grid_sum(x, height, width)
+    return _GridSum.apply(x, height, width)  # pyright: ignore[reportReturnType]
+
+
+class _GridSum(torch.autograd.Function):
+    """The sum over neighbours, which is its own gradient: who is whose neighbour is symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, height: int, width: int) -> Tensor:  # noqa: ANN401
+        ctx.grid = height, width
+        return _grid_sum(x, height, width)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grid_neighbour_sum(grad, *ctx.grid), None, None
+
+
+def _grid_sum(x: Tensor, height: int, width: int) -> Tensor:
     grid = x.unflatten(1, (height, width))  # (B, H, W, C)
     rows = F.pad(grid, (0, 0, 0, 0, 1, 1))
     columns = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]

@@ -7,14 +7,11 @@ before the graph convolution are as in the study.
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe import ops
 from vigpipe.config.choices import Divided, Graph, Norm
 from vigpipe.model.aggregate import neighbour_sum
-from vigpipe.model.folded import fold_linear
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
@@ -23,6 +20,8 @@ from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import LINEAR_ROLES, Roles, Side, Sides, Slicing, bound, share, within
 from vigpipe.model.staged import StagedModel
+from vigpipe.ops import folded
+from vigpipe.ops.folded import Convolution
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
@@ -117,20 +116,14 @@ class StudyGrapher(nn.Module):
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale = self.drop_path(x, draws)
-        linear, norm = self.fc1
-        if not (self.fused and isinstance(norm, BatchNorm) and self.graph_conv.graph == "grid"):
-            y = F.gelu(self.graph_conv(self.fc1(x)))
-            return _narrowed(y, x, sample_scale, self.fc2, self.rescale)
-        assert isinstance(linear, nn.Linear)
         conv = self.graph_conv
+        if not (self.fused and isinstance(self.fc1[1], BatchNorm) and conv.graph == "grid"):
+            y = F.gelu(conv(self.fc1(x)))
+            return _narrowed(y, x, sample_scale, self.fc2, self.rescale)
         total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
-        degree = grid_neighbour_sum(x.new_ones(1, x.shape[1], 1), *conv.grid)
-        features = torch.cat((total, x, degree.expand(len(x), -1, -1)), dim=-1)
-        into, offset = fold_linear(x, linear, norm)  # GraphConv sums x into + offset
-        rel, root = conv.lin_rel.weight.double(), conv.lin_root.weight.double()
-        first = torch.cat((into @ rel.T, into @ root.T, (rel @ offset).unsqueeze(0)))
-        bias = root @ offset + conv.lin_rel.bias
-        return _through(features, first, bias, x, sample_scale, self.fc2, self.rescale)
+        rel = conv.lin_rel
+        neighbours = Convolution(rel.weight, rel.bias, conv.lin_root.weight, total, conv.grid)
+        return _through(x, neighbours, sample_scale, self.fc1, self.fc2, self.rescale)
 
 
 class StudyFFN(nn.Module):
@@ -168,41 +161,42 @@ class StudyFFN(nn.Module):
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale = self.drop_path(x, draws)
-        linear, norm = self.fc1
-        if not (self.fused and isinstance(norm, BatchNorm)):
+        if not (self.fused and isinstance(self.fc1[1], BatchNorm)):
             return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2, self.rescale)
-        assert isinstance(linear, nn.Linear)
-        hidden = fold_linear(x, linear, norm)
-        return _through(x, *hidden, x, sample_scale, self.fc2, self.rescale)
+        return _through(x, None, sample_scale, self.fc1, self.fc2, self.rescale)
 
 
 def _through(
-    features: Tensor,
-    first: Tensor,
-    bias: Tensor,
     x: Tensor,
+    conv: Convolution | None,
     sample_scale: Tensor | None,
+    widen: nn.Sequential,
     narrow: nn.Sequential,
     rescale: float,
 ) -> Tensor:
-    """Compute x + narrow(gelu(features first + bias)) without holding the whole hidden layer.
+    """Compute x + narrow(gelu(conv(widen(x)))) without holding the whole hidden layer.
 
     Args:
-        features: (B, N, F).
-        first: weights of the hidden layer, (F, H) float64.
-        bias: bias of the hidden layer, (H,) float64.
-        x: residual that the result is added to, (B, N, C).
+        x: nodes, and the residual that the result is added to, (B, N, C).
+        conv: a graph convolution of the hidden layer; None for none.
         sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
             for 1.
+        widen: a Linear from C to H channels, and a BatchNorm.
         narrow: a Linear from H to C channels, and a norm.
-        rescale: what the Linear's product is multiplied by before its bias is added.
+        rescale: what the last Linear's product is multiplied by before its bias is added.
     """
-    linear, norm = narrow
-    assert isinstance(linear, nn.Linear)
-    rows = features.flatten(0, 1)
-    second = _rescaled(linear.weight, rescale).to(rows)
-    y = ops.hidden(rows, first.to(rows), bias.to(rows), second) + linear.bias
-    return apply_norm(norm, y.view_as(x), x, sample_scale)
+    (first, norm), (last, last_norm) = widen, narrow
+    assert isinstance(first, nn.Linear)
+    assert isinstance(norm, BatchNorm)
+    assert isinstance(last, nn.Linear)
+    layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
+    second = _rescaled(last.weight, rescale).to(x)
+    if norm.training:
+        y, counted = folded.trained(x, layer, conv, second)
+        norm.record(counted)
+    else:
+        y = folded.evaluated(x, layer, conv, second, norm.running_mean, norm.running_var)
+    return apply_norm(last_norm, y + last.bias, x, sample_scale)
 
 
 def _narrowed(

@@ -170,7 +170,11 @@ def norm(
         The result, of x's shape, and the mean of x + before and its biased variance for every
         channel, each (C,) float64.
     """
-    version = torch.ops.vigpipe.norm if fused and x.numel() and is_fused(x, "norm") else plain.norm
+    version = plain.norm
+    if fused and x.numel() and is_fused(x, "norm"):
+        from vigpipe.ops import registered
+
+        version = registered.norm
     y, mean, variance = version(x, weight, bias, residual, sample_scale, eps, gelu, before)
     return y, mean if before is None else mean + before.detach(), variance
 
@@ -189,10 +193,12 @@ def grouped(x: Tensor, weight: Tensor, groups: int, *, fused: bool = True) -> Te
     """
     if not fused or x.device.type != "cpu" or not is_fused(x, "grouped"):
         return plain.grouped(x, weight, groups)
+    from vigpipe.ops import registered
+
     if torch.is_autocast_enabled("cpu"):
         narrow = torch.get_autocast_dtype("cpu")
         x, weight = x.to(narrow), weight.to(narrow)
-    return torch.ops.vigpipe.grouped(x, weight, groups)
+    return registered.grouped(x, weight, groups)
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: bool = True) -> Tensor:
@@ -210,7 +216,9 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: boo
     """
     fits = x.shape[1] in (3, 7) and second.shape[0] == 3 and first.shape[1] % 16 == 0
     if fused and fits and x.dtype == first.dtype and is_fused(x, "hidden"):
-        return torch.ops.vigpipe.hidden(x, first, bias, second)
+        from vigpipe.ops import registered
+
+        return registered.hidden(x, first, bias, second)
     return plain.hidden(x, first, bias, second)
 
 

@@ -45,8 +45,30 @@ def _hidden_backward_flops(
     )  # the hidden layer is computed again
 
 
+def _folded_flops(
+    x: Sequence[int], total: Sequence[int] | None, weight: Sequence[int], *_: object, **__: object
+) -> int:
+    features = 3 if total is None else 7
+    return _hidden_flops((x[0] * x[1], features), (features, weight[0]), None, (3, weight[0]))
+
+
+def _folded_backward_flops(
+    grad: object,
+    x: Sequence[int],
+    total: Sequence[int] | None,
+    weight: Sequence[int],
+    *_: object,
+    **__: object,
+) -> int:
+    features = 3 if total is None else 7
+    rows = (x[0] * x[1], features)
+    return _hidden_backward_flops(None, rows, (features, weight[0]), None, (3, weight[0]))
+
+
 register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
 register_flop_formula(torch.ops.vigpipe.grouped)(_grouped_flops)
 register_flop_formula(torch.ops.vigpipe.grouped_backward)(_grouped_backward_flops)
 register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
 register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)
+register_flop_formula(torch.ops.vigpipe.folded)(_folded_flops)
+register_flop_formula(torch.ops.vigpipe.folded_backward)(_folded_backward_flops)

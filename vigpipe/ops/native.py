@@ -418,6 +418,127 @@ def hidden_backward(
     return grads[0], grads[1], grads[2], grads[3]
 
 
+def folded(
+    x: Tensor,
+    total: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    rel: Tensor | None,
+    conv_bias: Tensor | None,
+    root: Tensor | None,
+    second: Tensor,
+    height: int,
+    width: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute what `vigpipe.ops.folded.trained` describes.
+
+    Args:
+        x: nodes, (B, N, 3).
+        total: sums of the neighbours, (B, N, 3); None without a convolution.
+        weight: of the Linear, (H, 3).
+        bias: of the Linear, (H,).
+        scale: the norm's weight, (H,).
+        shift: the norm's bias, (H,).
+        eps: added to the variance.
+        rel: the convolution's weights of sums, (H, H).
+        conv_bias: the convolution's bias, (H,).
+        root: the convolution's weights of the nodes, (H, H).
+        second: weights of the output layer, (3, H).
+        height: rows of the grid of nodes; 0 without a convolution.
+        width: columns of the grid of nodes; 0 without a convolution.
+
+    Returns:
+        The result, (B, N, 3); what the norm counts, (3, H) float64; and for the backward mean and
+        covariance of x, (4, 3) float64, and weights, (F, H), and bias, (H,), of the hidden layer.
+    """
+    rows, num_hidden = x.numel() // x.shape[2], len(weight)
+    first = x.new_empty(3 if rel is None else 7, num_hidden)
+    first_bias = torch.empty_like(first[0])
+    counted = torch.empty(3, num_hidden, dtype=torch.float64)
+    moments = torch.empty(4, 3, dtype=torch.float64)
+    x = x.contiguous()
+    layer = (t.contiguous() for t in (weight, bias, scale, shift))
+    conv = (None if t is None else t.contiguous() for t in (rel, conv_bias, root))
+    results = (first, first_bias, counted, moments)
+    shape, threads = sizes(rows, num_hidden), num_threads(x.numel())
+    call(f"fold_{dtype_name(x)}", x, *layer, eps, *conv, *results, *shape, threads)
+    y = hidden(_features(x, total, height, width), first, first_bias, second)
+    return y.view(x.shape), counted, moments, first, first_bias
+
+
+def _features(x: Tensor, total: Tensor | None, height: int, width: int) -> Tensor:
+    """Make rows of [sum of the neighbours, x, number of neighbours], or of x: (R, F)."""
+    if total is None:
+        return x.view(-1, 3)
+    features = x.new_empty(x.numel() // 3, 7)
+    shape, threads = sizes(len(x), height, width), num_threads(features.numel())
+    call(f"features_{dtype_name(x)}", total.contiguous(), x, features, *shape, threads)
+    return features
+
+
+def folded_backward(
+    grad: Tensor,
+    x: Tensor,
+    total: Tensor | None,
+    weight: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    rel: Tensor | None,
+    root: Tensor | None,
+    second: Tensor,
+    height: int,
+    width: int,
+    moments: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of `folded`.
+
+    Args:
+        grad: gradient of the result, (B, N, 3).
+        x: as in `folded`, like the ones that follow.
+        total: None without a convolution.
+        weight: (H, 3).
+        scale: (H,).
+        shift: (H,).
+        eps: added to the variance.
+        rel: (H, H).
+        root: (H, H).
+        second: (3, H).
+        height: rows of the grid.
+        width: columns of the grid.
+        moments: from `folded`, (4, 3) float64.
+        first: from `folded`, (F, H).
+        first_bias: from `folded`, (H,).
+
+    Returns:
+        Gradients of x, total, weight, bias, scale, shift, rel, conv_bias, root and second, None for
+        what is None. That of the bias is 0, because the norm subtracts the mean.
+    """
+    x = x.contiguous()
+    features = _features(x, total, height, width)
+    rows = grad.reshape(-1, 3)
+    d_features, d_first, d_bias, d_second = hidden_backward(
+        rows, features, first, first_bias, second
+    )
+    layer = tuple(t.contiguous() for t in (weight, scale, shift))
+    conv = tuple(None if t is None else t.contiguous() for t in (rel, root))
+    d_x, d_weight, d_scale, d_shift = (torch.empty_like(t) for t in (x, *layer))
+    d_total = None if total is None else torch.empty_like(x)
+    d_rel, d_root = (None if t is None else torch.empty_like(t) for t in conv)
+    given = (d_first, d_bias, d_features, x, *layer, eps, *conv, moments)
+    results = (d_x, d_total, d_weight, d_scale, d_shift, d_rel, d_root)
+    shape, threads = sizes(len(features), len(weight)), num_threads(x.numel())
+    call(f"fold_backward_{dtype_name(x)}", *given, *results, *shape, threads)
+    d_conv_bias = None if rel is None else d_bias
+    of_layer = (d_weight, torch.zeros_like(d_scale), d_scale, d_shift)
+    return d_x, d_total, *of_layer, d_rel, d_conv_bias, d_root, d_second
+
+
 def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor:
     """Compare lanes of hashes with a threshold, as `vigpipe.ops.splitmix` describes.
 

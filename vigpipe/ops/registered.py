@@ -28,6 +28,13 @@ _SCHEMAS = {
     "hidden": "(Tensor x, Tensor first, Tensor bias, Tensor second) -> Tensor",
     "hidden_backward": "(Tensor grad, Tensor x, Tensor first, Tensor bias, Tensor second) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
+    "folded": "(Tensor x, Tensor? total, Tensor weight, Tensor bias, Tensor scale, Tensor shift, "
+    "float eps, Tensor? rel, Tensor? conv_bias, Tensor? root, Tensor second, int height, int width"
+    ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "folded_backward": "(Tensor grad, Tensor x, Tensor? total, Tensor weight, Tensor scale, "
+    "Tensor shift, float eps, Tensor? rel, Tensor? root, Tensor second, int height, int width, "
+    "Tensor moments, Tensor first, Tensor first_bias) -> (Tensor, Tensor?, Tensor, Tensor, Tensor, "
+    "Tensor, Tensor?, Tensor?, Tensor?, Tensor)",
 }
 _library = Library("vigpipe", "DEF")  # lives as long as the module
 
@@ -130,6 +137,37 @@ def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.new_empty(t.shape) for t in inputs)
 
 
+@register_fake("vigpipe::folded")
+def _(
+    x: Tensor, total: Tensor | None, weight: Tensor, *rest: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    num_hidden = weight.shape[0]
+    first = x.new_empty((3 if total is None else 7, num_hidden))
+    counted, moments = (
+        x.new_empty(size, dtype=torch.float64) for size in ((3, num_hidden), (4, 3))
+    )
+    return x.new_empty(x.shape), counted, moments, first, x.new_empty(num_hidden)
+
+
+@register_fake("vigpipe::folded_backward")
+def _(
+    grad: Tensor,
+    x: Tensor,
+    total: Tensor | None,
+    weight: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    rel: Tensor | None,
+    root: Tensor | None,
+    second: Tensor,
+    *rest: object,
+) -> tuple[Tensor | None, ...]:
+    conv_bias = None if rel is None else scale
+    of = (x, total, weight, scale, scale, shift, rel, conv_bias, root, second)
+    return tuple(None if t is None else t.new_empty(t.shape) for t in of)
+
+
 # ---- gradients ----------------------------------------------------------------------------------
 
 
@@ -181,7 +219,50 @@ def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN
     return torch.ops.vigpipe.hidden_backward(grad, *ctx.saved_tensors)
 
 
+def _save_folded(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    x, total, weight, _, scale, shift, ctx.eps, rel, _, root, second, *ctx.grid = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, total, weight, scale, shift, rel, root, second, *output[2:])
+
+
+def _folded_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    x, total, weight, scale, shift, rel, root, second, *computed = ctx.saved_tensors
+    layer = (weight, scale, shift, ctx.eps)
+    grads = torch.ops.vigpipe.folded_backward(
+        grad, x, total, *layer, rel, root, second, *ctx.grid, *computed
+    )
+    return *grads[:6], None, *grads[6:], None, None
+
+
+def _differentiable(
+    name: str, backward: Callable[..., Any], save: Callable[..., None]
+) -> Callable[..., Any]:
+    """Register the gradient of an operator, and return a function that calls it with less around.
+
+    What torch does for a registered gradient takes longer than a small operator, because it goes
+    through the schema at each call.
+    """
+    register_autograd(f"vigpipe::{name}", backward, setup_context=save)
+    operator = getattr(torch.ops.vigpipe, name).default
+
+    def forward(ctx: Any, *inputs: Any) -> Any:  # noqa: ANN401
+        output = operator(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(name, (torch.autograd.Function,), methods)
+
+    def call(*inputs: Any) -> Any:  # noqa: ANN401
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return operator(*inputs)
+        return function.apply(*inputs)
+
+    return call
+
+
 register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_save_aggregate)
-register_autograd("vigpipe::norm", _norm_backward, setup_context=_save_norm)
-register_autograd("vigpipe::grouped", _grouped_backward, setup_context=_save_grouped)
-register_autograd("vigpipe::hidden", _hidden_backward, setup_context=_save_hidden)
+norm = _differentiable("norm", _norm_backward, _save_norm)
+grouped = _differentiable("grouped", _grouped_backward, _save_grouped)
+hidden = _differentiable("hidden", _hidden_backward, _save_hidden)
+folded = _differentiable("folded", _folded_backward, _save_folded)
