@@ -155,6 +155,7 @@ def write_page(
     rows: Sequence[Mapping[str, object]],
     seconds: Mapping[str, Sequence[float]],
     device: torch.device,
+    warm_up: str = f"{NUM_WARMUP} rounds",
 ) -> None:
     """Print a table, write it to README.md, and write every repeat to rows.csv.
 
@@ -165,12 +166,13 @@ def write_page(
         rows: rows of the table, by column.
         seconds: seconds of every repeat, by contender.
         device: device of the measurement.
+        warm_up: what is run before anything is timed.
     """
     folder = make_output_folder(out, FILES)
     print(f"{text}\n\n{tabulate(rows, headers='keys', disable_numparse=True)}\n")
     table = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
     (folder / "README.md").write_text(
-        f"# {title}\n\n{text}\n\n{table}\n\n{origin(device)}- warm-up: {NUM_WARMUP} rounds; the "
+        f"# {title}\n\n{text}\n\n{table}\n\n{origin(device)}- warm-up: {warm_up}; the "
         "contenders of a row's group alternate in one run, every repeat is in rows.csv; times are "
         "medians, ratios are taken repeat by repeat\n",
         encoding="utf-8",

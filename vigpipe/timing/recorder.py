@@ -45,7 +45,7 @@ class Row:
         seconds: total of these times.
         samples: what the step's batch was made of, over all replicas: images, or sub-graphs.
         full_batch: how many of these a full batch is made of; 0 as `samples` if it is not known,
-            as in files from before 0.2.
+            as in older files.
     """
 
     phase: Phase
