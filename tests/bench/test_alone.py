@@ -27,7 +27,7 @@ def page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study, "SIDE", 6)
     monkeypatch.setitem(throughput.SIDES, "cpu", 64)
-    for module in (operators, study, throughput):
+    for module in (operators, study):
         monkeypatch.setattr(module, "peaks", no_memory)
     threads = torch.get_num_threads()
 
@@ -100,20 +100,19 @@ def test_the_study(page):
     assert "vig_study: forward, backward and Adam" in text
 
 
-def test_throughput(page):
-    text, rows = page(
-        "vig",
-        "--models",
-        "vig_cifar_ti",
-        "--dtypes",
-        "float32",
-        "--batch-size",
-        "2",
-        "--repeats",
-        "1",
-    )
-    assert len(rows) == 5  # three that train, two that only look
+def test_throughput(page, monkeypatch):
+    forks = server()  # memory is measured, but not compared
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
+    sizes = ("--models", "vig_digits", "--batch-size", "2", "--repeats", "1")
+    text, rows = page("vig", *sizes, "--dtypes", "float32", "--no-compiled")
+    assert [row["contender"] for row in rows] == [
+        f"vig_digits {mode}: {way}, float32"
+        for mode in ("training", "inference")
+        for way in ("reference", "reference, channels last", "ours", "products")
+    ]
+    assert all(row["contender"].split(": ")[1] in text for row in rows)
     assert "of the matrix rate" in text
+    assert "logits off by" in text
 
 
 @pytest.mark.parametrize(
@@ -127,6 +126,7 @@ def test_throughput(page):
             ["vig", "--dtypes", "float16"],
             "--dtypes float16: 'float16' is not one of float32, bfloat16",
         ),
+        (["vig", "--modes", "both"], "--modes both: 'both' is not one of training, inference"),
         (["study", "--batch-sizes", "ten"], "--batch-sizes ten: must be numbers of images"),
         (["study", "--batch-sizes", "0"], "--batch-sizes 0: must be numbers of images"),
         (["ops", "--repeats", "0"], "--repeats 0: must be at least 1"),
