@@ -187,31 +187,17 @@ def norm(
         float64.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if before is not None:
+        bias = torch.add(bias, before, alpha=0)  # the same numbers, and a gradient of zeros
     # Momentum 1 turns "running" statistics into this batch's own mean and unbiased variance.
     mean, variance = weight.detach().new_zeros(2, len(weight)).unbind()
     y = torch.batch_norm(
         rows, weight, bias, mean, variance, True, 1.0, eps, torch.backends.cudnn.enabled
     )
-    if before is not None:
-        y = _ZeroGradient.apply(y, before)
     if len(rows) <= 1:  # the unbiased variance of one row is 0/0
         variance = torch.zeros_like(variance)
     variance = variance.double() * ((len(rows) - 1) / max(len(rows), 1))
     return finished(y.view(x.shape), residual, sample_scale, gelu), mean.double(), variance
-
-
-class _ZeroGradient(torch.autograd.Function):
-    """Pass y on, and give a tensor on which it does not depend a gradient of zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, unused: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(unused)
-        return y.view_as(y)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad, torch.zeros_like(ctx.saved_tensors[0])
 
 
 def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, gelu: bool) -> Tensor:
