@@ -127,13 +127,11 @@ std::vector<T> numbers(int64_t num) {
 
 // The upper halves of floats.
 std::vector<uint16_t> halves(int64_t num) {
+    const auto wide = numbers<float>(num);
+    std::vector<uint32_t> bits(num);
+    std::memcpy(bits.data(), wide.data(), num * sizeof(float));
     std::vector<uint16_t> values(num);
-    for (uint16_t& value : values) {
-        const float number = numbers<float>(1)[0];
-        uint32_t bits;
-        std::memcpy(&bits, &number, sizeof bits);
-        value = static_cast<uint16_t>(bits >> 16);
-    }
+    std::transform(bits.begin(), bits.end(), values.begin(), [](uint32_t b) { return b >> 16; });
     return values;
 }
 

@@ -11,6 +11,7 @@ from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.messages import one_line
 
 MOST_TURN_SECONDS = 60.0
+GivenUp = Literal["failed", "skipped"]
 WIDEST = 0.2  # middle half of the turns' ratios, as a share of their median, that is a measurement
 
 
@@ -33,10 +34,10 @@ class Entry:
     worker: Worker | None = None
     prepared: Prepared | None = None
     seconds: list[float] = field(default_factory=list)
-    outcome: Literal["measured", "failed", "skipped"] = "measured"
+    outcome: Literal["measured"] | GivenUp = "measured"
     note: str = ""
 
-    def give_up(self, outcome: Literal["failed", "skipped"], why: str) -> None:
+    def give_up(self, outcome: GivenUp, why: str) -> None:
         """End its process, and keep why."""
         self.outcome, self.note = outcome, one_line(why)
         self.end()
@@ -48,23 +49,23 @@ class Entry:
 
 
 def take_turns(
-    entries: Sequence[Entry], most: int, has_time: Callable[[int], bool] = lambda _: True
+    entries: Sequence[Entry], most: int, has_time: Callable[[], bool] = lambda: True
 ) -> None:
     """Let the prepared ways run in turn, then end their processes.
 
     Args:
         entries: the ways; one that fails is given up, and the others go on.
         most: number of rounds.
-        has_time: told the number of rounds that were run, whether there is time for another one.
+        has_time: whether there is time for another round; asked after each.
     """
-    for number in range(1, most + 1):
+    for _ in range(most):
         for entry in [entry for entry in entries if entry.outcome == "measured"]:
             assert entry.worker is not None
             try:
                 entry.seconds.append(entry.worker.ask("turn", seconds=MOST_TURN_SECONDS))
             except (OutOfTime, WorkerError) as error:
                 entry.give_up("failed", str(error))
-        if not has_time(number):
+        if not has_time():
             break
     for entry in entries:
         entry.end()

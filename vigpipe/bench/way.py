@@ -158,7 +158,7 @@ class Contender:
         keep_freed_memory()
         self._device = device_alone(device_name)
         self._precision, self._mode = way.precision, mode
-        self._make = partial(_make_step, model, way, mode, batch_size, self._device)
+        self._make = partial(make_step, model, way, mode, batch_size, self._device)
         self._step: Callable[[], object] | None = None
         self._num_steps = 1
 
@@ -222,9 +222,9 @@ def make_model(model_name: str, formulation: Formulation) -> nn.Module:
 
 
 def make_step(
-    model_name: str, way: Way, mode: Mode, batch_size: int, device: torch.device
-) -> Callable[[], Tensor]:
-    """Make a training step with AdamW, or a forward in evaluation mode; both return the logits.
+    model_name: Model, way: Way, mode: Mode, batch_size: int, device: torch.device
+) -> Callable[[], object]:
+    """Make a training step with AdamW, or a forward in evaluation mode, which returns the logits.
 
     Args:
         model_name: name of the model.
@@ -234,6 +234,9 @@ def make_step(
         device: device to run on.
     """
     is_training = mode == "training"
+    if is_training and way.formulation == "ours":
+        dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
+        return training_step(model_name, batch_size, dtype, way.compiled, device, way.graph)
     model = make_model(model_name, way.formulation).to(device).train(is_training)
     if not is_training and way.formulation != "reference":
         model = reparameterize_model(model)  # norms folded into the weights
@@ -281,12 +284,3 @@ def _compiled(model: nn.Module, way: Way) -> Any:  # noqa: ANN401
     config.freezing = way.frozen
     mode = "reduce-overhead" if way.graph else None
     return torch.compile(model, mode="max-autotune-no-cudagraphs" if way.autotuned else mode)
-
-
-def _make_step(
-    model: Model, way: Way, mode: Mode, batch_size: int, device: torch.device
-) -> Callable[[], object]:
-    if mode == "training" and way.formulation == "ours":
-        dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
-        return training_step(model, batch_size, dtype, way.compiled, device, way.graph)
-    return make_step(model, way, mode, batch_size, device)

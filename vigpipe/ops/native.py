@@ -16,19 +16,25 @@ _WITH_SELF = 8
 _FEW = 256  # up to so many neighbours, the rank of one fits a byte
 
 
-def _wide(x: Tensor | None, like: Tensor | None = None) -> Any:  # noqa: ANN401
-    """Make a tensor contiguous float64 if x (or `like`) is float64, else contiguous float32."""
-    if x is None:
-        return None
-    is_double = (x if like is None else like).dtype == torch.float64
-    return x.to(torch.float64 if is_double else torch.float32).contiguous()
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Any:  # noqa: ANN401
+    """Make a tensor contiguous and of a type, if there is one."""
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _wide(x: Tensor | None, like: Tensor) -> Any:  # noqa: ANN401
+    """Make a tensor contiguous and of the type that numbers like these are computed in."""
+    return _as(x, _computed_in(like.dtype))
 
 
 def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, torch.dtype]:
     """Choose the types of numbers in which the C++ code reads and writes features.
 
     Args:
-        inner: of the features that a norm takes.
+        inner: of the features that an operator takes.
         outer: of what it gives.
 
     Returns:
@@ -37,7 +43,7 @@ def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, tor
     if inner == torch.bfloat16 and outer in (torch.bfloat16, torch.float32):
         name = "bfloat16" if outer == torch.bfloat16 else "bfloat16_float32"
         return name, inner, outer
-    wide = torch.float64 if inner == torch.float64 else torch.float32
+    wide = _computed_in(inner)
     return str(wide).removeprefix("torch."), wide, wide
 
 
@@ -63,8 +69,7 @@ def knn(
     if graph.numel() == 0:
         return graph
     name, kept, _ = _kept(x.dtype, x.dtype)
-    x = x.to(kept).contiguous()
-    y, bias = None if y is None else y.to(kept).contiguous(), _wide(bias, x)
+    x, y, bias = _as(x, kept), _as(y, kept), _wide(bias, x)
     bias_stride = 0 if bias is None or bias.shape[0] == 1 else num_nodes * num_candidates
     shape = sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
     call(
@@ -140,7 +145,7 @@ def aggregate(
     assert candidates is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
-    others = candidates.to(kept).contiguous()
+    others = _as(candidates, kept)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, num_candidates)
@@ -148,7 +153,7 @@ def aggregate(
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
         arguments = (
-            None if x is None else x.to(kept).contiguous(),
+            _as(x, kept),
             others,
             graph.contiguous(),
             _wide(weights, candidates),
@@ -196,7 +201,7 @@ def aggregate_backward(
     assert candidates is not None
     (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
-    others = candidates.to(kept).contiguous()
+    others = _as(candidates, kept)
     make = torch.empty if grad.numel() else torch.zeros
     d_x = None if x is None or y is None else make(x.shape, dtype=kept)
     d_y, wide = make(others.shape, dtype=kept), _wide(weights, candidates)
@@ -205,7 +210,7 @@ def aggregate_backward(
         shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
         is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
-        inputs = (grad.to(kept).contiguous(), others, graph.contiguous(), chosen, wide, d_x, d_y)
+        inputs = (_as(grad, kept), others, graph.contiguous(), chosen, wide, d_x, d_y)
         call(
             f"aggregate_backward_{name}_{'uint8' if k <= _FEW else 'int32'}",
             *inputs,
@@ -266,11 +271,11 @@ def norm(
     variance = torch.empty_like(mean)
     call(
         f"norm_{name}",
-        x.to(inner).contiguous(),
+        _as(x, inner),
         _wide(weight, x),
         _wide(bias, x),
         eps,
-        None if residual is None else residual.to(outer).contiguous(),
+        _as(residual, outer),
         _wide(sample_scale, x),
         y,
         mean,
@@ -312,12 +317,11 @@ def norm_backward(
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     name, inner, outer = _kept(x.dtype, grad.dtype)
     d_x = torch.empty(x.shape, dtype=inner)
-    wide = torch.float64 if inner == torch.float64 else torch.float32
-    d_weight, d_bias = torch.empty(2, num_channels, dtype=wide).unbind()
+    d_weight, d_bias = torch.empty(2, num_channels, dtype=_computed_in(inner)).unbind()
     call(
         f"norm_backward_{name}",
-        grad.to(outer).contiguous(),
-        x.to(inner).contiguous(),
+        _as(grad, outer),
+        _as(x, inner),
         mean,
         variance,
         _wide(weight, x),

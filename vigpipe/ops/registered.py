@@ -150,19 +150,8 @@ def _(
 
 
 @register_fake("vigpipe::folded_backward")
-def _(
-    grad: Tensor,
-    x: Tensor,
-    total: Tensor | None,
-    weight: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    rel: Tensor | None,
-    root: Tensor | None,
-    second: Tensor,
-    *rest: object,
-) -> tuple[Tensor | None, ...]:
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    x, total, weight, scale, shift, _, rel, root, second = inputs[:9]
     conv_bias = None if rel is None else scale
     of = (x, total, weight, scale, scale, shift, rel, conv_bias, root, second)
     return tuple(None if t is None else t.new_empty(t.shape) for t in of)

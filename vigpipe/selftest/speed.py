@@ -7,12 +7,12 @@ slower slows down all of them. A process gives its unused memory back after its 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from vigpipe.bench.alone import relative_difference
-from vigpipe.bench.turns import Entry, best_reference, ratio, take_turns
+from vigpipe.bench.turns import Entry, GivenUp, best_reference, ratio, take_turns
 from vigpipe.bench.way import Contender, Formulation, Mode, Precision, Way
 from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.config.choices import Model
@@ -118,7 +118,7 @@ def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> 
         assert entry.worker is not None
         entry.worker.send("prepare")
     room = max(1.0, budget.left - turns_seconds)
-    late = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
+    late: GivenUp = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
     deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
     was_alone = len(entries) == 1
     again = [e for e in entries if not _receive(e, deadline, late, is_last_try=was_alone)]
@@ -128,9 +128,7 @@ def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> 
         _receive(entry, deadline, late, is_last_try=True)
 
 
-def _receive(
-    entry: Entry, deadline: float, late: Literal["failed", "skipped"], *, is_last_try: bool
-) -> bool:
+def _receive(entry: Entry, deadline: float, late: GivenUp, *, is_last_try: bool) -> bool:
     """Take the result of `prepare`; False if it failed and can be tried again."""
     assert entry.worker is not None
     try:
@@ -148,8 +146,10 @@ def _take_turns(entries: Sequence[Entry], budget: Budget) -> None:
     """Let the prepared ways run in turn, for as many rounds as there is time for."""
     before = budget.left
 
-    def has_time(num_rounds: int) -> bool:
-        return budget.left >= 1.5 * (before - budget.left) / num_rounds
+    def has_time() -> bool:
+        nonlocal before
+        seconds, before = before - budget.left, budget.left
+        return before >= 1.5 * seconds
 
     take_turns(entries, MOST_REPEATS, has_time)
 

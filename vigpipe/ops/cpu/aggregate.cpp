@@ -106,8 +106,8 @@ inline void reduce_all(const Node<S, W>& node, int64_t num) {
 
 template <typename S, typename W>
 void aggregate_node(const S* x, const Number<S>* y, const int64_t* neighbours,
-                    const Number<S>* weights, S* out, W* winners, int64_t K, int64_t C, int64_t start, int64_t num,
-                    Outputs outputs, bool relative) {
+                    const Number<S>* weights, S* out, W* winners, int64_t K, int64_t C,
+                    int64_t start, int64_t num, Outputs outputs, bool relative) {
     Number<S> values[4][BAND];
     int output = 0;
     if (outputs.with_self) convert(x + start, num, values[output++]);

@@ -46,15 +46,14 @@ struct Sums {
     T* first(int64_t chunk) { return &partial[chunk * 2 * shape.channels]; }
     T* second(int64_t chunk) { return first(chunk) + shape.channels; }
 
-    // Adds up the chunks in double precision, and over repeats too.
-    void total(int64_t c, double* of_first, double* of_second) {
+    // Adds up the chunks in double precision, and over repeats too: (2, C).
+    std::vector<double> total() const {
         const int64_t C = shape.channels / shape.repeats;
-        *of_first = *of_second = 0;
-        for (int64_t chunk = 0; chunk < shape.chunks(); ++chunk)
-            for (int64_t at = c; at < shape.channels; at += C) {
-                *of_first += first(chunk)[at];
-                *of_second += second(chunk)[at];
-            }
+        std::vector<double> sums(2 * C, 0.0);
+        for (int64_t row = 0; row < 2 * shape.chunks(); ++row)
+            for (int64_t c = 0; c < shape.channels; ++c)
+                sums[row % 2 * C + c % C] += partial[row * shape.channels + c];
+        return sums;
     }
 };
 
@@ -115,10 +114,10 @@ void statistics(const Norm<X>& norm, const Shape& shape) {
                 add(squares + c, d * d, left);
             }
     }
+    const std::vector<double> total = sums.total();
     for (int64_t c = 0; c < norm.C; ++c) {
-        double total, squares;
-        sums.total(c, &total, &squares);
-        const double shift = total / norm.R, deviation = squares / norm.R - shift * shift;
+        const double shift = total[c] / norm.R;
+        const double deviation = total[norm.C + c] / norm.R - shift * shift;
         norm.mean[c] = origin[c] + shift;
         norm.variance[c] = deviation < 0 ? 0 : deviation;  // keeps NaN
     }
@@ -182,13 +181,13 @@ void backward(const Norm<X>& norm, const Shape& shape, const Y* grad, X* dx, Num
             }
         }
     }
+    const std::vector<double> total = sums.total();
     Affine<T> of_statistics(shape);  // subtracted because the statistics depend on x
     for (int64_t c = 0; c < norm.C; ++c) {
-        double total, products;
-        sums.total(c, &total, &products);
-        d_bias[c] = static_cast<T>(total);
+        const double products = total[norm.C + c];
+        d_bias[c] = static_cast<T>(total[c]);
         d_weight[c] = static_cast<T>(products);
-        of_statistics.set(c, norm.C, products / norm.R, total / norm.R);
+        of_statistics.set(c, norm.C, products / norm.R, total[c] / norm.R);
     }
 #pragma omp parallel for num_threads(norm.threads) schedule(static)
     for (int64_t r = 0; r < shape.rows; ++r) {

@@ -40,7 +40,6 @@ struct Lanes<double> {
     typedef int16_t Short __attribute__((vector_size(VECTOR_BYTES / 4)));
 };
 
-
 // The upper half of a float: read and written in 16 bits, computed with as a float.
 struct BFloat16 {
     uint16_t bits;
@@ -169,7 +168,7 @@ inline void store<BFloat16>(BFloat16* to, Vector<float> v) {
 template <>
 inline void store<BFloat16>(BFloat16* to, Vector<float> v, int64_t num) {
     const Lanes<BFloat16>::Bits bits = narrowed(v);
-    std::memcpy(to, &bits, (num < WIDTH<BFloat16> ? num : WIDTH<BFloat16>)*sizeof(BFloat16));
+    std::memcpy(to, &bits, (num < WIDTH<BFloat16> ? num : WIDTH<BFloat16>) * sizeof(BFloat16));
 }
 
 template <typename T>
@@ -240,7 +239,7 @@ static inline Vector<float> exponential(Vector<float> x) {
 // With a = |z|: Phi(-a) = exp(-a^2 / 2) G(a), and G, which falls from 1/2 like 0.4 / a, is a
 // polynomial in 1 / (1 + 0.3 a): degree 8, fitted to the least largest relative error, 5.7e-8 up to
 // a = 13.5. Both ends of Phi keep their relative precision.
-[[gnu::always_inline]] static inline Gaussian<float> gaussian(Vector<float> z) {
+INLINED Gaussian<float> gaussian(Vector<float> z) {
     using V = Vector<float>;
     V a = z < 0 ? -z : z;
     // Behind 12.8 both are next to 0, and denormal numbers would be slow. NaN comes back below.
