@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vigpipe import ops
 
-DTYPES = [torch.float64, torch.float32]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,10 +64,10 @@ def cases(draw):
 def test_any_shape(case, dtype):
     seed, (num_images, num_nodes, num_candidates, num_channels), k, dilation, loop, biased = case
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(num_images, num_nodes, num_channels, generator=generator, dtype=dtype)
+    x = torch.randn(num_images, num_nodes, num_channels, generator=generator).to(dtype)
     y = None
     if num_candidates is not None:
-        y = torch.randn(num_images, num_candidates, num_channels, generator=generator, dtype=dtype)
+        y = torch.randn(num_images, num_candidates, num_channels, generator=generator).to(dtype)
     bias = torch.rand(1, num_nodes, num_candidates or num_nodes, generator=generator)
     check(x, y, bias if biased else None, k, dilation, loop)
 
@@ -76,12 +76,12 @@ def test_any_shape(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_from_one_node_to_many(num_nodes, dtype):
     generator = torch.Generator().manual_seed(num_nodes)
-    x = torch.randn(2, num_nodes, 10, generator=generator, dtype=dtype)
+    x = torch.randn(2, num_nodes, 10, generator=generator).to(dtype)
     for k in {1, min(9, num_nodes), num_nodes}:
         check(x, None, None, k, 1, True)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("k", [1, 7, 60, 150])
 def test_ties_come_by_index_as_in_plain_torch(dtype, k):
     # Few distinct vectors whose products are exact in every precision, many times over.
@@ -93,13 +93,29 @@ def test_ties_come_by_index_as_in_plain_torch(dtype, k):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3e38])
-def test_candidates_without_a_finite_length_come_last(bad):
-    x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_candidates_without_a_finite_length_come_last(bad, dtype):
+    x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, [3, 17]] = bad
     healthy = [i for i in range(40) if i not in (3, 17)]
     graph = ops.knn(x, None, None, 40)
     assert graph[0, healthy, -2:].tolist() == [[3, 17]] * 38
     assert torch.equal(graph[:, healthy], ops.knn(x, None, None, 40, fused=False)[:, healthy])
+
+
+def test_products_in_the_tiles_of_a_processor_leave_those_of_others_right():
+    """oneDNN computes products of bfloat16 in the same registers, in threads of the same pool."""
+    x = torch.randn(4, 70, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    product = x @ x.transpose(1, 2)
+    for _ in range(3):
+        ops.knn(x, None, None, 5)
+        assert torch.equal(x @ x.transpose(1, 2), product)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e15])
+def test_the_length_of_features_in_bfloat16_does_not_matter(size):
+    x = torch.randn(2, 50, 33, generator=torch.Generator().manual_seed(0))
+    check((x * size).bfloat16(), x.bfloat16(), None, 9, 2, True)
 
 
 def test_strided_features_are_read_right():

@@ -4,7 +4,7 @@
 //
 // Features are of type S, and everything is computed in T = Number<S>.
 //
-// For ROWS nodes at a time, a matrix product whose result stays in cache computes the similarities
+// For a few nodes at a time, a matrix product whose result stays in cache computes the similarities
 // to all candidates; then the best of every row are chosen. Of equal similarities, the one with the
 // lower index comes first.
 #include <algorithm>
@@ -12,16 +12,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx.h"
 #include "vector.h"
 
 namespace {
-
-// A tile of the matrix product: ROWS x COLUMNS vectors of sums fill the registers.
-#if defined(__AVX512F__)
-constexpr int ROWS = 8, COLUMNS = 3;
-#else
-constexpr int ROWS = 4, COLUMNS = 2;
-#endif
 
 // The factor that scales a row to unit length; 0 if its length is not finite.
 template <typename S>
@@ -37,16 +31,31 @@ Number<S> unit_scale(const S* row, int64_t C) {
 }
 
 // Stores the candidates at unit length in strips of COLUMNS vectors, channel by channel in a strip.
-template <typename T>
-struct Candidates {
+template <typename S>
+class Candidates {
+    using T = Number<S>;
+    // A tile of the matrix product: ROWS x COLUMNS vectors of sums fill the registers.
+#if defined(__AVX512F__)
+    static constexpr int COLUMNS = 3;
+#else
+    static constexpr int COLUMNS = 2;
+#endif
     static constexpr int64_t STRIP = COLUMNS * WIDTH<T>;
-    int64_t M, C, num_strips;
-    Buffer<T> packed, squares;
+    const int64_t M, C, num_strips;
+    Buffer<T> packed, squares, nodes;
 
-    template <typename S>
+   public:
+#if defined(__AVX512F__)
+    static constexpr int ROWS = 8;
+#else
+    static constexpr int ROWS = 4;
+#endif
+    const int64_t width;  // of a row of similarities, of which the first M count
+
     Candidates(const S* y, int64_t M_, int64_t C_)
         : M(M_), C(C_), num_strips((M_ + STRIP - 1) / STRIP), packed(num_strips * STRIP * C_, T(0)),
-          squares(num_strips * STRIP, std::numeric_limits<T>::infinity()) {
+          squares(num_strips * STRIP, std::numeric_limits<T>::infinity()), nodes(ROWS * C_),
+          width(num_strips * STRIP) {
         for (int64_t j = 0; j < M; ++j) {
             const S* row = y + j * C;
             const T scale = unit_scale(row, C);
@@ -62,24 +71,28 @@ struct Candidates {
         }
     }
 
-    // Computes 2 x y - |y|^2 for ROWS nodes, (ROWS, C), and all candidates, into
-    // (ROWS, num_strips * STRIP).
-    void similarities(const T* rows, T* to) const {
+    // Computes 2 x y - |y|^2 for nodes, (num, C), at most ROWS, and all candidates, into (ROWS, width).
+    void similarities(const S* x, int64_t num, T* to) {
+        for (int64_t r = 0; r < num; ++r) {
+            const S* row = x + r * C;
+            const T scale = unit_scale(row, C);
+            for (int64_t c = 0; c < C; ++c) nodes[r * C + c] = scale ? number(row[c]) * scale : T(0);
+        }
         for (int64_t strip = 0; strip < num_strips; ++strip) {
             const int64_t left = M - strip * STRIP;  // the last strip may be narrower
             if (left > 2 * WIDTH<T>) {
-                multiply<COLUMNS>(rows, strip, to);
+                multiply<COLUMNS>(strip, to);
             } else if (left > WIDTH<T>) {
-                multiply<2>(rows, strip, to);
+                multiply<2>(strip, to);
             } else {
-                multiply<1>(rows, strip, to);
+                multiply<1>(strip, to);
             }
         }
     }
 
    private:
     template <int VECTORS>
-    void multiply(const T* rows, int64_t strip, T* to) const {
+    void multiply(int64_t strip, T* to) const {
         using V = Vector<T>;
         const T* from = &packed[strip * STRIP * C];
         V sums[ROWS][VECTORS] = {};
@@ -87,15 +100,104 @@ struct Candidates {
             V columns[VECTORS];
             for (int v = 0; v < VECTORS; ++v) columns[v] = load(from + c * STRIP + v * WIDTH<T>);
             for (int r = 0; r < ROWS; ++r)
-                for (int v = 0; v < VECTORS; ++v) sums[r][v] += rows[r * C + c] * columns[v];
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] += nodes[r * C + c] * columns[v];
         }
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < VECTORS; ++v) {
                 const int64_t at = strip * STRIP + v * WIDTH<T>;
-                store<T>(to + r * num_strips * STRIP + at, T(2) * sums[r][v] - load(&squares[at]));
+                store<T>(to + r * width + at, T(2) * sums[r][v] - load(&squares[at]));
             }
     }
 };
+
+#if defined(HAS_TILES)
+// As Candidates, for products in tiles. Only sums of products can be scaled without rounding once
+// more, so candidates and nodes are multiplied as they are, and then divided by their lengths.
+template <typename S>
+class TiledCandidates {
+    static_assert(std::is_same_v<S, BFloat16>);
+    static constexpr int64_t SIDE = 16, STEP = 32;  // rows of a tile, and channels that it takes
+    static constexpr int64_t TILE = SIDE * STEP;
+    const WholeTiles tiles;
+    const int64_t M, C, num_steps, num_strips;
+    Buffer<S> packed, nodes;
+    Buffer<float> scales, squares;
+
+   public:
+    static constexpr int64_t ROWS = 2 * SIDE, STRIP = 2 * SIDE;
+    const int64_t width;  // of a row of similarities, of which the first M count
+
+    TiledCandidates(const S* y, int64_t M_, int64_t C_)
+        : M(M_), C(C_), num_steps((C_ + STEP - 1) / STEP), num_strips((M_ + STRIP - 1) / STRIP),
+          packed(num_strips * num_steps * 2 * TILE, S{0}), nodes(2 * num_steps * TILE, S{0}),
+          scales(num_strips * STRIP, 0.0f),
+          squares(num_strips * STRIP, std::numeric_limits<float>::infinity()),
+          width(num_strips * STRIP) {
+        for (int64_t j = 0; j < M; ++j) {
+            const S* row = y + j * C;
+            scales[j] = unit_scale(row, C);
+            if (scales[j] == 0) continue;  // farther than all others
+            Vector<float> square = {};
+            for (int64_t c = 0; c < C; c += WIDTH<S>) {
+                const Vector<float> unit = load(row + c, C - c) * scales[j];
+                square += unit * unit;
+            }
+            squares[j] = sum<float>(square);
+            // In a tile, a row has a pair of channels of each candidate.
+            S* to = tile_of(j / SIDE) + j % SIDE * 2;
+            for (int64_t c = 0; c + 1 < C; c += 2, to += 2 * SIDE)
+                std::memcpy(to, row + c, 2 * sizeof(S));
+            if (C % 2) *to = row[C - 1];
+        }
+    }
+
+    // Computes 2 x y - |y|^2 for nodes, (num, C), at most ROWS, and all candidates, into (ROWS, width).
+    void similarities(const S* x, int64_t num, float* to) {
+        const int64_t padded = num_steps * STEP;
+        float twice[ROWS];
+        for (int64_t r = 0; r < num; ++r) {
+            twice[r] = 2 * unit_scale(x + r * C, C);
+            if (twice[r] != 0)
+                std::memcpy(&nodes[r * padded], x + r * C, C * sizeof(S));
+            else
+                std::fill_n(&nodes[r * padded], C, S{0});
+        }
+        for (int64_t strip = 0; strip < num_strips; ++strip) multiply(strip, to + strip * STRIP);
+        for (int64_t r = 0; r < num; ++r)
+            for (int64_t j = 0; j < width; j += WIDTH<float>) {
+                float* at = to + r * width + j;
+                const Vector<float> scaled = load(at) * twice[r] * load(&scales[j]);
+                store<float>(at, scaled - load(&squares[j]));
+            }
+    }
+
+   private:
+    // Two by two tiles of sums, from two of nodes and two of candidates.
+    void multiply(int64_t strip, float* to) const {
+        const int64_t node_bytes = num_steps * STEP * sizeof(S), bytes = width * sizeof(float);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t step = 0; step < num_steps; ++step) {
+            _tile_loadd(4, &nodes[step * STEP], node_bytes);
+            _tile_loadd(5, &nodes[(SIDE * num_steps + step) * STEP], node_bytes);
+            _tile_loadd(6, &packed[((2 * strip) * num_steps + step) * TILE], 64);
+            _tile_loadd(7, &packed[((2 * strip + 1) * num_steps + step) * TILE], 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, to, bytes);
+        _tile_stored(1, to + SIDE, bytes);
+        _tile_stored(2, to + SIDE * width, bytes);
+        _tile_stored(3, to + SIDE * width + SIDE, bytes);
+    }
+
+    S* tile_of(int64_t side) { return &packed[side * num_steps * TILE]; }
+};
+#endif
 
 // Turns numbers into integers of the same order; -0 counts as 0.
 static inline int32_t ordered(float x) {
@@ -253,11 +355,12 @@ class Selection {
     }
 };
 
-template <typename S>
+template <typename S, template <typename> class Similar>
 void knn(const S* x, const S* y, const Number<S>* bias, int64_t* graph, int64_t B, int64_t N,
          int64_t M, int64_t C, int64_t bias_stride, int64_t k, int64_t dilation, int loop,
          int threads) {
     using T = Number<S>;
+    constexpr int64_t ROWS = Similar<S>::ROWS;
     const int64_t wanted = (k - 1) * dilation + 1, num_tiles = (N + ROWS - 1) / ROWS;
     // Threads take whole images; if there are fewer images than threads, several threads share one,
     // and each packs its candidates.
@@ -265,22 +368,14 @@ void knn(const S* x, const S* y, const Number<S>* bias, int64_t* graph, int64_t 
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t job = 0; job < B * shares; ++job) {
         const int64_t b = job / shares, share = job % shares;
-        const Candidates<T> candidates((y ? y : x) + b * M * C, M, C);
-        const int64_t width = candidates.num_strips * candidates.STRIP;
-        Buffer<T> rows(ROWS * C), tile(ROWS * width);
+        Similar<S> similar((y ? y : x) + b * M * C, M, C);
+        Buffer<T> tile(ROWS * similar.width);
         Selection<T> select(M, wanted, dilation);
         for (int64_t t = num_tiles * share / shares; t < num_tiles * (share + 1) / shares; ++t) {
-            for (int r = 0; r < ROWS; ++r) {
-                const int64_t n = std::min<int64_t>(t * ROWS + r, N - 1);
-                const S* row = x + (b * N + n) * C;
-                const T scale = unit_scale(row, C);
-                for (int64_t c = 0; c < C; ++c)
-                    rows[r * C + c] = scale ? number(row[c]) * scale : T(0);
-            }
-            candidates.similarities(rows.data(), tile.data());
-            for (int r = 0; r < ROWS && t * ROWS + r < N; ++r) {
-                const int64_t n = t * ROWS + r;
-                T* values = tile.data() + r * width;
+            const int64_t first = t * ROWS, num = std::min(ROWS, N - first);
+            similar.similarities(x + (b * N + first) * C, num, tile.data());
+            for (int64_t n = first; n < first + num; ++n) {
+                T* values = tile.data() + (n - first) * similar.width;
                 if (bias)
                     for (int64_t j = 0; j < M; ++j)
                         values[j] -= bias[b * bias_stride + n * M + j];
@@ -291,6 +386,15 @@ void knn(const S* x, const S* y, const Number<S>* bias, int64_t* graph, int64_t 
     }
 }
 
+template <typename S, typename... Arguments>
+void knn_of(Arguments... arguments) {
+#if defined(HAS_TILES)
+    if constexpr (std::is_same_v<S, BFloat16>)
+        if (may_use_tiles()) return knn<S, TiledCandidates>(arguments...);
+#endif
+    knn<S, Candidates>(arguments...);
+}
+
 }  // namespace
 
 #define KNN(S, NAME)                                                                               \
@@ -298,7 +402,7 @@ void knn(const S* x, const S* y, const Number<S>* bias, int64_t* graph, int64_t 
                                        int64_t* graph, int64_t B, int64_t N, int64_t M, int64_t C, \
                                        int64_t bias_stride, int64_t k, int64_t dilation, int loop, \
                                        int threads) {                                              \
-        knn(x, y, bias, graph, B, N, M, C, bias_stride, k, dilation, loop, threads);               \
+        knn_of<S>(x, y, bias, graph, B, N, M, C, bias_stride, k, dilation, loop, threads);         \
     }
 
 KNN(float, float32)
