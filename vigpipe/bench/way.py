@@ -20,6 +20,7 @@ from vigpipe.bench.products import products_of
 from vigpipe.bench.reference import ReferenceVig
 from vigpipe.config.choices import Device, Dtype, Model
 from vigpipe.config.options import TrainConfig
+from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.launch.device import (
     allow_tf32,
     keep_freed_memory,
@@ -48,8 +49,9 @@ class Way:
 
     Attributes:
         formulation: reference is the formulation that everyone uses; ours trains with the steps of
-            `vigpipe train`, and infers with the norms folded into the weights; products are the
-            matrix products and convolutions of ours, and nothing else.
+            `vigpipe train`, and infers as `vigpipe predict` does, with the weights prepacked on a
+            CPU, or compiled, with the norms folded into them; products are the matrix products and
+            convolutions of ours, and nothing else.
         compiled: run the model through torch.compile.
         precision: float32 without any rounding, tf32 (matrix products on tensor cores), or bfloat16
             (autocast: AMP).
@@ -238,8 +240,13 @@ def make_step(
         dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
         return training_step(model_name, batch_size, dtype, way.compiled, device, way.graph)
     model = make_model(model_name, way.formulation).to(device).train(is_training)
+    narrow = torch.bfloat16 if way.precision == "bfloat16" else torch.float32
     if not is_training and way.formulation != "reference":
-        model = reparameterize_model(model)  # norms folded into the weights
+        if way.formulation == "ours" and not way.compiled and can_prepack(model, narrow):
+            assert isinstance(model, VisionGnn)
+            prepack(model, narrow)
+        else:
+            model = reparameterize_model(model)  # norms folded into the weights
     generator = torch.Generator().manual_seed(0)
     size = VIG_SHAPES[model_name].img_size
     images = torch.randn(batch_size, 3, *size, generator=generator).to(device)

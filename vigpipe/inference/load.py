@@ -14,6 +14,7 @@ from vigpipe.data.images import read_image
 from vigpipe.errors import InputError
 from vigpipe.inference.description import ModelDescription, read_description
 from vigpipe.inference.predict import Prediction, list_files, make_prediction, most_likely
+from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import cfg_of_file
 from vigpipe.model.vig import VisionGnn
@@ -132,7 +133,7 @@ def predict(
     """
     if batch_size < 1:
         raise InputError(f"batch_size {batch_size}: must be at least 1")
-    loaded = weights if isinstance(weights, LoadedModel) else load(weights)
+    loaded = weights if isinstance(weights, LoadedModel) else _load_to_predict(weights)
     given = [images] if isinstance(images, str | os.PathLike) else images
     paths = list_files([Path(path) for path in given])
     split = loaded.transform.description.split(paths)
@@ -146,3 +147,10 @@ def predict(
         for path, i, p in zip(paths[batch.start : batch.stop], labels, probabilities, strict=True):
             predictions.append(make_prediction(path, loaded.class_names, i, p))
     return predictions
+
+
+def _load_to_predict(weights: Path | str) -> LoadedModel:
+    loaded = load(weights)
+    if can_prepack(loaded.model, torch.float32):
+        prepack(loaded.model)
+    return loaded

@@ -17,6 +17,7 @@ from vigpipe.data.formats.folders import images_below
 from vigpipe.data.job import ImageJob
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
+from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.launch.device import weight_dtype
 from vigpipe.messages import one_line
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
@@ -117,6 +118,8 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
     """Predict the classes of image files; every rank must exhaust the iterator.
 
+    On a CPU the models are prepacked, so that nothing else can be done with them afterwards.
+
     Args:
         rank_state: state of this rank in a run from `prepare_prediction`.
         paths: the image files of that run.
@@ -129,8 +132,12 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
             stage.
         InputError: an image cannot be read.
     """
-    job, pipeline = rank_state.run.job, rank_state.pipeline
+    run, pipeline = rank_state.run, rank_state.pipeline
+    job, dtype = run.job, run.lowered_dtype or run.dtype
     assert isinstance(job, ImageJob)
+    for model in rank_state.models:
+        if can_prepack(model, dtype):
+            prepack(model, dtype)
     names = job.source.class_names
     num_done = 0
     for batch in rank_state.feed.test_batches(("test",), *rank_state.scorers[:2]):
@@ -141,7 +148,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         flat = torch.stack((probabilities, labels.double())).flatten()
         by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):
-            real = job.share(rank_state.run.layout, replica_index).positions(batch.num_samples) >= 0
+            real = job.share(run.layout, replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
                 yield make_prediction(paths[num_done], names, i, p)
                 num_done += 1

@@ -1,0 +1,122 @@
+"""Prepacked models: the same logits, from fewer passes over memory, and nothing else."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+import vigpipe
+from vigpipe.config.choices import Norm
+from vigpipe.inference.prepack import Product, can_prepack, prepack
+from vigpipe.model.blocks import VigShape
+from vigpipe.model.layer import Layer
+from vigpipe.model.norm import BatchNorm
+from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.study import VigStudy
+from vigpipe.model.vig import VisionGnn
+
+PYRAMID = VigShape(
+    (1, 2), (16, 32), k=(2, 4), reductions=(2, 1), relative=True, stem=(2, 1), img_size=(16, 16)
+)
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor lacks bfloat16"
+)
+
+
+def trained_like(norm: Norm = "batch", aggregator="max", graph="knn"):
+    """A pyramid whose norms have statistics, as after a training."""
+    torch.manual_seed(0)
+    model = VisionGnn(
+        PYRAMID, num_classes=5, norm=norm, aggregator=aggregator, graph=graph, stem_stride=2
+    )
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            torch.nn.init.normal_(module.running_mean, std=0.3)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+            torch.nn.init.uniform_(module.weight, 0.5, 2)
+            torch.nn.init.normal_(module.bias, std=0.3)
+    return model.eval()
+
+
+def images():
+    return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def difference(model, expected, x=None):
+    with torch.no_grad():
+        found = model(images() if x is None else x).double()
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "group"])
+@pytest.mark.parametrize("aggregator", ["max", "edge", "sage", "gin", "maxmean"])
+def test_logits_are_the_same_up_to_rounding(norm, aggregator):
+    model = trained_like(norm, aggregator)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(images().double())
+    eager = difference(model, exact)
+    assert difference(prepack(model), exact) < max(4 * eager, 1e-5)
+
+
+@needs_bfloat16
+def test_products_in_bfloat16_are_as_exact_as_under_autocast():
+    model = trained_like(graph="grid")  # neighbours would change with a rounding
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(images().double())
+        with torch.autocast("cpu", torch.bfloat16):
+            lowered = difference(model, exact)
+    packed = difference(prepack(model, torch.bfloat16), exact)
+    assert 1e-4 < packed < 1.5 * lowered
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("num_blocks", [(2,), (1, 2)])  # a downsampling gives bfloat16
+def test_features_between_blocks_have_the_type_that_they_have_under_autocast(num_blocks):
+    shape = VigShape(num_blocks, (16, 32)[: len(num_blocks)], k=(2, 4), reductions=(1, 1))
+    model = VisionGnn(replace(shape, stem=(2, 1), img_size=(16, 16)), stem_stride=2).eval()
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model.forward_features(images()).dtype
+        packed = prepack(model, torch.bfloat16)
+        assert isinstance(packed, VisionGnn)
+        assert packed.forward_features(images()).dtype == expected
+
+
+def test_every_product_is_prepacked():
+    model = prepack(trained_like())
+    assert not [m for m in model.modules() if isinstance(m, Layer | BatchNorm | torch.nn.Conv2d)]
+    assert [name for name, _ in model.named_parameters()] == ["pos_embed"]
+
+
+def test_one_pass_computes_a_product_its_bias_and_what_follows():
+    product = Product(Pointwise(8, 16), torch.float32, gelu=True)
+    with (
+        torch.no_grad(),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        product(torch.ones(4, 8))
+    names = {event.key for event in profile.key_averages()}
+    assert "mkldnn::_linear_pointwise" in names
+    assert not {"aten::add", "aten::add_", "aten::gelu", "aten::gelu_"} & names
+
+
+def test_a_stage_is_prepacked_too():
+    stage = trained_like()
+    stage.keep([2, 3], stem=False, readout=True)
+    x = torch.randn(3, 4, 4, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = copy.deepcopy(stage).double()(x.double())
+    assert difference(prepack(stage), expected, x) < 1e-5
+
+
+@pytest.mark.parametrize("model", [trained_like().double(), VigStudy(img_size=(8, 8))])
+def test_what_cannot_be_prepacked_is_refused(model):
+    assert not can_prepack(model, torch.float32)
+    with pytest.raises(vigpipe.InputError, match="takes a ViG with float32 weights on a CPU"):
+        prepack(model)
+
+
+def test_there_are_no_products_in_float16():
+    with pytest.raises(vigpipe.InputError, match=r"\(got VisionGnn, torch.float16\)"):
+        prepack(trained_like(), torch.float16)

@@ -1,0 +1,196 @@
+"""Prepare a ViG for inference on a CPU: one pass over memory for each product.
+
+The norms are folded into the weights for good. The weights are converted once to the type that
+products are computed in, and laid out as the kernels of oneDNN read them. A product adds its bias,
+and applies GELU or adds the residual, before its result leaves the cache.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vigpipe.errors import InputError
+from vigpipe.model.layer import Layer
+from vigpipe.model.pointwise import Pointwise
+from vigpipe.model.readout import Readout
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.stem import ConvStem, Downsample
+from vigpipe.model.vig import VisionGnn
+
+
+def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Tell whether `prepack` takes a model: a ViG in float32, on a CPU with the kernels for a type.
+
+    Args:
+        model: the model.
+        dtype: type that products are to be computed in.
+    """
+    if not isinstance(model, VisionGnn) or not torch.backends.mkldnn.is_available():
+        return False
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        return False
+    is_narrow = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or is_narrow
+
+
+@torch.no_grad()
+def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedModel:
+    """Change a ViG on a CPU so that it computes logits faster, and can do nothing else.
+
+    The weights lie in a form that only oneDNN knows, so the model cannot be trained, saved, copied
+    or moved afterwards. Layers with another norm than BatchNorm stay as they are.
+
+    Args:
+        model: a ViG with float32 weights, or a stage of one; it is changed.
+        dtype: type that products are computed in, float32 or bfloat16. What has another type under
+            autocast has it here.
+
+    Returns:
+        The model, in evaluation mode. Its logits are those of the model before up to rounding,
+        which is that of bfloat16 where products are computed in it.
+
+    Raises:
+        InputError: this is no ViG in float32 on a CPU, or there are no kernels for the type.
+    """
+    if not can_prepack(model, dtype):
+        raise InputError(
+            f"prepack: takes a ViG with float32 weights on a CPU that torch {torch.__version__} "
+            f"has kernels of oneDNN for, and float32 or bfloat16 as type of the products (got "
+            f"{type(model).__name__}, {dtype}); use the model as it is"
+        )
+    for module in list(model.eval().modules()):
+        for name, child in module.named_children():
+            setattr(module, name, _prepacked(child, dtype))
+    return model
+
+
+def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return what replaces a module: its prepacked version, or itself."""
+    if isinstance(module, Layer):
+        pointwise, norm = module.fuse()
+        return _product(pointwise, dtype, module.gelu) if isinstance(norm, nn.Identity) else module
+    if isinstance(module, ConvStem):
+        convs = module.fuse().convs
+        return Stem(convs, dtype) if isinstance(convs[1], nn.Identity) else module
+    if isinstance(module, Downsample):  # the model looks for one, so what is in it is replaced
+        conv = module.fuse().conv[0]
+        assert isinstance(conv, nn.Conv2d)
+        module.conv[0] = Convolution(conv, dtype)
+    if isinstance(module, Readout):
+        module.fuse()
+        for i in (0, 4):
+            module[i] = (
+                _product(module[i], dtype) if isinstance(module[i], Pointwise) else module[i]
+            )
+    return module
+
+
+def _product(pointwise: nn.Module, dtype: torch.dtype, gelu: bool = False) -> nn.Module:
+    assert isinstance(pointwise, Pointwise)
+    return (Product if pointwise.groups == 1 else GroupedProduct)(pointwise, dtype, gelu)
+
+
+def _after(gelu: bool) -> tuple[str, list[float], str]:
+    """Return what torch's operators of oneDNN take as the function that follows a product."""
+    return ("gelu", [], "none") if gelu else ("none", [], "")
+
+
+class Product(nn.Module):
+    """A `Layer` in evaluation mode, with its norm folded: a product, then GELU and a residual.
+
+    Args:
+        pointwise: weights and bias.
+        dtype: type that the product is computed in.
+        gelu: apply GELU to it.
+    """
+
+    def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
+        super().__init__()
+        self.dtype, self.after = dtype, _after(gelu)
+        matrix = pointwise.matrix.to(dtype).contiguous()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(matrix)
+        self.bias = pointwise.bias.detach().to(dtype)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
+    ) -> Tensor:
+        """Run the layer; see `Layer`.
+
+        Args:
+            x: features, (B, ..., C_in).
+            residual: (B, ..., C_out), added last.
+            sample_scale: None, as always in evaluation mode.
+
+        Returns:
+            (B, ..., C_out), of the type of the product, or of the residual if that is wider.
+        """
+        x, multiply = x.to(self.dtype), torch.ops.mkldnn._linear_pointwise
+        if residual is not None and residual.dtype == self.dtype:
+            return multiply(x, residual, self.weight, self.bias, "add")
+        y = multiply(x, self.weight, self.bias, *self.after)
+        return y if residual is None else residual + y
+
+
+class Convolution(nn.Module):
+    """A convolution, then GELU, on features with channels last in memory.
+
+    Args:
+        conv: weights, bias, padding, stride and groups.
+        dtype: type that it is computed in.
+        gelu: apply GELU to it.
+    """
+
+    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> None:
+        super().__init__()
+        assert conv.bias is not None
+        self.dtype, self.after = dtype, _after(gelu)
+        self.geometry = conv.padding, conv.stride, conv.dilation, conv.groups
+        # Which layout is the fastest depends on the size of the images; oneDNN makes it quickly.
+        self.weight = conv.weight.detach().to(dtype, memory_format=torch.channels_last)
+        self.bias = conv.bias.detach().to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve: (B, C_in, H, W) -> (B, C_out, H', W')."""
+        x = x.to(self.dtype, memory_format=torch.channels_last)
+        convolve = torch.ops.mkldnn._convolution_pointwise
+        return convolve(x, self.weight, self.bias, *self.geometry, *self.after)
+
+
+class GroupedProduct(nn.Module):
+    """A `Layer` with groups in evaluation mode, with its norm folded: a product, then GELU.
+
+    Args:
+        pointwise: weights, bias and groups.
+        dtype: type that the product is computed in.
+        gelu: apply GELU to it.
+    """
+
+    def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
+        super().__init__()
+        num_out, num_in = pointwise.weight.shape[:2]
+        groups = pointwise.groups
+        conv = nn.Conv2d(num_in * groups, num_out, 1, groups=groups, device="meta")
+        weight = pointwise.matrix[:, :, None, None]
+        conv.weight, conv.bias = nn.Parameter(weight), nn.Parameter(pointwise.bias.detach())
+        self.conv = Convolution(conv, dtype, gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer: (B, ..., C_in) -> (B, ..., C_out)."""
+        rows = x.reshape(1, -1, 1, x.shape[-1])  # a picture of R x 1 pixels
+        return self.conv(rows.movedim(-1, 1)).movedim(1, -1).reshape(*x.shape[:-1], -1)
+
+
+class Stem(nn.Sequential):
+    """A `ConvStem` in evaluation mode, with its norms folded.
+
+    Args:
+        convs: the convolutions among norms that are folded and GELUs.
+        dtype: type that they are computed in.
+    """
+
+    def __init__(self, convs: nn.Sequential, dtype: torch.dtype) -> None:
+        found = [conv for conv in convs if isinstance(conv, nn.Conv2d)]
+        super().__init__(*(Convolution(conv, dtype, conv is not found[-1]) for conv in found))
+
+    def forward(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""
+        return super().forward(images).movedim(1, -1).contiguous()
