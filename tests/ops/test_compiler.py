@@ -76,7 +76,7 @@ def test_other_sources_flags_or_processors_have_another_name(monkeypatch):
     path = shutil.which("g++")
     assert path is not None
     names = {compiler._key(path)}
-    monkeypatch.setattr(compiler, "_processor", lambda: b"another")
+    monkeypatch.setattr(compiler, "processor", lambda: b"another")
     names.add(compiler._key(path))
     monkeypatch.setattr(compiler, "_FLAGS", ("-O0",))
     names.add(compiler._key(path))

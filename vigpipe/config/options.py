@@ -78,7 +78,7 @@ class TrainConfig:
             uses plain torch everywhere; both take the same weights and give the same numbers up to
             rounding.
         compile: run every block through torch.compile; this pays off on GPUs, where it fuses what
-            vigpipe has no operator for.
+            vigpipe has no operator for, and not on CPUs. Later runs find what has been compiled.
         cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
             their kernels at once; for one stage on a GPU. By default on where one rank trains on
             images on a GPU in float32 or bfloat16, neither compiled nor timed.

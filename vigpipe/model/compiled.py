@@ -1,18 +1,28 @@
 """Run the blocks of a model through torch.compile."""
 
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from vigpipe.errors import InputError
+from vigpipe.files.cache import cache_folder
 from vigpipe.model.staged import StagedModel
+from vigpipe.ops.compiler import processor
 
 _GRAPHS_PER_BLOCK = 8  # torch's own limit for a function: training, evaluation, sizes of batches
+_KEPT_IN = "TORCHINDUCTOR_CACHE_DIR"  # torch sets it, too, to its default
 
 
 def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
     """Compile every block in place, so that names and shapes stay.
 
-    Blocks differ in k, dilation and sizes, so each has graphs of its own, but all share the code of
-    one `forward`. torch compiles a code 8 times at most, and runs what comes after uncompiled, with
-    a warning. So that limit, which holds for the process, is raised to 8 for each block.
+    Blocks that are equal in k, dilation, sizes and drop-path have their graphs together. All share
+    the code of one `forward`, which torch compiles 8 times at most. What comes after, it would run
+    uncompiled, with a warning. So that limit, which holds for the process, is raised to 8 for each
+    block, and one who reaches it is told.
 
     Args:
         model: the model, or a stage of it.
@@ -20,9 +30,40 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
     """
     from torch._dynamo import config  # takes 2 s, which only those who compile pay
 
-    blocks = list(model.numbered_blocks.values())
+    _keep_for_later_runs()
+    blocks = model.numbered_blocks
     num_graphs = _GRAPHS_PER_BLOCK * len(blocks)
     config.recompile_limit = max(config.recompile_limit, num_graphs)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, num_graphs)
-    for block in blocks:
+    config.fail_on_recompile_limit_hit = True
+    for name, block in blocks.items():
         block.compile(dynamic=False, **options)
+        block._compiled_call_impl = partial(_call, name, num_graphs, block._compiled_call_impl)  # pyright: ignore
+
+
+def _keep_for_later_runs() -> None:
+    """Let torch keep what it compiles in vigpipe's cache.
+
+    By itself it takes the folder for temporary files, which on a cluster often ends with the job.
+    Hosts with other processors, which may share a home directory, need code of their own.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(_KEPT_IN, default_cache_dir()) != default_cache_dir():
+        return  # the user has named a folder
+    with suppress(OSError):  # there is no cache
+        kind = hashlib.sha256(processor()).hexdigest()[:16]
+        os.environ[_KEPT_IN] = str(cache_folder() / f"inductor-{kind}")
+
+
+def _call(name: str, num_graphs: int, compiled: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    try:
+        return compiled(*inputs)
+    except FailOnRecompileLimitHit as error:
+        raise InputError(
+            f"--compile: block {name} needs another graph, and the blocks have the {num_graphs} "
+            "that they may have: for each, training and evaluation with four sizes of a "
+            "micro-batch; choose batches and micro-batches of fewer sizes, or leave --compile out"
+        ) from error

@@ -91,12 +91,12 @@ def _compiler() -> str | None:
 
 def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    hashed = [version, repr((_FLAGS, _MACHINE_FLAGS)).encode(), _processor()]
+    hashed = [version, repr((_FLAGS, _MACHINE_FLAGS)).encode(), processor()]
     hashed += [path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir())]
     return hashlib.sha256(b"\0".join(hashed)).hexdigest()[:16]
 
 
-def _processor() -> bytes:
+def processor() -> bytes:
     """Describe the processor, as far as -march=native depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
