@@ -363,7 +363,7 @@ class VigBench(OpsBench):
     """Options of `vigpipe bench vig`.
 
     Attributes:
-        repeats: turns of every way to run a model.
+        repeats: turns of a way to run a model.
         threads: threads of a process.
         models: names of models, in a comma list.
         modes: training, inference or both, in a comma list.
@@ -372,7 +372,7 @@ class VigBench(OpsBench):
         compiled: also run everything through torch.compile, in each of its modes that fits.
     """
 
-    repeats: int = 9
+    repeats: int = 15
     threads: int = 2
     models: str = "vig_ti_224"
     modes: str = "training,inference"

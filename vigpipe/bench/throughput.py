@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vigpipe.bench.alone import MB, relative_difference, set_up, write_page
 from vigpipe.bench.options import VigBench
 from vigpipe.bench.side_by_side import alternate
-from vigpipe.bench.turns import Entry, best_reference, ratio, take_turns
+from vigpipe.bench.turns import FINALISTS, Entry, best_reference, ratio, take_turns
 from vigpipe.bench.way import NUM_WARMUP, Contender, Mode, Precision, Way, make_model
 from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.config.choices import MODELS
@@ -21,6 +21,7 @@ from vigpipe.model.variants import VIG_SHAPES
 
 SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product shows a device's peak
 PREPARE_SECONDS = 900.0  # at most, of a way; compiling takes most of it
+QUALIFYING = 3  # rounds that all ways take part in
 LONGEST_NOTE = 160  # characters of why a way failed
 
 
@@ -94,13 +95,14 @@ def bench_vig(config: VigBench) -> None:
         config.out,
         "Images a second",
         f"Batches of {config.batch_size}, {config.threads} thread(s). Every way has a process of "
-        "its own, and all of a model, mode and precision take turns. Ratio: to the best of the "
-        "reference's ways, turn by turn, the median with the least and the most; not measurable "
-        "where the middle half of the turns differs by more than 20 %. Training: the reference's "
-        "forward, backward and fused AdamW, ours the step of vigpipe train; inference: evaluation "
-        "mode, ours as vigpipe predict runs it, or compiled with the norms folded into the "
-        "weights. Products: the matrix products and convolutions of ours, and nothing else. The "
-        "matrix rate is that of a large square product "
+        "its own, and all of a model, mode and precision take turns, after "
+        f"{QUALIFYING} rounds without all but the {FINALISTS} fastest of the reference's. Ratio: "
+        "to the best of the reference's, turn by turn, the median with the least and the most; not "
+        "measurable where the middle half of the turns differs by more than 20 %. Training: the "
+        "reference's forward, backward and fused AdamW, ours the step of vigpipe train; inference: "
+        "evaluation mode, ours as vigpipe predict runs it, or compiled with the norms folded into "
+        "the weights. Products: the matrix products and convolutions of ours, and nothing else. "
+        "The matrix rate is that of a large square product "
         f"in this run ({limits}); a share of it counts products and convolutions as work and "
         "everything else as loss. Memory is what a way adds to its process. Off by: logits of two "
         "images against those of the first row, largest difference; a near-tie that falls the "
@@ -125,7 +127,7 @@ def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: tor
                 entry.prepared = entry.worker.ask("prepare", seconds=PREPARE_SECONDS)
             except (OutOfTime, WorkerError) as error:
                 entry.give_up("failed", str(error)[:LONGEST_NOTE])
-        take_turns(entries, config.repeats)
+        take_turns(entries, config.repeats, qualifying=QUALIFYING)
 
 
 def _rows(

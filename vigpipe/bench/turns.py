@@ -11,6 +11,7 @@ from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.messages import one_line
 
 MOST_TURN_SECONDS = 60.0
+FINALISTS = 2
 GivenUp = Literal["failed", "skipped"]
 WIDEST = 0.2  # middle half of the turns' ratios, as a share of their median, that is a measurement
 
@@ -27,6 +28,7 @@ class Entry:
         seconds: of a step in every turn.
         outcome: failed or skipped if it has been given up.
         note: why.
+        has_left: whether it takes no more turns, since other ways of the reference are faster.
     """
 
     way: Way
@@ -36,6 +38,7 @@ class Entry:
     seconds: list[float] = field(default_factory=list)
     outcome: Literal["measured"] | GivenUp = "measured"
     note: str = ""
+    has_left: bool = False
 
     def give_up(self, outcome: GivenUp, why: str) -> None:
         """End its process, and keep why."""
@@ -49,7 +52,10 @@ class Entry:
 
 
 def take_turns(
-    entries: Sequence[Entry], most: int, has_time: Callable[[], bool] = lambda: True
+    entries: Sequence[Entry],
+    most: int,
+    has_time: Callable[[], bool] = lambda: True,
+    qualifying: int | None = None,
 ) -> None:
     """Let the prepared ways run in turn, then end their processes.
 
@@ -57,9 +63,14 @@ def take_turns(
         entries: the ways; one that fails is given up, and the others go on.
         most: number of rounds.
         has_time: whether there is time for another round; asked after each.
+        qualifying: rounds after which only the FINALISTS fastest of the reference's ways go on, so
+            that less time passes between those that are compared; None if all of them do.
     """
-    for _ in range(most):
-        for entry in [entry for entry in entries if entry.outcome == "measured"]:
+    for number in range(most):
+        if number == qualifying:
+            _leave_finalists(entries)
+        going_on = [e for e in entries if e.outcome == "measured" and not e.has_left]
+        for entry in going_on:
             assert entry.worker is not None
             try:
                 entry.seconds.append(entry.worker.ask("turn", seconds=MOST_TURN_SECONDS))
@@ -71,10 +82,23 @@ def take_turns(
         entry.end()
 
 
+def _leave_finalists(entries: Sequence[Entry]) -> None:
+    measured = [e for e in entries if e.outcome == "measured" and e.way.formulation == "reference"]
+    for entry in sorted(measured, key=lambda e: median(e.seconds))[FINALISTS:]:
+        entry.has_left = True
+        entry.end()
+
+
 def best_reference(seconds: Mapping[Way, Sequence[float]]) -> Way | None:
-    """Return the fastest way without vigpipe's formulation, by its median; None without any."""
-    references = [way for way in seconds if way.formulation == "reference"]
-    return min(references, key=lambda way: median(seconds[way]), default=None)
+    """Return the fastest of the reference's ways that took all turns, by its median; None of none.
+
+    Args:
+        seconds: of every turn of every way.
+    """
+    references = {way: turns for way, turns in seconds.items() if way.formulation == "reference"}
+    most = max(map(len, references.values()), default=0)
+    finalists = {way: turns for way, turns in references.items() if len(turns) == most}
+    return min(finalists, key=lambda way: median(finalists[way]), default=None)
 
 
 @dataclass(frozen=True)
@@ -101,8 +125,9 @@ class Ratio:
 
 
 def ratio(seconds: Mapping[Way, list[float]], reference: Way, way: Way) -> Ratio:
-    """Compare a way with another one, turn by turn."""
-    by_name = {str(name): values for name, values in seconds.items()}
+    """Compare a way with another one, turn by turn, in those that both took."""
+    num_turns = min(len(seconds[reference]), len(seconds[way]))
+    by_name = {str(name): seconds[name][:num_turns] for name in (reference, way)}
     ratios = Timings(by_name, str(reference)).ratios(str(way))
     first, middle, third = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Ratio(median(ratios), min(ratios), max(ratios), third - first <= WIDEST * middle)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 Mode = Literal["training", "inference"]
 NUM_WARMUP = 3  # steps, in which kernels are compiled and the allocator grows
 TURN_SECONDS, MOST_STEPS = 0.3, 20  # a turn takes about so long, but not more steps
+LEAST_STEPS = 3  # on a CPU, which others may interrupt
 NUM_COMPARED = 2  # images whose logits are compared
 
 
@@ -186,22 +188,27 @@ class Contender:
             assert isinstance(result, torch.Tensor)
             logits = result[:NUM_COMPARED].float().tolist()
         seconds = min(self._timed(self._step)[0] for _ in range(NUM_WARMUP - 1))
-        self._num_steps = min(MOST_STEPS, max(1, round(TURN_SECONDS / seconds)))
+        least = LEAST_STEPS if self._device.type == "cpu" else 1
+        self._num_steps = min(MOST_STEPS, max(least, round(TURN_SECONDS / seconds)))
         peak = end_peak(self._device) - before
         return Prepared(first_seconds, seconds, peak, logits)
 
     def turn(self) -> float:
-        """Run some steps and return the mean seconds of one."""
+        """Run some steps and return the seconds of one: the median, or on a GPU the mean."""
         assert self._step is not None
         self._step()  # takes from the device the memory that it gave back
-        synchronize(self._device)
-        start = time.perf_counter()
-        for _ in range(self._num_steps):
-            self._step()
-        synchronize(self._device)
-        seconds = (time.perf_counter() - start) / self._num_steps
+        if self._device.type == "cpu":
+            seconds = median(self._timed(self._step)[0] for _ in range(self._num_steps))
+        else:  # which is only asked after the last one, so that it never waits for the host
+            synchronize(self._device)
+            seconds = self._timed(self._run_steps)[0] / self._num_steps
         release()
         return seconds
+
+    def _run_steps(self) -> None:
+        assert self._step is not None
+        for _ in range(self._num_steps):
+            self._step()
 
     def _timed(self, step: Callable[[], object]) -> tuple[float, object]:
         start = time.perf_counter()
