@@ -38,12 +38,16 @@ def test_a_small_batch_leaves_out_layouts_with_more_microbatches():
 
 def test_errors_are_shares_of_what_was_measured():
     # Blocks of one second a row: rows of 2 and S = 1 take M x 4 blocks x (2 + 4) s.
-    profile = make_profile([1.0] * 4)
+    steady = ((1.0,),) * 10
+    profile = make_profile([1.0] * 4, rounds=steady)
     one = replace(run(batch_size=4), layout=Layout(1, 2))
     (case,) = [c for c in list_cases(4, 4) if c.layout == Layout(1, 2)]
-    lines, errors = compare_steps(profile, one, [case], Timings({str(case): [60.0]}, str(case)))
-    assert lines[0][1] == "48000.0"
-    assert errors == [pytest.approx(0.2)]
+    for measured, is_inside in ((60.0, 0), (49.0, 1)):
+        timings = Timings({str(case): [measured]}, str(case))
+        lines, errors, num_inside = compare_steps(profile, one, [case], timings)
+        assert lines[0][1:3] == ("48000.0", "45688.9 – 50428.0")  # 3 % x 1.645, as logarithms
+        assert errors == [pytest.approx(1 - 48 / measured)]
+        assert num_inside == is_inside
 
 
 @pytest.mark.parametrize("options", [{"stages": 3}, {"dp": 2}, {"stages": 1}])

@@ -22,6 +22,7 @@ PROFILE = make_profile(
     make_piece("stem", weights=10),
     make_piece("readout", weights=1),
     slowdown=(1.0, 1.25),
+    rounds=((1.0, 1.25), (0.75, 1.5)),
 )
 
 
@@ -105,6 +106,9 @@ def test_files_that_cannot_be_read(tmp_path):
         (["stem"], [], "not a profile"),
         (["slowdown"], [], "slowdown is"),
         (["slowdown"], [0.1], "slowdown is"),
+        (["rounds"], [[1.0, 1.2], []], "rounds are"),
+        (["rounds"], [[0.0]], "rounds are"),
+        (["rounds"], [1.0], "not a profile"),
         (["bandwidth"], 0, "bandwidth is 0"),
         (["bandwidth"], float("inf"), "bandwidth is inf"),
         (["latency_seconds"], "fast", "latency_seconds is 'fast'"),

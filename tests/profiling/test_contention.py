@@ -19,5 +19,7 @@ def test_ranks_side_by_side_show_slowdown_and_transfer():
     assert len(first.slowdown) == 2
     assert first.slowdown[0] == 1
     assert first.slowdown[1] >= 1
+    assert [len(of_round) for of_round in first.rounds] == [2, 2]  # before and after the pieces
+    assert min(min(of_round) for of_round in first.rounds) > 0
     assert 0 < first.latency_seconds < 1
     assert 0 < first.bandwidth < 1e12

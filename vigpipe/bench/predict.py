@@ -14,6 +14,7 @@ from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan
+from vigpipe.planning.interval import SHARE, step_interval
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.planning.step import Request, predict
 from vigpipe.profiling.measure import measure_profile
@@ -89,13 +90,14 @@ def bench_predict(
     if profile is None:
         return
     write_profile(profile, folder / "profile.json")
-    lines, errors = compare_steps(profile, run, cases, timings)
-    headers = ["layout", "predicted, ms", "measured, ms", "min – max", "error"]
+    lines, errors, num_inside = compare_steps(profile, run, cases, timings)
+    headers = ["layout", "predicted, ms", "interval", "measured, ms", "min – max", "error"]
     table = tabulate(lines, headers=headers, disable_numparse=True)
     summary = (
         f"{run.config.model} on {run.job.name} images, {run.batch_size} a step: predicted and "
         f"measured steps differ by {median(errors):.1%} (median over {len(errors)} layouts), at "
-        f"most by {max(errors):.1%}."
+        f"most by {max(errors):.1%}. Of {len(errors)} measured medians, {num_inside} lie inside "
+        f"the interval, in which {SHARE:.0%} are expected."
     )
     print(f"{summary}\n\n{table}\n")
     markdown = tabulate(lines, headers=headers, disable_numparse=True, tablefmt="github")
@@ -140,7 +142,7 @@ def time_layouts(
 
 def compare_steps(
     profile: Profile, run: Run, cases: list[Case], timings: Timings
-) -> tuple[list[tuple[str, ...]], list[float]]:
+) -> tuple[list[tuple[str, ...]], list[float], int]:
     """Compare predicted with measured steps.
 
     Args:
@@ -150,10 +152,12 @@ def compare_steps(
         timings: measured steps by the name of the layout.
 
     Returns:
-        Rows of a table, and the errors of the predictions as shares of the measured median.
+        Rows of a table; the errors of the predictions as shares of the measured median; and the
+        number of these medians that lie in the interval of the prediction.
     """
     lines: list[tuple[str, ...]] = []
     errors: list[float] = []
+    num_inside = 0
     for case in cases:
         layout = case.layout
         assert run.config.sync is not None
@@ -171,13 +175,19 @@ def compare_steps(
         seconds = timings.seconds[str(case)]
         error = proposal.step_seconds / median(seconds) - 1
         errors.append(abs(error))
+        interval = step_interval(profile, request, proposal)
+        within = ""
+        if interval is not None:
+            num_inside += interval[0] <= median(seconds) <= interval[1]
+            within = "{:.1f} – {:.1f}".format(*(1e3 * s for s in interval))
         lines.append(
             (
                 str(case),
                 f"{1e3 * proposal.step_seconds:.1f}",
+                within,
                 f"{1e3 * median(seconds):.1f}",
                 f"{1e3 * min(seconds):.1f} – {1e3 * max(seconds):.1f}",
                 f"{error:+.1%}",
             )
         )
-    return lines, errors
+    return lines, errors, num_inside

@@ -30,6 +30,7 @@ from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.explain import explain
+from vigpipe.planning.interval import step_interval
 from vigpipe.planning.profile import (
     PROFILE_MARK,
     Profile,
@@ -131,7 +132,7 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
         write_profile(profile, profile_beside(out))
     picture = out.with_suffix(".png")
     draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
-    print(_table([best, *others[:1]], run.job.unit, request))
+    print(_table([best, *others[:1]], run.job.unit, profile, request))
     had_neighbour = run.layout.world_size > 1 or config.profile is not None
     if request.num_ranks > 1 and not had_neighbour and config.bandwidth is None:
         print(FREE_MESSAGES)
@@ -162,7 +163,12 @@ def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
     not.
     """
     missing = num_ranks - len(profile.slowdown)
-    return replace(profile, slowdown=(*profile.slowdown, *[profile.slowdown[-1]] * missing))
+
+    def extended(factors: tuple[float, ...]) -> tuple[float, ...]:
+        return (*factors, *[factors[-1]] * missing)
+
+    rounds = tuple(map(extended, profile.rounds))
+    return replace(profile, slowdown=extended(profile.slowdown), rounds=rounds)
 
 
 def plan_file(config: PlanConfig) -> Path:
@@ -305,6 +311,8 @@ def write_plan(
     versions = facts.get("versions", {})
     slower = ", ".join(f"{factor:.2f}" for factor in profile.slowdown)
     memory = ", ".join(f"{num_bytes / 1e6:.0f}" for num_bytes in best.memory_bytes)
+    interval = _interval(profile, request, best)
+    within = f" ({interval} in 9 of 10 runs)" if interval else ""
     comments = (  # a profile may hold other lines, which would become part of the plan
         f"{_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
         f"{facts.get('commit')}.",
@@ -313,8 +321,8 @@ def write_plan(
         f"bytes at {8 * profile.bandwidth / 1e9:.3g} Gb/s; 1, 2, ... ranks at once are {slower} "
         "times as slow.",
         f"# Promise: {_described(best)}, {_step(best, profile, request)}: "
-        f"{1e3 * best.step_seconds:.1f} ms a step, bubble {best.bubble:.1%}, memory of the ranks "
-        f"{memory} MB.",
+        f"{1e3 * best.step_seconds:.1f} ms a step{within}, bubble {best.bubble:.1%}, memory of the "
+        f"ranks {memory} MB.",
         f"# Use: {_command(best, config, out)}",
     )
     lines = [
@@ -339,6 +347,12 @@ def _step(proposal: Proposal, profile: Profile, request: Request) -> str:
     return f"{request.num_samples(proposal.num_microbatches):,.0f} {profile.amounts[0]} a step"
 
 
+def _interval(profile: Profile, request: Request, proposal: Proposal) -> str:
+    """Say what the step will take, in ms; nothing where the profile does not tell."""
+    interval = step_interval(profile, request, proposal)
+    return "" if interval is None else "{:.1f} – {:.1f}".format(*(1e3 * s for s in interval))
+
+
 def _described(proposal: Proposal) -> str:
     virtual = f" ({proposal.virtual_stages} each)" if proposal.virtual_stages > 1 else ""
     cut = " + ".join(str(len(blocks)) for blocks in proposal.stages)
@@ -361,29 +375,22 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
     return shlex.join(words)
 
 
-def _table(proposals: Sequence[Proposal], unit: str, request: Request) -> str:
+def _table(proposals: Sequence[Proposal], unit: str, profile: Profile, request: Request) -> str:
     names = ("best", "runner-up")
-    lines = [
-        (
-            name,
-            " + ".join(str(len(blocks)) for blocks in p.stages),
-            p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
-            p.num_microbatches,
-            f"{1e3 * p.step_seconds:.1f}",
-            f"{request.num_samples(p.num_microbatches) / p.step_seconds:,.1f}",
-            f"{p.bubble:.1%}",
-            ", ".join(f"{b / 1e6:.0f}" for b in p.memory_bytes),
-        )
+    rows = [
+        {
+            "": name,
+            "blocks": " + ".join(str(len(blocks)) for blocks in p.stages),
+            "schedule": p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
+            "M": p.num_microbatches,
+            "step, ms": f"{1e3 * p.step_seconds:.1f}",
+            "9 of 10 runs": _interval(profile, request, p),
+            f"{unit}/s": f"{request.num_samples(p.num_microbatches) / p.step_seconds:,.1f}",
+            "bubble": f"{p.bubble:.1%}",
+            "memory of a rank, MB": ", ".join(f"{b / 1e6:.0f}" for b in p.memory_bytes),
+        }
         for name, p in zip(names, proposals, strict=False)
     ]
-    headers = [
-        "",
-        "blocks",
-        "schedule",
-        "M",
-        "step, ms",
-        f"{unit}/s",
-        "bubble",
-        "memory of a rank, MB",
-    ]
-    return tabulate(lines, headers=headers, disable_numparse=True)
+    if not profile.rounds:  # an older profile, which does not tell
+        rows = [{name: row[name] for name in row if name != "9 of 10 runs"} for row in rows]
+    return tabulate(rows, headers="keys", disable_numparse=True)

@@ -85,6 +85,8 @@ class Profile:
         base_bytes: memory of a rank before it has a model.
         facts: hardware, threads per rank, versions, commit, date.
         amounts: names of the amounts that costs follow from, that of the rows first.
+        rounds: as slowdown, once for every time that it was measured, and relative to the median
+            step of one rank alone, so that it also says how steady the machine was.
     """
 
     model: str
@@ -103,6 +105,7 @@ class Profile:
     base_bytes: int
     facts: Mapping[str, Any]
     amounts: tuple[str, ...] = ()
+    rounds: tuple[tuple[float, ...], ...] = ()
 
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
         """Return the bytes that a piece hands to the next one, padding included.
@@ -200,7 +203,7 @@ def profile_of(table: Any) -> Profile:  # noqa: ANN401
     """
     if not isinstance(table, dict):
         raise ValueError("'an object' is amiss")
-    table = {"amounts": [], **table}  # older profiles know none
+    table = {"amounts": [], "rounds": [], **table}  # older profiles know none
     check_fields(Profile, table)
     profile = Profile(
         **{
@@ -208,6 +211,7 @@ def profile_of(table: Any) -> Profile:  # noqa: ANN401
             "rows": tuple(table["rows"]),
             "slowdown": tuple(table["slowdown"]),
             "amounts": tuple(table["amounts"]),
+            "rounds": tuple(map(tuple, table["rounds"])),
             "stem": _piece(table["stem"]),
             "blocks": tuple(map(_piece, table["blocks"])),
             "readout": _piece(table["readout"]),
@@ -272,6 +276,10 @@ def _is_amount(value: Any) -> bool:  # noqa: ANN401
     return type(value) in (int, float) and 0 <= value <= _MOST  # NaN fails too
 
 
+def _are_factors(values: Sequence[float], least: float) -> bool:
+    return bool(values) and all(_is_amount(n) and least <= n < 1e3 for n in values)
+
+
 def _piece(table: Mapping[str, Any]) -> Piece:
     check_fields(Piece, table, " of a piece")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
@@ -305,9 +313,10 @@ def _check(profile: Profile) -> None:
             if len(getattr(piece, name)) != num_values:
                 what = f"one value for each of {rows}" if rows else f"{num_values} values"
                 raise ValueError(f"{piece.name}: {name} has not {what}")
-    are_factors = all(_is_amount(n) and 0.5 <= n < 1e3 for n in profile.slowdown)
-    if not profile.slowdown or not are_factors:
+    if not _are_factors(profile.slowdown, least=0.5):
         raise ValueError(f"slowdown is {list(profile.slowdown)}")
+    if not all(_are_factors(of_round, least=1e-3) for of_round in profile.rounds):
+        raise ValueError(f"rounds are {list(profile.rounds)}")
     for name in (
         "dispatch_seconds",
         "latency_seconds",

@@ -10,46 +10,59 @@ from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import Trial
 from vigpipe.run.step import train_step
 
-NUM_STEPS = 4  # of every rank in one round
-NUM_ROUNDS = 3  # each runs 1, 2, ... ranks in turn
+NUM_STEPS = 2  # of every rank in one round, for each number of ranks
+NUM_ROUNDS = 10  # at least, spread over the time that the profile takes
 
 
-def measure_slowdown(trial: Trial, rank: int, world_size: int) -> tuple[float, ...]:
-    """Measure how many times longer a step takes while 1, 2, ... ranks train at the same time.
+class Contention:
+    """Measures a step while 1, 2, ... ranks train at the same time, over and over again.
 
-    All ranks call this together.
+    A quiet moment says little about an hour of training, so the rounds belong between the other
+    measurements. All ranks make one together, and call its methods together.
 
     Args:
         trial: the training step that this rank runs.
         rank: position in the world.
         world_size: number of ranks.
-
-    Returns:
-        A factor for each number of ranks from 1 to `world_size`; none is below 1.
     """
-    rank_state, batch = trial
 
-    def step_seconds(num_ranks: int) -> float:
+    def __init__(self, trial: Trial, rank: int, world_size: int) -> None:
+        self._trial, self._rank, self._world_size = trial, rank, world_size
+        self._seconds: list[list[float]] = []  # by round and number of ranks
+        self.measure(1)
+        self._seconds.clear()  # the first steps are slower
+
+    def measure(self, num_rounds: int) -> None:
+        """Run some more rounds; each runs 1, 2, ... ranks in turn."""
+        counts = range(1, self._world_size + 1)
+        self._seconds += [[self._step_seconds(n) for n in counts] for _ in range(num_rounds)]
+
+    @property
+    def slowdown(self) -> tuple[float, ...]:
+        """How many times longer a step takes for each number of ranks, at least 1; the median."""
+        rounds = [[s / of_round[0] for s in of_round] for of_round in self._seconds]
+        by_count = zip(*rounds, strict=True)
+        return tuple(max(1.0, median(factors)) for factors in by_count)
+
+    @property
+    def rounds(self) -> tuple[tuple[float, ...], ...]:
+        """The same for every round, relative to the median step of one rank alone."""
+        alone = median(of_round[0] for of_round in self._seconds)
+        return tuple(tuple(s / alone for s in of_round) for of_round in self._seconds)
+
+    def _step_seconds(self, num_ranks: int) -> float:
         """Return the seconds of a step, the mean over the first `num_ranks` ranks."""
-        if world_size > 1:
+        rank_state, batch = self._trial
+        if self._world_size > 1:
             dist.barrier()
         own_seconds = 0.0
-        if rank < num_ranks:
-            seconds: list[float] = []
+        if self._rank < num_ranks:
+            start = time.perf_counter()
             for _ in range(NUM_STEPS):
-                start = time.perf_counter()
                 train_step(rank_state, batch)
-                synchronize(rank_state.device)
-                seconds.append(time.perf_counter() - start)
-            own_seconds = median(seconds)
+            synchronize(rank_state.device)
+            own_seconds = (time.perf_counter() - start) / NUM_STEPS
         total = torch.tensor([own_seconds], dtype=torch.float64, device=rank_state.device)
-        if world_size > 1:
+        if self._world_size > 1:
             dist.all_reduce(total)
         return float(total) / num_ranks
-
-    if world_size == 1:
-        return (1.0,)
-    counts = range(1, world_size + 1)
-    rounds = [[step_seconds(n) for n in counts] for _ in range(1 + NUM_ROUNDS)][1:]
-    factors = [median(seconds[n - 1] / seconds[0] for seconds in rounds) for n in counts]
-    return tuple(max(1.0, factor) for factor in factors)

@@ -11,13 +11,15 @@ import torch.distributed as dist
 from vigpipe.job.fit import fit_costs
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.planning.profile import Piece, Profile
-from vigpipe.profiling.contention import measure_slowdown
+from vigpipe.profiling import contention
+from vigpipe.profiling.contention import Contention
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes, parameter_bytes
 from vigpipe.profiling.seconds import dispatch_seconds, piece_seconds, time_steps, update_seconds
 from vigpipe.profiling.transfers import measure_transfer
 from vigpipe.profiling.trial import make_trial, trial_steps
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import provenance
+from vigpipe.timing.recorder import Row
 
 # What the costs of a model's pieces depend on, beside the model, the images and the machine.
 _OPTIONS = (
@@ -50,9 +52,9 @@ def measure_profile(
 ) -> Profile | None:
     """Profile the unsplit model on rank 0, with the other ranks beside it.
 
-    All ranks call this together. Rank 0 times the pieces while the others wait; then the first
-    two, three, ... ranks train at the same time, which shows how much they slow each other down;
-    then ranks 0 and 1 exchange messages.
+    All ranks call this together. Rank 0 times the pieces while the others wait. Before, between and
+    afterwards the first two, three, ... ranks train at the same time, which shows how much they
+    slow each other down, and how steady the machine is; then ranks 0 and 1 exchange messages.
 
     Args:
         run: says which model, data and options to profile; its layout is not used.
@@ -69,12 +71,24 @@ def measure_profile(
     base_bytes = peak_bytes(device)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     trials = [make_trial(run, step, device) for step in steps] if rank == 0 else []
-    tables = [time_steps(trial, device) for trial in trials]
-    if world_size > 1:
-        dist.barrier()
+    beside = None
     if slowdown is None:
         trial = trials[0] if trials else make_trial(run, steps[0], device)
-        slowdown = measure_slowdown(trial, rank, world_size)
+        beside = Contention(trial, rank, world_size)
+    num_rounds = ceil(contention.NUM_ROUNDS / (len(steps) + 1))
+    tables: list[list[Row]] = []
+    for i in range(len(steps)):
+        if beside is not None:
+            beside.measure(num_rounds)
+        if rank == 0:
+            tables.append(time_steps(trials[i], device))
+        if world_size > 1:
+            dist.barrier()
+    rounds: tuple[tuple[float, ...], ...] = ()
+    if beside is not None:
+        beside.measure(num_rounds)
+        slowdown, rounds = beside.slowdown, beside.rounds
+    assert slowdown is not None
     latency, bandwidth = measure_transfer(rank, world_size, device)
 
     if rank != 0:
@@ -116,6 +130,7 @@ def measure_profile(
         blocks=tuple(pieces[1:-1]),
         readout=pieces[-1],
         slowdown=slowdown,
+        rounds=rounds,
         dispatch_seconds=fmean(dispatch_seconds(table, names) for table in tables),
         latency_seconds=latency,
         bandwidth=bandwidth,
