@@ -72,6 +72,7 @@ void vigpipe_fold_backward_float32(const float* d_first, const float* d_bias,
                                    int threads);
 void vigpipe_features_float32(const float* total, const float* x, float* to, int64_t images,
                               int64_t height, int64_t width, int threads);
+void vigpipe_accumulate(const float* term, double* sum, int64_t num, int is_first, int threads);
 void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
                              int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
 void vigpipe_relu_float32(const float* x, float* y, uint8_t* bits, int64_t num, int threads);
@@ -254,6 +255,8 @@ void call_masks(int threads) {
                             threads);
     vigpipe_relu_float32(x.data(), y.data(), bits.data(), num, threads);
     vigpipe_relu_backward_float32(y.data(), bits.data(), dx.data(), num, threads);
+    std::vector<double> sums(num);
+    for (int is_first : {1, 0}) vigpipe_accumulate(x.data(), sums.data(), num, is_first, threads);
 }
 
 void call_edges(int threads) {

@@ -28,6 +28,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.config.choices import Sync
+from vigpipe.ops.accumulate import accumulate
 
 
 def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -144,23 +145,31 @@ class DoubleGradients:
         self.views = _views(self.rounded, self.parameters)
         highs = _views(self.high, self.parameters)
         lows = highs if self.low is None else _views(self.low, self.parameters)
-        for parameter, high, low in zip(self.parameters, highs, lows, strict=True):
-            self._collect(parameter, high, None if self.low is None else low)
+        self._untouched: dict[int, Tensor] = {}  # sums of this step that have no term yet
+        self._highs = dict(enumerate(highs))
+        for i, (parameter, low) in enumerate(zip(self.parameters, lows, strict=True)):
+            self._collect(parameter, i, None if self.low is None else low)
 
-    @staticmethod
-    def _collect(parameter: nn.Parameter, high: Tensor, low: Tensor | None) -> None:
-        """Make every backward move its gradient of this parameter into the sum."""
+    def _collect(self, parameter: nn.Parameter, i: int, low: Tensor | None) -> None:
+        """Make every backward move its gradient of this parameter into the i-th sum."""
+        high = self._highs[i]
 
         def move(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            _add(high, low, parameter.grad)
+            is_first = self._untouched.pop(i, None) is not None
+            if low is None:
+                accumulate(high, parameter.grad, is_first=is_first)
+            else:
+                if is_first:
+                    high.zero_()
+                _add(high, low, parameter.grad)
             parameter.grad = None
 
         parameter.register_post_accumulate_grad_hook(move)
 
     def clear(self) -> None:
-        """Clear the sums before the first backward of a step."""
-        self.high.zero_()
+        """Prepare for the first backward of a step, whose gradients replace what the sums hold."""
+        self._untouched = dict(self._highs)
         if self.low is not None:
             self.low.zero_()
         for parameter in self.parameters:
@@ -171,6 +180,8 @@ class DoubleGradients:
 
         Gradients are then the rounded sums over all micro-batches of all replicas.
         """
+        for high in self._untouched.values():
+            high.zero_()
         if self.low is None:
             if self.group is not None:
                 dist.all_reduce(self.high, group=self.group)
@@ -187,10 +198,7 @@ class DoubleGradients:
             parameter.grad = view
 
 
-def _add(high: Tensor, low: Tensor | None, term: Tensor) -> None:
-    if low is None:
-        high += term
-        return
+def _add(high: Tensor, low: Tensor, term: Tensor) -> None:
     total = high + term
     shift = total - high
     low += (high - (total - shift)) + (term - shift)
