@@ -126,7 +126,8 @@ def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: tor
             try:
                 entry.prepared = entry.worker.ask("prepare", seconds=PREPARE_SECONDS)
             except (OutOfTime, WorkerError) as error:
-                entry.give_up("failed", str(error)[:LONGEST_NOTE])
+                what, *_ = str(error).splitlines()  # a compiler's command and paths come after
+                entry.give_up("failed", what[:LONGEST_NOTE])
         take_turns(entries, config.repeats, qualifying=QUALIFYING)
 
 
