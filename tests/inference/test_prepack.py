@@ -117,6 +117,21 @@ def test_what_cannot_be_prepacked_is_refused(model):
         prepack(model)
 
 
+def test_a_prepacked_model_computes_and_refuses_everything_else():
+    model = prepack(trained_like())
+    with pytest.raises(vigpipe.InputError, match=r"takes a ViG .* once"):
+        prepack(model)
+    uses = {
+        "trained": model.train,
+        "moved or converted": model.double,
+        "saved": model.state_dict,
+    }
+    for what, use in uses.items():
+        with pytest.raises(vigpipe.InputError, match=f"cannot be {what}; load the weights once"):
+            use()
+    assert model.eval() is model
+
+
 def test_there_are_no_products_in_float16():
     with pytest.raises(vigpipe.InputError, match=r"\(got VisionGnn, torch.float16\)"):
         prepack(trained_like(), torch.float16)

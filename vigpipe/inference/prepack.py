@@ -5,6 +5,8 @@ products are computed in, and laid out as the kernels of oneDNN read them. A pro
 and applies GELU or adds the residual, before its result leaves the cache.
 """
 
+from typing import Any, NoReturn
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,8 @@ def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
     """
     if not isinstance(model, VisionGnn) or not torch.backends.mkldnn.is_available():
         return False
+    if any(isinstance(module, Prepacked) for module in model.modules()):
+        return False
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
         return False
     is_narrow = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -36,8 +40,8 @@ def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
 def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedModel:
     """Change a ViG on a CPU so that it computes logits faster, and can do nothing else.
 
-    The weights lie in a form that only oneDNN knows, so the model cannot be trained, saved, copied
-    or moved afterwards. Layers with another norm than BatchNorm stay as they are.
+    The weights lie in a form that only oneDNN knows, so the model refuses to be trained, saved and
+    moved afterwards. Layers with another norm than BatchNorm stay as they are.
 
     Args:
         model: a ViG with float32 weights, or a stage of one; it is changed.
@@ -49,13 +53,14 @@ def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedMod
         which is that of bfloat16 where products are computed in it.
 
     Raises:
-        InputError: this is no ViG in float32 on a CPU, or there are no kernels for the type.
+        InputError: this is no ViG in float32 on a CPU, it is prepacked already, or there are no
+            kernels for the type.
     """
     if not can_prepack(model, dtype):
         raise InputError(
             f"prepack: takes a ViG with float32 weights on a CPU that torch {torch.__version__} "
-            f"has kernels of oneDNN for, and float32 or bfloat16 as type of the products (got "
-            f"{type(model).__name__}, {dtype}); use the model as it is"
+            f"has kernels of oneDNN for, once, and float32 or bfloat16 as type of the products "
+            f"(got {type(model).__name__}, {dtype}); use the model as it is"
         )
     for module in list(model.eval().modules()):
         for name, child in module.named_children():
@@ -73,7 +78,7 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return Stem(convs, dtype) if isinstance(convs[1], nn.Identity) else module
     if isinstance(module, Downsample):  # the model looks for one, so what is in it is replaced
         conv = module.fuse().conv[0]
-        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(conv, nn.Conv2d)  # a model is prepacked once
         module.conv[0] = Convolution(conv, dtype)
     if isinstance(module, Readout):
         module.fuse()
@@ -89,12 +94,41 @@ def _product(pointwise: nn.Module, dtype: torch.dtype, gelu: bool = False) -> nn
     return (Product if pointwise.groups == 1 else GroupedProduct)(pointwise, dtype, gelu)
 
 
-def _after(gelu: bool) -> tuple[str, list[float], str]:
-    """Return what torch's operators of oneDNN take as the function that follows a product."""
-    return ("gelu", [], "none") if gelu else ("none", [], "")
+class Prepacked(nn.Module):
+    """What can compute, and nothing else: whoever asks for more is told.
+
+    Args:
+        dtype: type that products are computed in.
+        gelu: apply GELU to them.
+    """
+
+    def __init__(self, dtype: torch.dtype, gelu: bool) -> None:
+        super().__init__()
+        self.training = False
+        self.dtype = dtype
+        # What torch's operators of oneDNN take as the function that follows a product.
+        self.after: tuple[str, list[float], str] = (
+            ("gelu", [], "none") if gelu else ("none", [], "")
+        )
+
+    def train(self, mode: bool = True) -> "Prepacked":
+        """Raise InputError unless evaluation is asked for."""
+        if mode:
+            raise _refused("trained")
+        return self
+
+    def _apply(self, *arguments: Any, **options: Any) -> NoReturn:  # noqa: ANN401
+        raise _refused("moved or converted")
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:  # noqa: ANN401
+        raise _refused("saved")
 
 
-class Product(nn.Module):
+def _refused(what: str) -> InputError:
+    return InputError(f"prepack: a prepacked model cannot be {what}; load the weights once more")
+
+
+class Product(Prepacked):
     """A `Layer` in evaluation mode, with its norm folded: a product, then GELU and a residual.
 
     Args:
@@ -104,8 +138,7 @@ class Product(nn.Module):
     """
 
     def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
-        super().__init__()
-        self.dtype, self.after = dtype, _after(gelu)
+        super().__init__(dtype, gelu)
         matrix = pointwise.matrix.to(dtype).contiguous()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(matrix)
         self.bias = pointwise.bias.detach().to(dtype)
@@ -130,7 +163,7 @@ class Product(nn.Module):
         return y if residual is None else residual + y
 
 
-class Convolution(nn.Module):
+class Convolution(Prepacked):
     """A convolution, then GELU, on features with channels last in memory.
 
     Args:
@@ -140,9 +173,8 @@ class Convolution(nn.Module):
     """
 
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> None:
-        super().__init__()
+        super().__init__(dtype, gelu)
         assert conv.bias is not None
-        self.dtype, self.after = dtype, _after(gelu)
         self.geometry = conv.padding, conv.stride, conv.dilation, conv.groups
         # Which layout is the fastest depends on the size of the images; oneDNN makes it quickly.
         self.weight = conv.weight.detach().to(dtype, memory_format=torch.channels_last)

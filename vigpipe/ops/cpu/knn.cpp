@@ -111,8 +111,8 @@ class Candidates {
 };
 
 #if defined(HAS_TILES)
-// As Candidates, for products in tiles. Only sums of products can be scaled without rounding once
-// more, so candidates and nodes are multiplied as they are, and then divided by their lengths.
+// As Candidates, for products in tiles. Features of unit length would have to be rounded to bfloat16
+// once more, so candidates and nodes are multiplied as they are, and then divided by their lengths.
 template <typename S>
 class TiledCandidates {
     static_assert(std::is_same_v<S, BFloat16>);
