@@ -13,6 +13,7 @@ import vigpipe
 from tests.test_cli import make_pictures
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
+from vigpipe.inference.prepack import prepack
 from vigpipe.model.variants import create_model
 
 NAMES = ("ant", "bee", "cow")
@@ -96,7 +97,11 @@ def test_a_model_of_a_torch_file_has_the_variants_configuration_and_its_own_size
     assert "label_names" not in configuration(model)
 
 
-def test_predictions_are_those_of_the_command(weights, tmp_path, capsys):
+def test_predictions_are_those_of_the_command(weights, tmp_path, capsys, monkeypatch):
+    prepacked = []
+    for module in ("load", "predict"):
+        target = f"vigpipe.inference.{module}.prepack"
+        monkeypatch.setattr(target, lambda *a: prepacked.append(a) or prepack(*a))
     root = make_pictures(tmp_path / "pictures", size=(50, 41)) / "test"
     line = ["predict", "--weights", str(weights), str(root), "--format", "json"]
     threads = torch.get_num_threads()
@@ -104,6 +109,7 @@ def test_predictions_are_those_of_the_command(weights, tmp_path, capsys):
     told = capsys.readouterr().out.splitlines()
     predictions = vigpipe.predict(weights, root, batch_size=3)
     assert [each.as_json() for each in predictions] == told
+    assert len(prepacked) == 2  # by the command, and in Python
     again = vigpipe.predict(vigpipe.load(weights), [str(predictions[0].image)])
     assert again[0].names == predictions[0].names
     with pytest.raises(vigpipe.InputError, match="batch_size 0"):

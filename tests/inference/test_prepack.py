@@ -101,6 +101,18 @@ def test_one_pass_computes_a_product_its_bias_and_what_follows():
     assert not {"aten::add", "aten::add_", "aten::gelu", "aten::gelu_"} & names
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_the_logits(dtype, bad):
+    if not can_prepack(trained_like(), dtype):
+        pytest.skip("this processor lacks bfloat16")
+    for name in ("stem.convs.0.bias", "backbone.0.0.fc1.0.bias", "backbone.1.conv.0.bias"):
+        model = trained_like()
+        with torch.no_grad():
+            model.get_parameter(name)[1] = bad
+            assert not prepack(model, dtype)(images()).isfinite().any()
+
+
 def test_a_stage_is_prepacked_too():
     stage = trained_like()
     stage.keep([2, 3], stem=False, readout=True)

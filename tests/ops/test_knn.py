@@ -103,6 +103,12 @@ def test_candidates_without_a_finite_length_come_last(bad, dtype):
     assert torch.equal(graph[:, healthy], ops.knn(x, None, None, 40, fused=False)[:, healthy])
 
 
+def test_the_doctor_tells_of_tiles_where_the_processor_has_them():
+    has_tiles = "AMX tiles" in ops.versions("cpu")["knn"]
+    assert has_tiles <= torch.cpu._is_amx_tile_supported()
+    assert "AMX" not in ops.versions("cpu")["norm"]
+
+
 def test_products_in_the_tiles_of_a_processor_leave_those_of_others_right():
     """oneDNN computes products of bfloat16 in the same registers, in threads of the same pool."""
     x = torch.randn(4, 70, 96, generator=torch.Generator().manual_seed(0)).bfloat16()

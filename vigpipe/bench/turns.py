@@ -90,7 +90,7 @@ def _leave_finalists(entries: Sequence[Entry]) -> None:
 
 
 def best_reference(seconds: Mapping[Way, Sequence[float]]) -> Way | None:
-    """Return the fastest of the reference's ways that took all turns, by its median; None of none.
+    """Return the fastest of the reference's ways that took all turns; None if there is none.
 
     Args:
         seconds: of every turn of every way.

@@ -6,6 +6,7 @@ import platform
 import torch
 
 from vigpipe import ops
+from vigpipe.inference.prepack import has_kernels
 from vigpipe.launch.device import hardware
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.run.provenance import format_versions, provenance
@@ -19,6 +20,7 @@ def doctor() -> str:
         f"CPU: {hardware(torch.device('cpu'))}, {platform.machine()}; a lone rank takes "
         f"{threads_per_rank(None, 1, os.environ)} thread(s)",
         f"matrix products in bfloat16: {_bfloat16()}",
+        f"inference on a CPU: {_inference()}",
         *_operators("cpu"),
     ]
     if not torch.cuda.is_available():
@@ -31,6 +33,15 @@ def doctor() -> str:
 
 def _operators(device: str) -> list[str]:
     return [f"{device} {name}: {served}" for name, served in ops.versions(device).items()]
+
+
+def _inference() -> str:
+    """Say in which types `predict` computes with prepacked weights."""
+    types = [torch.float32, torch.bfloat16]
+    names = [str(dtype).removeprefix("torch.") for dtype in types if has_kernels(dtype)]
+    if not names:
+        return "weights as they are, since this torch has no oneDNN"
+    return f"prepacked weights in {' and '.join(names)}"
 
 
 def _bfloat16() -> str:

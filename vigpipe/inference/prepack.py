@@ -19,6 +19,14 @@ from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.vig import VisionGnn
 
 
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Tell whether this torch has oneDNN, and it and the processor compute products of a type."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    is_narrow = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or is_narrow
+
+
 def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
     """Tell whether `prepack` takes a model: a ViG in float32, on a CPU with the kernels for a type.
 
@@ -26,14 +34,11 @@ def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
         model: the model.
         dtype: type that products are to be computed in.
     """
-    if not isinstance(model, VisionGnn) or not torch.backends.mkldnn.is_available():
+    if not isinstance(model, VisionGnn) or not has_kernels(dtype):
         return False
     if any(isinstance(module, Prepacked) for module in model.modules()):
         return False
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
-        return False
-    is_narrow = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == torch.float32 or is_narrow
+    return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
 
 
 @torch.no_grad()

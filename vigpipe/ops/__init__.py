@@ -287,9 +287,11 @@ def _can_compute() -> bool:
 
 def _reason(device: torch.device, name: str) -> str:
     if device.type == "cpu":
+        from vigpipe.ops.call import call
         from vigpipe.ops.compiler import library
 
-        return library().reason
+        has_tiles = name == "knn" and library().functions is not None and call("knn_in_tiles")
+        return library().reason + ("; bfloat16 in AMX tiles" if has_tiles else "")
     if device.type != "cuda":
         return f"nothing is fused on {device.type}"
     if name not in ON_GPU:

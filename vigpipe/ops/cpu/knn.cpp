@@ -408,3 +408,12 @@ void knn_of(Arguments... arguments) {
 KNN(float, float32)
 KNN(double, float64)
 KNN(BFloat16, bfloat16)
+
+// Whether features in bfloat16 are multiplied in tiles here.
+extern "C" int vigpipe_knn_in_tiles() {
+#if defined(HAS_TILES)
+    return may_use_tiles();
+#else
+    return 0;
+#endif
+}
