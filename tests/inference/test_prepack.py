@@ -93,7 +93,9 @@ def test_one_pass_computes_a_product_its_bias_and_what_follows():
     product = Product(Pointwise(8, 16), torch.float32, gelu=True)
     with (
         torch.no_grad(),
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+        ) as profile,
     ):
         product(torch.ones(4, 8))
     names = {event.key for event in profile.key_averages()}
