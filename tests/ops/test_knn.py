@@ -64,10 +64,10 @@ def cases(draw):
 def test_any_shape(case, dtype):
     seed, (num_images, num_nodes, num_candidates, num_channels), k, dilation, loop, biased = case
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(num_images, num_nodes, num_channels, generator=generator).to(dtype)
+    x = torch.randn(num_images, num_nodes, num_channels, generator=generator, dtype=dtype)
     y = None
     if num_candidates is not None:
-        y = torch.randn(num_images, num_candidates, num_channels, generator=generator).to(dtype)
+        y = torch.randn(num_images, num_candidates, num_channels, generator=generator, dtype=dtype)
     bias = torch.rand(1, num_nodes, num_candidates or num_nodes, generator=generator)
     check(x, y, bias if biased else None, k, dilation, loop)
 
@@ -76,7 +76,7 @@ def test_any_shape(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_from_one_node_to_many(num_nodes, dtype):
     generator = torch.Generator().manual_seed(num_nodes)
-    x = torch.randn(2, num_nodes, 10, generator=generator).to(dtype)
+    x = torch.randn(2, num_nodes, 10, generator=generator, dtype=dtype)
     for k in {1, min(9, num_nodes), num_nodes}:
         check(x, None, None, k, 1, True)
 

@@ -14,7 +14,7 @@ from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan
-from vigpipe.planning.interval import SHARE, step_interval
+from vigpipe.planning.interval import SHARE, interval_text, step_interval
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.planning.step import Request, predict
 from vigpipe.profiling.measure import measure_profile
@@ -176,15 +176,12 @@ def compare_steps(
         error = proposal.step_seconds / median(seconds) - 1
         errors.append(abs(error))
         interval = step_interval(profile, request, proposal)
-        within = ""
-        if interval is not None:
-            num_inside += interval[0] <= median(seconds) <= interval[1]
-            within = "{:.1f} – {:.1f}".format(*(1e3 * s for s in interval))
+        num_inside += interval is not None and interval[0] <= median(seconds) <= interval[1]
         lines.append(
             (
                 str(case),
                 f"{1e3 * proposal.step_seconds:.1f}",
-                within,
+                interval_text(interval),
                 f"{1e3 * median(seconds):.1f}",
                 f"{1e3 * min(seconds):.1f} – {1e3 * max(seconds):.1f}",
                 f"{error:+.1%}",

@@ -126,7 +126,7 @@ def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: tor
             try:
                 entry.prepared = entry.worker.ask("prepare", seconds=PREPARE_SECONDS)
             except (OutOfTime, WorkerError) as error:
-                what, *_ = str(error).splitlines()  # a compiler's command and paths come after
+                what = str(error).partition("\n")[0]  # a compiler's command and paths come after
                 entry.give_up("failed", what[:LONGEST_NOTE])
         take_turns(entries, config.repeats, qualifying=QUALIFYING)
 

@@ -30,7 +30,7 @@ from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.explain import explain
-from vigpipe.planning.interval import step_interval
+from vigpipe.planning.interval import Interval, interval_text, step_interval
 from vigpipe.planning.profile import (
     PROFILE_MARK,
     Profile,
@@ -127,12 +127,14 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     profile = with_network(profile, *network(config))
     best, *others = search(profile, request)
     out = plan_file(config)
-    write_plan(best, profile, request, config, out)
+    shown = [best, *others[:1]]
+    intervals = [step_interval(profile, request, proposal) for proposal in shown]
+    write_plan(best, intervals[0], profile, request, config, out)
     if config.profile is None:
         write_profile(profile, profile_beside(out))
     picture = out.with_suffix(".png")
     draw_timeline({f"predicted: {_described(best)}": best.spans}, [picture])
-    print(_table([best, *others[:1]], run.job.unit, profile, request))
+    print(_table(shown, intervals, run.job.unit, request))
     had_neighbour = run.layout.world_size > 1 or config.profile is not None
     if request.num_ranks > 1 and not had_neighbour and config.bandwidth is None:
         print(FREE_MESSAGES)
@@ -214,7 +216,8 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
             typical=run.job.typical_microbatch,
         )
         best = search(profile, request)[0]
-        write_plan(best, profile, request, run.config, path)
+        interval = step_interval(profile, request, best)
+        write_plan(best, interval, profile, request, run.config, path)
         write_profile(profile, profile_beside(path))
         proposals = [best]
     dist.broadcast_object_list(proposals, src=0)
@@ -293,12 +296,18 @@ def _sensible(num_stages: int) -> list[int]:
 
 
 def write_plan(
-    best: Proposal, profile: Profile, request: Request, config: TrainConfig, out: Path
+    best: Proposal,
+    interval: Interval | None,
+    profile: Profile,
+    request: Request,
+    config: TrainConfig,
+    out: Path,
 ) -> None:
     """Write a plan file, with the predicted figures as comments.
 
     Args:
         best: the layout to write.
+        interval: of its step; None if it is not known.
         profile: the profile that it was predicted from.
         request: the request that it answers.
         config: options for the command line that the file recommends.
@@ -311,8 +320,7 @@ def write_plan(
     versions = facts.get("versions", {})
     slower = ", ".join(f"{factor:.2f}" for factor in profile.slowdown)
     memory = ", ".join(f"{num_bytes / 1e6:.0f}" for num_bytes in best.memory_bytes)
-    interval = _interval(profile, request, best)
-    within = f" ({interval} in 9 of 10 runs)" if interval else ""
+    within = "" if interval is None else f" ({interval_text(interval)} in 9 of 10 runs)"
     comments = (  # a profile may hold other lines, which would become part of the plan
         f"{_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
         f"{facts.get('commit')}.",
@@ -347,12 +355,6 @@ def _step(proposal: Proposal, profile: Profile, request: Request) -> str:
     return f"{request.num_samples(proposal.num_microbatches):,.0f} {profile.amounts[0]} a step"
 
 
-def _interval(profile: Profile, request: Request, proposal: Proposal) -> str:
-    """Say what the step will take, in ms; nothing where the profile does not tell."""
-    interval = step_interval(profile, request, proposal)
-    return "" if interval is None else "{:.1f} – {:.1f}".format(*(1e3 * s for s in interval))
-
-
 def _described(proposal: Proposal) -> str:
     virtual = f" ({proposal.virtual_stages} each)" if proposal.virtual_stages > 1 else ""
     cut = " + ".join(str(len(blocks)) for blocks in proposal.stages)
@@ -375,7 +377,12 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
     return shlex.join(words)
 
 
-def _table(proposals: Sequence[Proposal], unit: str, profile: Profile, request: Request) -> str:
+def _table(
+    proposals: Sequence[Proposal],
+    intervals: Sequence[Interval | None],
+    unit: str,
+    request: Request,
+) -> str:
     names = ("best", "runner-up")
     rows = [
         {
@@ -384,13 +391,13 @@ def _table(proposals: Sequence[Proposal], unit: str, profile: Profile, request: 
             "schedule": p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
             "M": p.num_microbatches,
             "step, ms": f"{1e3 * p.step_seconds:.1f}",
-            "9 of 10 runs": _interval(profile, request, p),
+            "9 of 10 runs": interval_text(interval),
             f"{unit}/s": f"{request.num_samples(p.num_microbatches) / p.step_seconds:,.1f}",
             "bubble": f"{p.bubble:.1%}",
             "memory of a rank, MB": ", ".join(f"{b / 1e6:.0f}" for b in p.memory_bytes),
         }
-        for name, p in zip(names, proposals, strict=False)
+        for name, p, interval in zip(names, proposals, intervals, strict=False)
     ]
-    if not profile.rounds:  # an older profile, which does not tell
+    if None in intervals:  # an older profile does not tell
         rows = [{name: row[name] for name in row if name != "9 of 10 runs"} for row in rows]
     return tabulate(rows, headers="keys", disable_numparse=True)

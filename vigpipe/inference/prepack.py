@@ -18,6 +18,9 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.vig import VisionGnn
 
+Sides = tuple[int, ...] | str  # as torch.nn.Conv2d has them
+Geometry = tuple[Sides, Sides, Sides, int]
+
 
 def has_kernels(dtype: torch.dtype) -> bool:
     """Tell whether this torch has oneDNN, and it and the processor compute products of a type."""
@@ -84,7 +87,7 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     if isinstance(module, Downsample):  # the model looks for one, so what is in it is replaced
         conv = module.fuse().conv[0]
         assert isinstance(conv, nn.Conv2d)  # a model is prepacked once
-        module.conv[0] = Convolution(conv, dtype)
+        module.conv[0] = _convolution(conv, dtype)
     if isinstance(module, Readout):
         module.fuse()
         for i in (0, 4):
@@ -97,6 +100,12 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _product(pointwise: nn.Module, dtype: torch.dtype, gelu: bool = False) -> nn.Module:
     assert isinstance(pointwise, Pointwise)
     return (Product if pointwise.groups == 1 else GroupedProduct)(pointwise, dtype, gelu)
+
+
+def _convolution(conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> "Convolution":
+    assert conv.bias is not None
+    geometry = conv.padding, conv.stride, conv.dilation, conv.groups
+    return Convolution(conv.weight, conv.bias, geometry, dtype, gelu)
 
 
 class Prepacked(nn.Module):
@@ -172,18 +181,21 @@ class Convolution(Prepacked):
     """A convolution, then GELU, on features with channels last in memory.
 
     Args:
-        conv: weights, bias, padding, stride and groups.
+        weight: (C_out, C_in / groups, h, w).
+        bias: (C_out,).
+        geometry: padding, stride and dilation, each of both sides, and the number of groups.
         dtype: type that it is computed in.
         gelu: apply GELU to it.
     """
 
-    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, geometry: Geometry, dtype: torch.dtype, gelu: bool
+    ) -> None:
         super().__init__(dtype, gelu)
-        assert conv.bias is not None
-        self.geometry = conv.padding, conv.stride, conv.dilation, conv.groups
+        self.geometry = geometry
         # Which layout is the fastest depends on the size of the images; oneDNN makes it quickly.
-        self.weight = conv.weight.detach().to(dtype, memory_format=torch.channels_last)
-        self.bias = conv.bias.detach().to(dtype)
+        self.weight = weight.detach().to(dtype, memory_format=torch.channels_last)
+        self.bias = bias.detach().to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve: (B, C_in, H, W) -> (B, C_out, H', W')."""
@@ -192,7 +204,7 @@ class Convolution(Prepacked):
         return convolve(x, self.weight, self.bias, *self.geometry, *self.after)
 
 
-class GroupedProduct(nn.Module):
+class GroupedProduct(Convolution):
     """A `Layer` with groups in evaluation mode, with its norm folded: a product, then GELU.
 
     Args:
@@ -202,18 +214,13 @@ class GroupedProduct(nn.Module):
     """
 
     def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
-        super().__init__()
-        num_out, num_in = pointwise.weight.shape[:2]
-        groups = pointwise.groups
-        conv = nn.Conv2d(num_in * groups, num_out, 1, groups=groups, device="meta")
-        weight = pointwise.matrix[:, :, None, None]
-        conv.weight, conv.bias = nn.Parameter(weight), nn.Parameter(pointwise.bias.detach())
-        self.conv = Convolution(conv, dtype, gelu)
+        weight, geometry = pointwise.matrix[:, :, None, None], ((0, 0), (1, 1), (1, 1))
+        super().__init__(weight, pointwise.bias, (*geometry, pointwise.groups), dtype, gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer: (B, ..., C_in) -> (B, ..., C_out)."""
         rows = x.reshape(1, -1, 1, x.shape[-1])  # a picture of R x 1 pixels
-        return self.conv(rows.movedim(-1, 1)).movedim(1, -1).reshape(*x.shape[:-1], -1)
+        return super().forward(rows.movedim(-1, 1)).movedim(1, -1).reshape(*x.shape[:-1], -1)
 
 
 class Stem(nn.Sequential):
@@ -226,7 +233,7 @@ class Stem(nn.Sequential):
 
     def __init__(self, convs: nn.Sequential, dtype: torch.dtype) -> None:
         found = [conv for conv in convs if isinstance(conv, nn.Conv2d)]
-        super().__init__(*(Convolution(conv, dtype, conv is not found[-1]) for conv in found))
+        super().__init__(*(_convolution(conv, dtype, conv is not found[-1]) for conv in found))
 
     def forward(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""

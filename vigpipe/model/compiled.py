@@ -28,7 +28,9 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
         model: the model, or a stage of it.
         options: of torch.compile, besides `dynamic`.
     """
-    from torch._dynamo import config  # takes 2 s, which only those who compile pay
+    # Takes 2 s, which only those who compile pay.
+    from torch._dynamo import config
+    from torch._dynamo.exc import FailOnRecompileLimitHit as Limit
 
     _keep_for_later_runs()
     blocks = model.numbered_blocks
@@ -38,7 +40,8 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
     config.fail_on_recompile_limit_hit = True
     for name, block in blocks.items():
         block.compile(dynamic=False, **options)
-        block._compiled_call_impl = partial(_call, name, num_graphs, block._compiled_call_impl)  # pyright: ignore
+        call: Any = block._compiled_call_impl
+        block._compiled_call_impl = partial(_call, call, Limit, name, num_graphs)  # pyright: ignore
 
 
 def _keep_for_later_runs() -> None:
@@ -56,12 +59,16 @@ def _keep_for_later_runs() -> None:
         os.environ[_KEPT_IN] = str(cache_folder() / f"inductor-{kind}")
 
 
-def _call(name: str, num_graphs: int, compiled: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
-    from torch._dynamo.exc import FailOnRecompileLimitHit
-
+def _call(
+    compiled: Callable[..., Any],
+    limit: type[Exception],
+    name: str,
+    num_graphs: int,
+    *inputs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     try:
         return compiled(*inputs)
-    except FailOnRecompileLimitHit as error:
+    except limit as error:
         raise InputError(
             f"--compile: block {name} needs another graph, and the blocks have the {num_graphs} "
             "that they may have: for each, training and evaluation with four sizes of a "

@@ -143,10 +143,9 @@ class DoubleGradients:
         self.high = self.rounded.double()
         self.low = self.high.clone() if self.rounded.dtype == torch.float64 else None
         self.views = _views(self.rounded, self.parameters)
-        highs = _views(self.high, self.parameters)
-        lows = highs if self.low is None else _views(self.low, self.parameters)
-        self._untouched: dict[int, Tensor] = {}  # sums of this step that have no term yet
-        self._highs = dict(enumerate(highs))
+        self._highs = _views(self.high, self.parameters)
+        self._untouched: set[int] = set()  # sums of this step, by index, that have no term yet
+        lows = self._highs if self.low is None else _views(self.low, self.parameters)
         for i, (parameter, low) in enumerate(zip(self.parameters, lows, strict=True)):
             self._collect(parameter, i, None if self.low is None else low)
 
@@ -156,7 +155,8 @@ class DoubleGradients:
 
         def move(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            is_first = self._untouched.pop(i, None) is not None
+            is_first = i in self._untouched
+            self._untouched.discard(i)
             if low is None:
                 accumulate(high, parameter.grad, is_first=is_first)
             else:
@@ -169,7 +169,7 @@ class DoubleGradients:
 
     def clear(self) -> None:
         """Prepare for the first backward of a step, whose gradients replace what the sums hold."""
-        self._untouched = dict(self._highs)
+        self._untouched.update(range(len(self._highs)))
         if self.low is not None:
             self.low.zero_()
         for parameter in self.parameters:
@@ -180,8 +180,8 @@ class DoubleGradients:
 
         Gradients are then the rounded sums over all micro-batches of all replicas.
         """
-        for high in self._untouched.values():
-            high.zero_()
+        for i in self._untouched:
+            self._highs[i].zero_()
         if self.low is None:
             if self.group is not None:
                 dist.all_reduce(self.high, group=self.group)

@@ -9,6 +9,7 @@ from vigpipe.planning.step import Proposal, Request, simulate_step
 from vigpipe.schedules import orders
 from vigpipe.spans import step_seconds
 
+Interval = tuple[float, float]  # the shortest and the longest step in seconds
 SHARE = 0.9  # of runs whose step should lie inside
 # Predictions were off by so much on quiet machines, as a standard deviation of logarithms: a median
 # of 2.2 to 2.7 %, 5.5 % at worst (docs/planning.md).
@@ -16,9 +17,7 @@ _OF_THE_MODEL = 0.03
 _LEAST_ROUNDS = 3
 
 
-def step_interval(
-    profile: Profile, request: Request, proposal: Proposal
-) -> tuple[float, float] | None:
+def step_interval(profile: Profile, request: Request, proposal: Proposal) -> Interval | None:
     """Return the interval that the step of 9 in 10 runs should lie in.
 
     Every round of the profile says how fast 1, 2, ... ranks were at its time. A step is simulated
@@ -32,7 +31,7 @@ def step_interval(
         proposal: a result of `search` or `predict`.
 
     Returns:
-        The shortest and the longest step in seconds; None if the profile has too few rounds.
+        The interval; None if the profile has too few rounds.
     """
     num_rounds = len(profile.rounds)
     if num_rounds < _LEAST_ROUNDS:
@@ -63,6 +62,11 @@ def step_interval(
         min(exp(middle - half), proposal.step_seconds),
         max(exp(middle + half), proposal.step_seconds),
     )
+
+
+def interval_text(interval: Interval | None) -> str:
+    """Write an interval of seconds in milliseconds; nothing if there is none."""
+    return "" if interval is None else "{:.1f} – {:.1f}".format(*(1e3 * s for s in interval))
 
 
 def _student(z: float, degrees: int) -> float:

@@ -1,6 +1,7 @@
 """Measure how ranks on one host slow each other down when they train at the same time."""
 
 import time
+from math import ceil
 from statistics import median
 
 import torch
@@ -24,18 +25,18 @@ class Contention:
         trial: the training step that this rank runs.
         rank: position in the world.
         world_size: number of ranks.
+        num_times: how often `measure` will be called.
     """
 
-    def __init__(self, trial: Trial, rank: int, world_size: int) -> None:
+    def __init__(self, trial: Trial, rank: int, world_size: int, num_times: int) -> None:
         self._trial, self._rank, self._world_size = trial, rank, world_size
+        self._num_rounds = ceil(NUM_ROUNDS / num_times)
         self._seconds: list[list[float]] = []  # by round and number of ranks
-        self.measure(1)
-        self._seconds.clear()  # the first steps are slower
+        self._round()  # the first steps are slower
 
-    def measure(self, num_rounds: int) -> None:
-        """Run some more rounds; each runs 1, 2, ... ranks in turn."""
-        counts = range(1, self._world_size + 1)
-        self._seconds += [[self._step_seconds(n) for n in counts] for _ in range(num_rounds)]
+    def measure(self) -> None:
+        """Run this time's share of the rounds."""
+        self._seconds += [self._round() for _ in range(self._num_rounds)]
 
     @property
     def slowdown(self) -> tuple[float, ...]:
@@ -49,6 +50,10 @@ class Contention:
         """The same for every round, relative to the median step of one rank alone."""
         alone = median(of_round[0] for of_round in self._seconds)
         return tuple(tuple(s / alone for s in of_round) for of_round in self._seconds)
+
+    def _round(self) -> list[float]:
+        """Return the seconds of a step of 1, 2, ... ranks, which take turns."""
+        return [self._step_seconds(n) for n in range(1, self._world_size + 1)]
 
     def _step_seconds(self, num_ranks: int) -> float:
         """Return the seconds of a step, the mean over the first `num_ranks` ranks."""

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from vigpipe.job.fit import fit_costs
 from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.planning.profile import Piece, Profile
-from vigpipe.profiling import contention
 from vigpipe.profiling.contention import Contention
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes, parameter_bytes
 from vigpipe.profiling.seconds import dispatch_seconds, piece_seconds, time_steps, update_seconds
@@ -74,19 +73,18 @@ def measure_profile(
     beside = None
     if slowdown is None:
         trial = trials[0] if trials else make_trial(run, steps[0], device)
-        beside = Contention(trial, rank, world_size)
-    num_rounds = ceil(contention.NUM_ROUNDS / (len(steps) + 1))
+        beside = Contention(trial, rank, world_size, len(steps) + 1)
     tables: list[list[Row]] = []
     for i in range(len(steps)):
         if beside is not None:
-            beside.measure(num_rounds)
+            beside.measure()
         if rank == 0:
             tables.append(time_steps(trials[i], device))
         if world_size > 1:
             dist.barrier()
     rounds: tuple[tuple[float, ...], ...] = ()
     if beside is not None:
-        beside.measure(num_rounds)
+        beside.measure()
         slowdown, rounds = beside.slowdown, beside.rounds
     assert slowdown is not None
     latency, bandwidth = measure_transfer(rank, world_size, device)
