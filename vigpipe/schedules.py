@@ -13,6 +13,7 @@ With two virtual stages, rank 0 holds stages 0 and 2 (F2.1: forward of micro-bat
                      rank 1   F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
@@ -32,6 +33,24 @@ class Action(NamedTuple):
     kind: Literal["forward", "backward"]
     stage: int
     microbatch: int
+
+
+def messages_ahead(schedule: Schedule, device: str) -> float:
+    """Return how many messages of a kind a rank asks for before it needs them.
+
+    Torch's schedules with several stages a rank ask for all that come in a while, the others for
+    none. With gloo, `vigpipe.parallel.stage` makes that one.
+
+    Args:
+        schedule: name of the schedule.
+        device: kind of the device, `cpu` with gloo.
+
+    Returns:
+        0, 1, or infinity.
+    """
+    if schedule in VIRTUAL:
+        return math.inf
+    return 1 if device == "cpu" else 0
 
 
 Orders = tuple[tuple[Action, ...], ...]  # the actions of each rank of a pipeline, by pipeline_rank

@@ -63,7 +63,7 @@ def put(place: str, step: int, what: str) -> None:
 
     from vigpipe import training
     from vigpipe.checkpoint import saver
-    from vigpipe.parallel import schedule
+    from vigpipe.parallel import stage
 
     now = [0]
     train_step = training.train_step
@@ -90,9 +90,9 @@ def put(place: str, step: int, what: str) -> None:
         setattr(owner, name, wrapped)
 
     if place == "forward":
-        wrap(schedule._Stage, "forward_one_chunk")
+        wrap(stage.Stage, "forward_one_chunk")
     if place == "backward":
-        wrap(schedule._Stage, "backward_one_chunk")
+        wrap(stage.Stage, "backward_one_chunk")
     if place == "exchange":  # of ranks that share a graph
         from vigpipe.parallel.shards import Shards
 

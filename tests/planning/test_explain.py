@@ -76,7 +76,7 @@ def test_one_stage_more():
 
 def test_one_stage_fewer():
     # On one processor a second rank brings nothing but its own dispatch and transfers.
-    profile = make_profile([1.0, 1.0], slowdown=(1.0,), dispatch_seconds=1.0, latency_seconds=0.5)
+    profile = make_profile([1.0, 1.0], slowdown=(1.0,), dispatch_seconds=1.0, latency_seconds=9.0)
     text = sentence(profile, REQUEST, ((0,), (1,)))
     assert "most would help one stage fewer (1): " in text
     assert text.endswith("-> 112 s.")

@@ -6,17 +6,16 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
     stage 1   .  F0 F1 F2 B0 B1 B2 .        (M + S - 1) * (f + b)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import P2POp, ProcessGroup
+from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -26,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.split import StageModule
+from vigpipe.parallel.stage import Stage, Watcher
 from vigpipe.parallel.step_graph import Record, Send, StepGraph
-from vigpipe.schedules import VIRTUAL
+from vigpipe.schedules import VIRTUAL, messages_ahead
 from vigpipe.spans import Kind
 
 if TYPE_CHECKING:
@@ -58,45 +58,6 @@ class Loss(Protocol):
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return a scalar for logits (microbatch_size, num_classes) and their labels."""
-        ...
-
-
-class Watcher(Protocol):
-    """Follows what a rank does; `vigpipe.timing.recorder.Recorder` implements this."""
-
-    def enter(
-        self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
-    ) -> None:
-        """Begin an activity; what was going on until now ends.
-
-        Args:
-            kind: what the rank does from now on.
-            stage: index of the stage it works for; -1 for no single stage.
-            microbatch: index of the micro-batch in the replica; -1 for no single one.
-            gap: what the rank did since the last activity ended or since it began to send; None
-                for `other`.
-        """
-        ...
-
-    def leave(self) -> None:
-        """End the activity that is going on."""
-        ...
-
-    def resume(self) -> None:
-        """Continue the activity that ended last."""
-        ...
-
-    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Call a function as a named region of the model.
-
-        Args:
-            name: name of the region.
-            function: what to call.
-            inputs: its positional arguments.
-
-        Returns:
-            The value of `function(*inputs)`.
-        """
         ...
 
 
@@ -147,10 +108,12 @@ class Pipeline:
             )
             return
         num_stages = layout.num_stages
+        ahead = messages_ahead(layout.schedule, device.type)
         stages = [
-            _Stage(
+            Stage(
                 watcher,
                 stopwatch,
+                layout.num_microbatches if ahead == 1 else 0,
                 module,
                 index,
                 num_stages,
@@ -333,64 +296,6 @@ class Pipeline:
         self.loss.begin(batch.num_samples, weights)
         inputs = () if batch.inputs is None else (send(batch.inputs),)
         return inputs, {} if batch.labels is None else {"target": send(batch.labels)}
-
-
-class _Stage(PipelineStage):
-    """torch's stage, which tells a watcher what the schedule makes it do."""
-
-    def __init__(
-        self,
-        watcher: Watcher | None,
-        stopwatch: AbstractContextManager[Any],
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
-    ) -> None:
-        super().__init__(*args, **options)
-        self._watcher, self._stopwatch = watcher, stopwatch
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if not self.has_backward:  # evaluations call this too
-            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
-        with self._watched("backward", bwd_chunk_id, None if self.is_last else "wait gradient"):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **options)
-
-    @contextmanager
-    def _watched(self, kind: Kind, microbatch: int, gap: Kind | None) -> Iterator[None]:
-        if self._watcher is not None:
-            self._watcher.enter(kind, self.stage_index, microbatch, gap)
-        with self._stopwatch if self.has_backward else nullcontext():
-            yield
-        if self._watcher is not None:
-            self._watcher.leave()
-
-    # A rank posts a receive before it waits for it, and waits for a send at the end or before the
-    # next send. So "send" is what a rank does between a send and its next receive.
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        return self._received(super().get_fwd_recv_ops(fwd_chunk_id))
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        return self._received(super().get_bwd_recv_ops(bwd_chunk_id))
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        return self._sent(super().get_fwd_send_ops(fwd_chunk_id), fwd_chunk_id)
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        return self._sent(super().get_bwd_send_ops(bwd_chunk_id), bwd_chunk_id)
-
-    def _received(self, operations: list[P2POp]) -> list[P2POp]:
-        if self._watcher is not None and operations:
-            self._watcher.leave()
-        return operations
-
-    def _sent(self, operations: list[P2POp], microbatch: int) -> list[P2POp]:
-        if self._watcher is not None and operations:
-            self._watcher.enter("send", self.stage_index, microbatch, gap="send")
-        return operations
 
 
 class _OneRank:

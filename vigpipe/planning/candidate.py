@@ -22,7 +22,7 @@ from vigpipe.planning.step import (
     reduce_seconds,
     update_seconds,
 )
-from vigpipe.schedules import Schedule, orders
+from vigpipe.schedules import Schedule, messages_ahead, orders
 
 NUM_CUTS = 3  # cuts that the search starts from
 
@@ -147,13 +147,14 @@ class Candidate:
         f = self._sums(lambda piece: profile.at(piece.forward, size)) + profile.dispatch_seconds
         b = self._sums(lambda piece: profile.at(piece.backward, size)) + profile.dispatch_seconds
         if request.num_ranks > 1:
-            # A rank asks for its input when it gets to the action, so the time of the transfer is
-            # added to its stage.
             blocks = range(len(profile.blocks) - 1)
             transfers = np.array([boundary_seconds(profile, i, size) for i in blocks])
-            f[1:-1] += transfers[:, None]
-            b[:, 1:-1] += transfers
-        once = np.stack([f + b] * self.num_stages)
+            inputs, gradients = np.zeros_like(f), np.zeros_like(b)
+            inputs[1:-1], gradients[:, 1:-1] = transfers[:, None], transfers
+            once = np.stack([f + inputs + b + gradients] * self.num_stages)
+            f, b = self._with_transfers(f, inputs), self._with_transfers(b, gradients)
+        else:
+            once = np.stack([f + b] * self.num_stages)
         weights = self._sums(lambda piece: piece.parameter_bytes)
         reduce = _line(lambda n: reduce_seconds(profile, request, n, self.num_stages))
         update = _line(lambda n: update_seconds(profile, n))
@@ -168,6 +169,17 @@ class Candidate:
             f, b = f + b, np.zeros_like(b)
         f, b = (np.where(self._is_stage, repeats * one, np.inf) for one in (f, b))
         return Terms(*(np.stack([one] * self.num_stages) for one in (f, b)), once)
+
+    def _with_transfers(self, seconds: Array, transfers: Array) -> Array:
+        """Return the seconds from one micro-batch of a stage to the next.
+
+        A transfer that a rank asks for when it needs it is added to its stage. The next one is
+        hidden behind the computing of this one, as far as it does not take longer.
+        """
+        ahead = messages_ahead(self.schedule, self.profile.device)
+        if ahead == 0:
+            return seconds + transfers
+        return np.maximum(seconds, (seconds + transfers) / 2) if ahead == 1 else seconds
 
     @cached_property
     def needs(self) -> Array:

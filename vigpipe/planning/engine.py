@@ -19,6 +19,8 @@ class Operation(NamedTuple):
         gives: number of the message that may leave when it has ended; -1 for none.
         meeting: number of the all-reduce, which all replicas begin together; -1 for an operation
             that computes.
+        asks: number of a message that the rank asks for when it gets to this operation, besides the
+            one that it needs; -1 for none.
     """
 
     kind: Kind
@@ -29,6 +31,7 @@ class Operation(NamedTuple):
     transfer: float = 0.0
     gives: int = -1
     meeting: int = -1
+    asks: int = -1
 
 
 class _Host:
@@ -57,7 +60,7 @@ class Simulation:
         num_ranks: S, ranks of one pipeline.
         stretch: how many times longer an operation takes while n ranks of a host compute, by n.
         host_size: number of ranks on a host.
-        ask_ahead: whether ranks post their receives before they get to the operation.
+        asks_early: whether ranks ask for all messages long before they need them.
     """
 
     def __init__(
@@ -66,10 +69,10 @@ class Simulation:
         num_ranks: int,
         stretch: list[float],
         host_size: int,
-        ask_ahead: bool,
+        asks_early: bool,
     ) -> None:
         self.programs, self.num_ranks, self.stretch = programs, num_ranks, stretch
-        self.ask_ahead = ask_ahead
+        self.asks_early = asks_early
         shares = any(factor != 1 for factor in stretch)
         num_hosts = -(-len(programs) // host_size)
         self.hosts = [_Host() for _ in range(num_hosts)] if shares else []
@@ -77,9 +80,11 @@ class Simulation:
         self.position = [0] * len(programs)
         self.since = [0.0] * len(programs)  # when the rank became free, or began to compute
         self.computing = [False] * len(programs)
-        # By replica: when each message could leave, and the rank that waits for a message.
+        # By replica: when each message could leave, when it was asked for before it was needed, and
+        # the rank that waits for a message.
         self.sent: list[dict[int, float]] = [{} for _ in range(len(programs) // num_ranks)]
-        self.asked: list[dict[int, int]] = [{} for _ in self.sent]
+        self.asked: list[dict[int, float]] = [{} for _ in self.sent]
+        self.waiting: list[dict[int, int]] = [{} for _ in self.sent]
         self.meetings: dict[int, list[int]] = {}  # ranks that have arrived, by all-reduce
         self.events: list[tuple[float, int, int, int]] = []
         self.result: list[Span] = []
@@ -121,11 +126,14 @@ class Simulation:
             self._start(rank, time)
         else:
             replica = rank // self.num_ranks
+            if operation.asks >= 0:
+                self.asked[replica][operation.asks] = time
             sent = self.sent[replica].get(operation.needs)
             if sent is None:
-                self.asked[replica][operation.needs] = rank
+                self.waiting[replica][operation.needs] = rank
                 return
-            arrival = (sent if self.ask_ahead else max(sent, time)) + operation.transfer
+            asked = sent if self.asks_early else self.asked[replica].get(operation.needs, time)
+            arrival = max(sent, asked) + operation.transfer
             if arrival > time:
                 self._at(arrival, _RANK, rank)
             else:
@@ -194,7 +202,7 @@ class Simulation:
         if operation.gives >= 0:
             replica = rank // self.num_ranks
             self.sent[replica][operation.gives] = time
-            receiver = self.asked[replica].pop(operation.gives, None)
+            receiver = self.waiting[replica].pop(operation.gives, None)
             if receiver is not None:
                 awaited = self.programs[receiver][self.position[receiver]]
                 self._at(time + awaited.transfer, _RANK, receiver)

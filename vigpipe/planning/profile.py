@@ -83,7 +83,7 @@ class Profile:
         fixed_seconds: part of update_seconds that does not shrink when the model is cut.
         optimizer_bytes: bytes of gradients and optimizer state per byte of weights.
         base_bytes: memory of a rank before it has a model.
-        facts: hardware, threads per rank, versions, commit, date.
+        facts: hardware, kind of device, threads per rank, versions, commit, date.
         amounts: names of the amounts that costs follow from, that of the rows first.
         rounds: as slowdown, once for every time that it was measured, and relative to the median
             step of one rank alone, so that it also says how steady the machine was.
@@ -106,6 +106,11 @@ class Profile:
     facts: Mapping[str, Any]
     amounts: tuple[str, ...] = ()
     rounds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Kind of the device, `cpu` or `cuda`."""
+        return self.facts.get("device", "cpu")
 
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
         """Return the bytes that a piece hands to the next one, padding included.

@@ -7,13 +7,14 @@ arrived:
                           \__ transfer __
     receiver   [ .....  busy ..... ][wait input  ][forward 0]
 
-A transfer begins when the sender has ended and the receiver has asked for it. Torch's schedules
-with one stage a rank ask when they get to the action. Those with several stages ask ahead, so that
-the transfer above would begin at the sender's end and be hidden. Ranks that compute at the same
-time on one host share it: with n of them each proceeds at 1 / slowdown[n - 1] of its speed
-(processor sharing), and the speeds change at every event.
+A transfer begins when the sender has ended and the receiver has asked for it. The receiver above
+asks when it gets to the action. If it had asked ahead, the transfer would begin at the sender's end
+and be hidden; `schedules.messages_ahead` knows who does. Ranks that compute at the same time on one
+host share it: with n of them each proceeds at 1 / slowdown[n - 1] of its speed (processor sharing),
+and the speeds change at every event.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def simulate(
     ranks_per_host: int | None = None,
     *,
     reduce_before_send: bool = False,
-    ask_ahead: bool = False,
+    ahead: float = 0,
     distinct: bool = False,
 ) -> list[Span]:
     """Simulate a training step of all ranks.
@@ -72,7 +73,8 @@ def simulate(
         reduce_before_send: whether a stage's gradients are added up inside its last backward,
             before the gradient of its input leaves (as DDP does), or once after the rank's last
             action.
-        ask_ahead: whether receives are posted before the rank gets to them.
+        ahead: how many messages of a kind a rank asks for before it gets to their actions: 0, 1
+            (the next one, when it gets to an action), or infinity.
         distinct: whether to leave out the replicas that do the same as the first one.
 
     Returns:
@@ -84,7 +86,7 @@ def simulate(
     num_ranks = len(orders)
     simulated = num_simulated(num_ranks, num_replicas, slowdown, ranks_per_host)
     programs = [
-        _program(orders, position, costs, num_replicas > 1, reduce_before_send)
+        _program(orders, position, costs, num_replicas > 1, reduce_before_send, ahead)
         for position in range(num_ranks)
     ] * simulated
     host_size = min(ranks_per_host or len(programs), len(programs))
@@ -92,7 +94,7 @@ def simulate(
     if simulated < num_replicas:
         copies = (ranks_per_host or num_ranks * num_replicas) // num_ranks or 1
     factors = [stretch(slowdown, n * copies) for n in range(host_size + 1)]
-    spans = Simulation(programs, num_ranks, factors, host_size, ask_ahead).spans()
+    spans = Simulation(programs, num_ranks, factors, host_size, ahead == math.inf).spans()
     if distinct or simulated == num_replicas:
         return spans
     return [
@@ -167,9 +169,11 @@ def _program(
     costs: StageCosts,
     reduces: bool,
     reduce_before_send: bool,
+    ahead: float,
 ) -> list[Operation]:
     num_ranks, num_stages, num_microbatches = len(orders), len(costs.forward), len(costs.forward[0])
     alone = num_ranks == 1
+    asks_next = ahead == 1
     left = {stage: num_microbatches for stage in range(position, num_stages, num_ranks)}
     program: list[Operation] = []
     for kind, stage, microbatch in orders[position]:
@@ -189,17 +193,15 @@ def _program(
             transfer = costs.gradients[stage] if received else 0.0
             gives = message + 1
             left[stage] -= 1
-            if reduces and reduce_before_send and left[stage] == 0:
-                program.append(
-                    Operation(kind, stage, microbatch, seconds, needs, transfer, gives=-1)
-                )
-                program.append(
-                    Operation(
-                        "all-reduce", stage, -1, costs.reduce[stage], gives=gives, meeting=stage
-                    )
-                )
-                continue
-        program.append(Operation(kind, stage, microbatch, seconds, needs, transfer, gives))
+        asks = needs + 2 if asks_next and received and microbatch + 1 < num_microbatches else -1
+        own = Operation(kind, stage, microbatch, seconds, needs, transfer, gives, asks=asks)
+        if kind == "backward" and reduces and reduce_before_send and left[stage] == 0:
+            summing = Operation(
+                "all-reduce", stage, -1, costs.reduce[stage], gives=gives, meeting=stage
+            )
+            program += [own._replace(gives=-1), summing]
+        else:
+            program.append(own)
     if reduces and not reduce_before_send:
         seconds = sum(costs.reduce[stage] for stage in left)
         program.append(Operation("all-reduce", -1, -1, seconds, meeting=position))

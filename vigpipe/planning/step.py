@@ -7,7 +7,7 @@ from vigpipe.config.choices import Sync
 from vigpipe.planning.memory import rank_bytes
 from vigpipe.planning.profile import Amounts, Piece, Profile, Size
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
-from vigpipe.schedules import VIRTUAL, Orders, Schedule, orders
+from vigpipe.schedules import Orders, Schedule, messages_ahead, orders
 from vigpipe.spans import Span, step_seconds
 
 Stages = tuple[tuple[int, ...], ...]  # block indices of every stage, in the order of the stages
@@ -151,7 +151,7 @@ def simulate_step(
         profile.slowdown,
         request.ranks_per_host,
         reduce_before_send=request.sync == "ddp",
-        ask_ahead=schedule in VIRTUAL,
+        ahead=messages_ahead(schedule, profile.device),
         distinct=distinct,
     )
 

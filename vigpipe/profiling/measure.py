@@ -138,6 +138,7 @@ def measure_profile(
         base_bytes=base_bytes,
         facts={
             "hardware": hardware(device),
+            "device": device.type,
             "threads": torch.get_num_threads(),
             "date": time.strftime("%Y-%m-%d"),
             **facts,
