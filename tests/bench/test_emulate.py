@@ -166,7 +166,8 @@ def test_stages_cost_what_their_models_sleep():
     )
 
 
-def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat():
+def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     layouts = [case(s, m, d) for d in (1, 2) for s in (1, 2, 4) for m in (4, 8, 16)]
     steps = []
     for each in layouts:
@@ -181,6 +182,21 @@ def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat():
     assert fit.residual_seconds == pytest.approx(0, abs=1e-9)
     assert fit.microbatch_error == pytest.approx(0, abs=1e-9)
     assert fit.num_layouts == 6
+
+
+def test_layouts_with_more_ranks_than_cores_have_no_say_if_the_others_are_enough(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    layouts = [case(s, m) for s in (2, 4) for m in (4, 8, 16)]
+    seconds = [(100e-6 if m.layout.pipeline_size == 2 else 1.0) * m.waves for m in layouts]
+    steps = [step(each, own) for each, own in zip(layouts, seconds, strict=True)]
+    fit = fit_overhead(by_case(steps))
+    assert fit is not None
+    assert (fit.num_layouts, fit.most_ranks) == (3, 2)
+    assert fit.microbatch_seconds == pytest.approx(100e-6)
+    assert fit.transfer_seconds == pytest.approx(0, abs=1e-9)
+    fit = fit_overhead(by_case(steps[1:]))  # two alone are too few
+    assert fit is not None
+    assert (fit.num_layouts, fit.most_ranks) == (5, 4)
 
 
 def test_the_fit_tells_its_residual():

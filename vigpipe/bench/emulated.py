@@ -101,8 +101,9 @@ def headline(measured: Sequence[MeasuredLayout]) -> str:
 
 def _fit_quality(overhead: Overhead) -> str:
     return (
-        f"Least squares over the fastest repeats of {overhead.num_layouts} layouts of 2 and more "
-        "stages and the fewest replicas: schedule − ideal = a × (M + S − 1) + b × 2 (S − 1), the "
+        f"Least squares over the fastest repeats of {overhead.num_layouts} layouts of 2 to "
+        f"{overhead.most_ranks} ranks, of several stages and the fewest replicas: schedule − ideal "
+        "= a × (M + S − 1) + b × 2 (S − 1), the "
         "micro-batches and the transfers on the critical path; it leaves "
         f"{overhead.residual_seconds * 1e3:.2f} ms (root mean square) of at most "
         f"{overhead.largest_seconds * 1e3:.2f} ms unexplained; ± is the standard error."

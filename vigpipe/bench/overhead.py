@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan
@@ -184,6 +185,7 @@ class Overhead:
         residual_seconds: root mean square of the overhead that the fit does not explain.
         largest_seconds: largest overhead that was to be explained.
         num_layouts: number of layouts in the fit.
+        most_ranks: of one of them.
     """
 
     microbatch_seconds: float
@@ -193,19 +195,33 @@ class Overhead:
     residual_seconds: float
     largest_seconds: float
     num_layouts: int
+    most_ranks: int
 
 
 def select_layouts(measured: Sequence[MeasuredLayout]) -> list[MeasuredLayout]:
     """Select the layouts for `fit_overhead`: those with several stages and the fewest replicas.
 
-    Layouts of one stage are left out because they run without torch's schedule.
+    Layouts of one stage are left out because they run without torch's schedule; if the others are
+    enough, also those with more ranks than this host has cores, which wait for one another's.
     """
     fewest = min(m.case.layout.num_replicas for m in measured)
-    return [
+    chosen = [
         m
         for m in measured
         if m.case.layout.pipeline_size > 1 and m.case.layout.num_replicas == fewest
     ]
+    cores = os.cpu_count() or 1
+    alone = [m for m in chosen if m.case.layout.world_size <= cores]
+    return alone if _tell_apart(_counts(alone)) else chosen
+
+
+def _counts(measured: Sequence[MeasuredLayout]) -> NDArray[np.float64]:
+    """Return the micro-batches and transfers on the critical path of each layout, (n, 2)."""
+    return np.array([(m.case.waves, m.case.transfers) for m in measured], float).reshape(-1, 2)
+
+
+def _tell_apart(counts: NDArray[np.float64]) -> bool:
+    return len(counts) >= 3 and np.linalg.matrix_rank(counts) == 2
 
 
 def fit_overhead(measured: Sequence[MeasuredLayout]) -> Overhead | None:
@@ -218,8 +234,8 @@ def fit_overhead(measured: Sequence[MeasuredLayout]) -> Overhead | None:
         the same proportion in all of them.
     """
     chosen = select_layouts(measured)
-    counts = np.array([(m.case.waves, m.case.transfers) for m in chosen], float).reshape(-1, 2)
-    if len(chosen) < 3 or np.linalg.matrix_rank(counts) < 2:
+    counts = _counts(chosen)
+    if not _tell_apart(counts):
         return None
     excess = np.array([m.fastest("schedule_seconds") - m.case.ideal_seconds for m in chosen])
     solution, *_ = np.linalg.lstsq(counts, excess, rcond=None)
@@ -232,4 +248,5 @@ def fit_overhead(measured: Sequence[MeasuredLayout]) -> Overhead | None:
         residual_seconds=float(np.sqrt(np.mean(residuals**2))),
         largest_seconds=float(excess.max()),
         num_layouts=len(chosen),
+        most_ranks=max(m.case.layout.world_size for m in chosen),
     )
