@@ -71,7 +71,8 @@ def oracle(run: Run, num_steps: int) -> Trace:
 
     def keep_inputs_of(name: str):
         def keep(_, inputs):
-            seen[name].append(inputs[0].detach().flatten(0, -2))
+            x, *_, bias = inputs if len(inputs) == 5 else (inputs[0], torch.zeros(()))
+            seen[name].append((x + bias).detach().flatten(0, -2))
 
         return keep
 

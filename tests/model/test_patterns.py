@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 
 from tests.reference import (
     grid_by_loops,
-    grid_edges,
     knn_by_loops,
     pattern_by_loops,
-    sum_over_edges,
 )
 from vigpipe.model.graph import knn_graph
 from vigpipe.model.patterns import (
     grid_graph,
-    grid_neighbour_sum,
     grid_neighbours,
     pattern_graph,
     pattern_neighbours,
@@ -103,31 +100,3 @@ def test_a_window_graph_is_the_knn_graph_of_every_window(height, width, shift):
 def test_a_window_as_large_as_the_image_is_the_whole_graph():
     x = features(0, 2, 30, 4)
     assert torch.equal(window_graph(x, (5, 6), 4, 2, False), knn_graph(x, 4, 2))
-
-
-@many
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.integers(1, 3))
-def test_grid_sum_equals_the_sum_over_its_edges(height, width, batch, channels):
-    x = features(height * 10 + width, batch, height * width, channels)
-    expected = sum_over_edges(x, grid_edges(height, width))
-    torch.testing.assert_close(grid_neighbour_sum(x, height, width), expected, rtol=0, atol=1e-13)
-
-
-def test_grid_neighbours_of_every_node_of_a_3x4_grid():
-    degrees = grid_neighbour_sum(torch.ones(1, 12, 1), 3, 4).view(3, 4).int().tolist()
-    assert degrees == [
-        [3, 5, 5, 3],
-        [5, 8, 8, 5],
-        [3, 5, 5, 3],
-    ]
-
-
-def test_the_grid_does_not_wrap_around():
-    x = torch.zeros(1, 12, 1)
-    x[0, 3] = 1.0  # the upper right corner of 3x4
-    reached = grid_neighbour_sum(x, 3, 4).view(3, 4).int().tolist()
-    assert reached == [
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
-        [0, 0, 0, 0],
-    ]

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from vigpipe import ops
-from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.ops import folded
 from vigpipe.ops.folded import Convolution, Norm
+from vigpipe.ops.grid import grid_neighbour_sum
 
 GRID = (5, 4)
 

@@ -1,9 +1,6 @@
 """Graphs that depend on where the nodes are: 3x3 grid, SVGA's pattern, kNN inside windows."""
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vigpipe.model.graph import knn_graph
@@ -144,44 +141,3 @@ def window_graph(
     local = knn_graph(inside, k, dilation, fused=fused).unflatten(0, (-1, num_windows))
     chosen = members.expand(x.shape[0], -1, -1).gather(2, local.flatten(2)).unflatten(2, (size, -1))
     return chosen.flatten(1, 2)[:, places]
-
-
-def grid_neighbour_sum(x: Tensor, height: int, width: int) -> Tensor:
-    """Sum the features of the up to 8 grid neighbours of every node, without the node itself.
-
-    The sum over a 3x3 window is separable: three shifted terms are added along each axis, then the
-    node itself is subtracted. For 32x32 nodes this graph has 7,812 directed edges.
-
-    Args:
-        x: node features, (B, N, C), N = height * width in raster order.
-        height: rows of the grid.
-        width: columns of the grid.
-
-    Returns:
-        (B, N, C).
-    """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return _grid_sum(x, height, width)
-    return _GridSum.apply(x, height, width)  # pyright: ignore[reportReturnType]
-
-
-class _GridSum(torch.autograd.Function):
-    """The sum over neighbours, which is its own gradient: who is whose neighbour is symmetric."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, height: int, width: int) -> Tensor:  # noqa: ANN401
-        ctx.grid = height, width
-        return _grid_sum(x, height, width)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grid_neighbour_sum(grad, *ctx.grid), None, None
-
-
-def _grid_sum(x: Tensor, height: int, width: int) -> Tensor:
-    grid = x.unflatten(1, (height, width))  # (B, H, W, C)
-    rows = F.pad(grid, (0, 0, 0, 0, 1, 1))
-    columns = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
-    columns = F.pad(columns, (0, 0, 1, 1))
-    window = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:]
-    return (window - grid).flatten(1, 2)

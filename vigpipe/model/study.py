@@ -15,13 +15,13 @@ from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
-from vigpipe.model.patterns import grid_neighbour_sum
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import LINEAR_ROLES, Roles, Side, Sides, Slicing, bound, share, within
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops import folded
 from vigpipe.ops.folded import Convolution
+from vigpipe.ops.grid import grid_neighbour_sum
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
@@ -196,7 +196,7 @@ def _through(
         norm.record(counted)
     else:
         y = folded.evaluated(x, layer, conv, second, norm.running_mean, norm.running_var)
-    return apply_norm(last_norm, y + last.bias, x, sample_scale)
+    return _added(y, last.bias, last_norm, x, sample_scale)
 
 
 def _narrowed(
@@ -204,8 +204,16 @@ def _narrowed(
 ) -> Tensor:
     linear, norm = narrow
     assert isinstance(linear, nn.Linear)
-    y = F.linear(y, _rescaled(linear.weight, rescale), linear.bias)
-    return apply_norm(norm, y, x, sample_scale)
+    y = F.linear(y, _rescaled(linear.weight, rescale))
+    return _added(y, linear.bias, norm, x, sample_scale)
+
+
+def _added(
+    y: Tensor, bias: Tensor, norm: nn.Module, x: Tensor, sample_scale: Tensor | None
+) -> Tensor:
+    if isinstance(norm, BatchNorm) and norm.training:  # it subtracts the bias again
+        return norm(y, x, sample_scale, False, bias)
+    return apply_norm(norm, y + bias, x, sample_scale)
 
 
 def _rescaled(weight: Tensor, rescale: float) -> Tensor:

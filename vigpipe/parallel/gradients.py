@@ -28,6 +28,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.config.choices import Sync
+from vigpipe.ops import factored
 from vigpipe.ops.accumulate import accumulate
 
 
@@ -132,6 +133,9 @@ class DoubleGradients:
     float64 gradients, which the checks use, are added up as pairs of float64 with Knuth's TwoSum
     (The Art of Computer Programming, volume 2, section 4.2.2).
 
+    Of some matrices a backward can give the factors of a gradient, which are multiplied out in
+    `reduce`; see `vigpipe.ops.factored`.
+
     Args:
         parameters: the parameters to serve, in the order of the model.
         group: ranks to add up over; None if there is one replica.
@@ -154,7 +158,8 @@ class DoubleGradients:
         high = self._highs[i]
 
         def move(parameter: Tensor) -> None:
-            assert parameter.grad is not None
+            if parameter.grad is None:  # its factors were collected
+                return
             is_first = i in self._untouched
             self._untouched.discard(i)
             if low is None:
@@ -174,12 +179,19 @@ class DoubleGradients:
             self.low.zero_()
         for parameter in self.parameters:
             parameter.grad = None
+            if self.low is None:
+                factored.ask(parameter)
 
     def reduce(self) -> None:
         """Add up the replicas and round, after the last backward of a step.
 
         Gradients are then the rounded sums over all micro-batches of all replicas.
         """
+        for i, parameter in enumerate(self.parameters):
+            if terms := factored.take(parameter):
+                is_first = i in self._untouched
+                self._untouched.discard(i)
+                factored.add_products(self._highs[i], terms, is_first=is_first)
         for i in self._untouched:
             self._highs[i].zero_()
         if self.low is None:

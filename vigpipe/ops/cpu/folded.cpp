@@ -139,11 +139,20 @@ void fold(const T* x, const T* W, const T* b, const T* gamma, const T* beta, dou
     }
 }
 
-// Gradients of rel and root from those of the map, and those of into and offset: (4, H).
+// Part of a row of left^T right, where left has C + 1 rows, and right is at the part's columns.
+template <typename T>
+inline void product_row(const double* left, const Wide* right, T* to) {
+    Wide sum = {};
+    for (int i = 0; i <= C; ++i) sum += left[i] * right[i];
+    narrowed(to, sum);
+}
+
+// Gradients of into and offset, (4, H), and of rel and root: as they are, or as factors (3, 4, H) of
+// d_rel = factors[0]^T factors[2] and d_root = factors[1]^T factors[2].
 template <typename T>
 void convolution_backward(const T* d_first, const T* d_bias, const Folded<T>& map, const T* rel,
-                          const T* root, T* d_rel, T* d_root, double* d_map) {
-    const int64_t H = map.H;
+                          const T* root, T* d_rel, T* d_root, double* factors, double* d_map) {
+    const int64_t H = map.H, part = (C + 1) * H;
     for (int64_t o = 0; o < H; ++o) {
         double of_rel[C + 1], of_root[C + 1];
         for (int c = 0; c < C; ++c) {
@@ -152,18 +161,47 @@ void convolution_backward(const T* d_first, const T* d_bias, const Folded<T>& ma
         }
         of_rel[C] = d_first[2 * C * H + o];
         of_root[C] = d_bias[o];
+        for (int i = 0; factors && i <= C; ++i) {
+            factors[i * H + o] = of_rel[i];
+            factors[part + i * H + o] = of_root[i];
+            factors[2 * part + i * H + o] = i < C ? map.into[i * H + o] : map.offset[o];
+        }
         for (int64_t h = 0; h < H; h += WIDE) {
             const Wide r = widened(rel + o * H + h), s = widened(root + o * H + h);
-            Wide to_rel = {}, to_root = {};
+            Wide own[C + 1];
             for (int i = 0; i <= C; ++i) {
-                const Wide own = map.at(i, h);
-                to_rel += of_rel[i] * own;
-                to_root += of_root[i] * own;
+                own[i] = map.at(i, h);
                 Wide sum = read<Wide>(d_map + i * H + h) + of_rel[i] * r + of_root[i] * s;
                 std::memcpy(d_map + i * H + h, &sum, sizeof sum);
             }
-            narrowed(d_rel + o * H + h, to_rel);
-            narrowed(d_root + o * H + h, to_root);
+            if (factors) continue;
+            product_row(of_rel, own, d_rel + o * H + h);
+            product_row(of_root, own, d_root + o * H + h);
+        }
+    }
+}
+
+// Adds left^T right of `num` pairs (C + 1, rows) and (C + 1, columns), each rounded to float.
+void add_products(const double* lefts, const double* rights, double* total, int64_t num,
+                  int64_t rows, int64_t columns, bool is_first, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t o = 0; o < rows; ++o) {
+        for (int64_t h = 0; h < columns; h += WIDE) {
+            double* to = total + o * columns + h;
+            Wide sum = {};
+            if (!is_first) sum = read<Wide>(to);
+            for (int64_t m = 0; m < num; ++m) {
+                double left[C + 1];
+                Wide right[C + 1];
+                for (int i = 0; i <= C; ++i) {
+                    left[i] = lefts[(m * (C + 1) + i) * rows + o];
+                    right[i] = read<Wide>(rights + (m * (C + 1) + i) * columns + h);
+                }
+                float term[WIDE];
+                product_row(left, right, term);
+                sum += widened(term);
+            }
+            std::memcpy(to, &sum, sizeof sum);
         }
     }
 }
@@ -174,11 +212,12 @@ template <typename T>
 void fold_backward(const T* d_first, const T* d_bias, const T* d_features, const T* x, const T* W,
                    const T* gamma, const T* beta, double eps, const T* rel, const T* root,
                    const double* moments, T* dx, T* d_total, T* dW, T* d_gamma, T* d_beta, T* d_rel,
-                   T* d_root, int64_t R, int64_t H, int threads) {
+                   T* d_root, double* factors, int64_t R, int64_t H, int threads) {
     const Folded<T> map(W, gamma, beta, eps, moments, H);
     std::vector<double> d_map((C + 1) * H, 0.0);  // of into, then offset
     if (rel) {
-        convolution_backward(d_first, d_bias, map, rel, root, d_rel, d_root, d_map.data());
+        convolution_backward(d_first, d_bias, map, rel, root, d_rel, d_root, factors,
+                             d_map.data());
     } else {
         std::copy(d_first, d_first + C * H, d_map.begin());
         std::copy(d_bias, d_bias + H, d_map.begin() + C * H);
@@ -247,9 +286,9 @@ void features(const T* total, const T* x, T* to, int64_t images, int64_t height,
         const T* d_first, const T* d_bias, const T* d_features, const T* x, const T* W,            \
         const T* gamma, const T* beta, double eps, const T* rel, const T* root,                    \
         const double* moments, T* dx, T* d_total, T* dW, T* d_gamma, T* d_beta, T* d_rel,          \
-        T* d_root, int64_t R, int64_t H, int threads) {                                            \
+        T* d_root, double* factors, int64_t R, int64_t H, int threads) {                           \
         fold_backward(d_first, d_bias, d_features, x, W, gamma, beta, eps, rel, root, moments, dx, \
-                      d_total, dW, d_gamma, d_beta, d_rel, d_root, R, H, threads);                 \
+                      d_total, dW, d_gamma, d_beta, d_rel, d_root, factors, R, H, threads);        \
     }                                                                                              \
     extern "C" void vigpipe_features_##NAME(const T* total, const T* x, T* to, int64_t images,     \
                                             int64_t height, int64_t width, int threads) {          \
@@ -258,3 +297,9 @@ void features(const T* total, const T* x, T* to, int64_t images, int64_t height,
 
 FOLD(float, float32)
 FOLD(double, float64)
+
+extern "C" void vigpipe_add_products(const double* lefts, const double* rights, double* total,
+                                     int64_t num, int64_t rows, int64_t columns, int is_first,
+                                     int threads) {
+    add_products(lefts, rights, total, num, rows, columns, is_first, threads);
+}
