@@ -20,15 +20,15 @@ LATEST = timedelta(seconds=120)  # until a message is given up that never comes
 class Waiting(nn.Linear):
     """The second of two stages, which ends its first forward once the first stage has sent all."""
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: Any) -> None:
         super().__init__(3, 3)
         self.store, self.is_first = store, True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.is_first:
             self.store.wait(["sent"], LATEST)
         self.is_first = False
-        return super().forward(x)
+        return super().forward(input)
 
 
 def losses(rank: int, world_size: int) -> list[float]:
@@ -50,9 +50,9 @@ def losses(rank: int, world_size: int) -> list[float]:
     )
     ask = one.get_bwd_recv_ops
 
-    def tell(microbatch: int) -> list[dist.P2POp]:
+    def tell(bwd_chunk_id: int) -> list[dist.P2POp]:
         store.set("sent", "")  # GPipe has waited for the sends of all micro-batches
-        return ask(microbatch)
+        return ask(bwd_chunk_id)
 
     if rank == 0:
         one.get_bwd_recv_ops = tell

@@ -130,6 +130,23 @@ class BatchNorm(nn.Module):
             self.pending.index_copy_(0, self.num_pending, moments[None])
             self.num_pending += 1
 
+    def next_moments(self) -> tuple[Tensor, Tensor]:
+        """Return the list that a micro-batch's moments may go to, and its length, for `recorded`.
+
+        Returns:
+            (n, 3, C) float64, and a scalar int64.
+        """
+        if self.pending is None or self.num_pending is None or is_recomputing():
+            device = self.weight.device
+            moments = torch.empty(1, 3, self.weight.numel(), dtype=torch.float64, device=device)
+            return moments, torch.zeros((), dtype=torch.int64, device=device)
+        return self.pending, self.num_pending
+
+    def recorded(self, moments: Tensor) -> None:
+        """Be told that a micro-batch's moments are in a list that `next_moments` gave."""
+        if moments is not self.pending:
+            self.record(moments[0])
+
     @torch.no_grad()
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
         """Update the running statistics once: running += momentum * (statistics - running).

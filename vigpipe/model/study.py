@@ -19,7 +19,7 @@ from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import LINEAR_ROLES, Roles, Side, Sides, Slicing, bound, share, within
 from vigpipe.model.staged import StagedModel
-from vigpipe.ops import folded
+from vigpipe.ops import folded, half_block
 from vigpipe.ops.folded import Convolution
 from vigpipe.ops.grid import grid_neighbour_sum
 
@@ -58,6 +58,11 @@ class GraphConv(nn.Module):
                 check_finite(x, self.detect_anomaly)
             total = neighbour_sum(x, build_or_replay(lambda: self._nearest(x)))
         return self.lin_rel(total) + self.lin_root(x)
+
+    @property
+    def parameters_of_sum_and_node(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W_rel, b and W_root."""
+        return self.lin_rel.weight, self.lin_rel.bias, self.lin_root.weight
 
     @staticmethod
     def _nearest(x: Tensor) -> Tensor:
@@ -120,10 +125,7 @@ class StudyGrapher(nn.Module):
         if not (self.fused and isinstance(self.fc1[1], BatchNorm) and conv.graph == "grid"):
             y = F.gelu(conv(self.fc1(x)))
             return _narrowed(y, x, sample_scale, self.fc2, self.rescale)
-        total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
-        rel = conv.lin_rel
-        neighbours = Convolution(rel.weight, rel.bias, conv.lin_root.weight, total, conv.grid)
-        return _through(x, neighbours, sample_scale, self.fc1, self.fc2, self.rescale)
+        return _through(x, conv, sample_scale, self.fc1, self.fc2, self.rescale)
 
 
 class StudyFFN(nn.Module):
@@ -168,7 +170,7 @@ class StudyFFN(nn.Module):
 
 def _through(
     x: Tensor,
-    conv: Convolution | None,
+    conv: GraphConv | None,
     sample_scale: Tensor | None,
     widen: nn.Sequential,
     narrow: nn.Sequential,
@@ -178,7 +180,7 @@ def _through(
 
     Args:
         x: nodes, and the residual that the result is added to, (B, N, C).
-        conv: a graph convolution of the hidden layer; None for none.
+        conv: a graph convolution of the hidden layer, on a grid; None for none.
         sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
             for 1.
         widen: a Linear from C to H channels, and a BatchNorm.
@@ -189,13 +191,31 @@ def _through(
     assert isinstance(first, nn.Linear)
     assert isinstance(norm, BatchNorm)
     assert isinstance(last, nn.Linear)
-    layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
     second = _rescaled(last.weight, rescale).to(x)
+    if norm.training and isinstance(last_norm, BatchNorm):
+        parameters = (
+            *(first.weight, first.bias, norm.weight, norm.bias),
+            *((None,) * 3 if conv is None else conv.parameters_of_sum_and_node),
+            *(second, last.bias, last_norm.weight, last_norm.bias),
+        )
+        if half_block.can_run(x, parameters):
+            moments = norm.next_moments(), last_norm.next_moments()
+            grid = (x.shape[1], 1) if conv is None else conv.grid
+            settings = half_block.Settings(grid, (norm.eps, last_norm.eps), moments)
+            y = half_block.half_block(x, sample_scale, parameters, settings)
+            norm.recorded(moments[0][0])
+            last_norm.recorded(moments[1][0])
+            return y
+    neighbours = None
+    if conv is not None:
+        total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
+        neighbours = Convolution(*conv.parameters_of_sum_and_node, total, conv.grid)
+    layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
     if norm.training:
-        y, counted = folded.trained(x, layer, conv, second)
+        y, counted = folded.trained(x, layer, neighbours, second)
         norm.record(counted)
     else:
-        y = folded.evaluated(x, layer, conv, second, norm.running_mean, norm.running_var)
+        y = folded.evaluated(x, layer, neighbours, second, norm.running_mean, norm.running_var)
     return _added(y, last.bias, last_norm, x, sample_scale)
 
 

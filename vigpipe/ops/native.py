@@ -499,8 +499,6 @@ def folded_backward(
     moments: Tensor,
     first: Tensor,
     first_bias: Tensor,
-    *,
-    factored: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of `folded`.
 
@@ -520,13 +518,10 @@ def folded_backward(
         moments: from `folded`, (4, 3) float64.
         first: from `folded`, (F, H).
         first_bias: from `folded`, (H,).
-        factored: return the gradients of rel and root as factors.
 
     Returns:
         Gradients of x, total, weight, bias, scale, shift, rel, conv_bias, root and second, None for
-        what is None. That of the bias is 0, because the norm subtracts the mean. Factors are (3, 4,
-        H) float64 in the place of rel's gradient, and none in that of root's; rel's gradient is
-        factors[0]^T factors[2], and root's factors[1]^T factors[2].
+        what is None. That of the bias is 0, because the norm subtracts the mean.
     """
     x = x.contiguous()
     features = _features(x, total, height, width)
@@ -538,15 +533,13 @@ def folded_backward(
     conv = tuple(None if t is None else t.contiguous() for t in (rel, root))
     d_x, d_weight, d_scale, d_shift = (torch.empty_like(t) for t in (x, *layer))
     d_total = None if total is None else torch.empty_like(x)
-    d_rel, d_root = (None if t is None or factored else torch.empty_like(t) for t in conv)
-    factors = torch.empty(3, 4, len(weight), dtype=torch.float64) if factored else None
+    d_rel, d_root = (None if t is None else torch.empty_like(t) for t in conv)
     given = (d_first, d_bias, d_features, x, *layer, eps, *conv, moments)
-    results = (d_x, d_total, d_weight, d_scale, d_shift, d_rel, d_root, factors)
+    results = (d_x, d_total, d_weight, d_scale, d_shift, d_rel, d_root, None)
     shape, threads = sizes(len(features), len(weight)), num_threads(x.numel())
     call(f"fold_backward_{dtype_name(x)}", *given, *results, *shape, threads)
     d_conv_bias = None if rel is None else d_bias
     of_layer = (d_weight, torch.zeros_like(d_scale), d_scale, d_shift)
-    d_rel = factors if factored else d_rel
     return d_x, d_total, *of_layer, d_rel, d_conv_bias, d_root, d_second
 
 

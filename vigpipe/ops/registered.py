@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
-from vigpipe.ops import factored, native
+from vigpipe.ops import native
 
 _SCHEMAS = {
     "knn": "(Tensor x, Tensor? y, Tensor? bias, int k, int dilation, bool loop) -> Tensor",
@@ -217,16 +217,10 @@ def _save_folded(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 def _folded_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     x, total, weight, scale, shift, rel, root, second, *computed = ctx.saved_tensors
     layer = (weight, scale, shift, ctx.eps)
-    given = (grad, x, total, *layer, rel, root, second, *ctx.grid, *computed)
-    terms = [] if rel is None else [factored.asked(rel), factored.asked(root)]
-    if len(terms) < 2 or None in terms:
-        grads = torch.ops.vigpipe.folded_backward(*given)
-        return *grads[:6], None, *grads[6:], None, None
-    *before, factors, d_conv_bias, _, d_second = native.folded_backward(*given, factored=True)
-    assert factors is not None
-    for own, left in zip(terms, factors[:2], strict=True):
-        own.append((left, factors[2]))
-    return *before, None, None, d_conv_bias, None, d_second, None, None
+    grads = torch.ops.vigpipe.folded_backward(
+        grad, x, total, *layer, rel, root, second, *ctx.grid, *computed
+    )
+    return *grads[:6], None, *grads[6:], None, None
 
 
 def _differentiable(

@@ -28,8 +28,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.config.choices import Sync
-from vigpipe.ops import factored
-from vigpipe.ops.accumulate import accumulate
+from vigpipe.ops.double_sum import DoubleSum, PairSum, offer, withdraw
 
 
 def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -130,11 +129,7 @@ class DoubleGradients:
     float32 gradients are added up in float64, which holds their sums exactly unless one term is
     about 2^25 times smaller than another. That loss matters only if the sum lies halfway between
     two float32 numbers: it changed one last bit in twenty steps of the study model.
-    float64 gradients, which the checks use, are added up as pairs of float64 with Knuth's TwoSum
-    (The Art of Computer Programming, volume 2, section 4.2.2).
-
-    Of some matrices a backward can give the factors of a gradient, which are multiplied out in
-    `reduce`; see `vigpipe.ops.factored`.
+    float64 gradients, which the checks use, are added up as pairs of float64.
 
     Args:
         parameters: the parameters to serve, in the order of the model.
@@ -147,53 +142,31 @@ class DoubleGradients:
         self.high = self.rounded.double()
         self.low = self.high.clone() if self.rounded.dtype == torch.float64 else None
         self.views = _views(self.rounded, self.parameters)
-        self._highs = _views(self.high, self.parameters)
-        self._untouched: set[int] = set()  # sums of this step, by index, that have no term yet
-        lows = self._highs if self.low is None else _views(self.low, self.parameters)
-        for i, (parameter, low) in enumerate(zip(self.parameters, lows, strict=True)):
-            self._collect(parameter, i, None if self.low is None else low)
-
-    def _collect(self, parameter: nn.Parameter, i: int, low: Tensor | None) -> None:
-        """Make every backward move its gradient of this parameter into the i-th sum."""
-        high = self._highs[i]
-
-        def move(parameter: Tensor) -> None:
-            if parameter.grad is None:  # its factors were collected
-                return
-            is_first = i in self._untouched
-            self._untouched.discard(i)
-            if low is None:
-                accumulate(high, parameter.grad, is_first=is_first)
-            else:
-                if is_first:
-                    high.zero_()
-                _add(high, low, parameter.grad)
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(move)
+        highs = _views(self.high, self.parameters)
+        self._sums: list[DoubleSum] | list[PairSum]
+        if self.low is None:
+            self._sums = list(map(DoubleSum, highs))
+        else:
+            self._sums = list(map(PairSum, highs, _views(self.low, self.parameters)))
+        for parameter, own in zip(self.parameters, self._sums, strict=True):
+            _collect(parameter, own)
 
     def clear(self) -> None:
         """Prepare for the first backward of a step, whose gradients replace what the sums hold."""
-        self._untouched.update(range(len(self._highs)))
-        if self.low is not None:
-            self.low.zero_()
-        for parameter in self.parameters:
+        for parameter, own in zip(self.parameters, self._sums, strict=True):
             parameter.grad = None
-            if self.low is None:
-                factored.ask(parameter)
+            own.begin()
+            if isinstance(own, DoubleSum):
+                offer(parameter, own)
 
     def reduce(self) -> None:
         """Add up the replicas and round, after the last backward of a step.
 
         Gradients are then the rounded sums over all micro-batches of all replicas.
         """
-        for i, parameter in enumerate(self.parameters):
-            if terms := factored.take(parameter):
-                is_first = i in self._untouched
-                self._untouched.discard(i)
-                factored.add_products(self._highs[i], terms, is_first=is_first)
-        for i in self._untouched:
-            self._highs[i].zero_()
+        for parameter, own in zip(self.parameters, self._sums, strict=True):
+            withdraw(parameter)
+            own.end()
         if self.low is None:
             if self.group is not None:
                 dist.all_reduce(self.high, group=self.group)
@@ -201,20 +174,24 @@ class DoubleGradients:
         else:
             highs = gather_vectors(self.high, self.group)
             lows = gather_vectors(self.low, self.group)
-            high, low = highs[0].clone(), lows[0].clone()
+            total = PairSum(highs[0].clone(), lows[0].clone())
             for other_high, other_low in zip(highs[1:], lows[1:], strict=True):
-                _add(high, low, other_high)
-                low += other_low
-            torch.add(high, low, out=self.rounded)
+                total.add(other_high)
+                total.low += other_low
+            torch.add(total.high, total.low, out=self.rounded)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
 
-def _add(high: Tensor, low: Tensor, term: Tensor) -> None:
-    total = high + term
-    shift = total - high
-    low += (high - (total - shift)) + (term - shift)
-    high.copy_(total)
+def _collect(parameter: nn.Parameter, own: DoubleSum | PairSum) -> None:
+    """Make every backward move its gradient of a parameter into a sum."""
+
+    def move(parameter: Tensor) -> None:
+        if parameter.grad is not None:  # there is none if the backward has added to the sum itself
+            own.add(parameter.grad)
+            parameter.grad = None
+
+    parameter.register_post_accumulate_grad_hook(move)
 
 
 def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:

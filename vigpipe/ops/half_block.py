@@ -1,0 +1,178 @@
+"""Half a block of vig_study in training, in one call each for forward and backward.
+
+It computes what `vigpipe.ops.folded` and a second norm compute one after the other. A micro-batch
+of few images takes longer to call functions than to compute.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vigpipe.ops.call import call, can_call, num_threads
+from vigpipe.ops.double_sum import DoubleSum, sum_of
+
+CHANNELS, FEATURES = 3, 7  # of a node, and of what a folded convolution takes
+_MATRICES = (4, 6)  # rel and root among the parameters, whose gradients have rank 4
+_OTHERS = (0, 1, 2, 3, 5, 7, 8, 9, 10)
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("images", "height", "width", "hidden")),
+        *((name, ctypes.c_int) for name in ("threads", "many")),
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What half a block has besides parameters.
+
+    Attributes:
+        grid: height and width in nodes.
+        eps: added to the variances by the first norm and by the second.
+        moments: of each norm the list that the micro-batch's moments go to, (n, 3, channels)
+            float64, and its length, a scalar int64, which is raised by one.
+    """
+
+    grid: tuple[int, int]
+    eps: tuple[float, float]
+    moments: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def can_run(x: Tensor, parameters: Sequence[Tensor | None]) -> bool:
+    """Whether there is a fused half-block for nodes (B, N, 3) and parameters as of `half_block`.
+
+    It is no operator of torch, so nobody may be looking on: no compiler, and no counter of FLOPs.
+    """
+    given = [p for p in parameters if p is not None]
+    second = parameters[7]
+    assert second is not None
+    return (
+        x.shape[2] == CHANNELS
+        and second.shape[0] == CHANNELS
+        and second.shape[1] % 16 == 0
+        and x.numel() > 0
+        and all(t.dtype == torch.float32 and t.is_contiguous() for t in (x, *given))
+        and torch.is_grad_enabled()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and can_call(x)
+    )
+
+
+def half_block(
+    x: Tensor,
+    sample_scale: Tensor | None,
+    parameters: Sequence[Tensor | None],
+    settings: Settings,
+) -> Tensor:
+    """Compute x + norm(gelu(conv(norm(W x + b))) second^T + c).
+
+    Args:
+        x: nodes, (B, N, 3).
+        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
+            for 1.
+        parameters: of the first Linear weight (H, 3) and bias, of its norm weight and bias; of the
+            convolution rel (H, H), its bias and root (H, H), None without one; second (3, H) and
+            its bias c, and of its norm weight and bias.
+        settings: all else.
+
+    Returns:
+        (B, N, 3).
+    """
+    scale = None if sample_scale is None else sample_scale.to(x).contiguous()
+    return _HalfBlock.apply(x, scale, settings, *parameters)  # pyright: ignore[reportReturnType]
+
+
+class _HalfBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        sample_scale: Tensor | None,
+        settings: Settings,
+        *parameters: Tensor | None,
+    ) -> Tensor:
+        ctx.settings, ctx.shape = settings, _shape(x, parameters, settings)
+        num_hidden, has_conv = ctx.shape.hidden, parameters[4] is not None
+        z, out = torch.empty_like(x), torch.empty_like(x)
+        kept = x.new_empty(((FEATURES if has_conv else CHANNELS) + 1) * num_hidden)
+        moments = torch.empty(6, CHANNELS, dtype=torch.float64)
+        lists = (*settings.moments[0], *settings.moments[1])
+        results = (z, out, kept, moments, *lists, ctypes.byref(ctx.shape))
+        call("half_block", x, _addresses(parameters), *settings.eps, sample_scale, *results)
+        ctx.save_for_backward(x, sample_scale, z, kept, moments, *parameters)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, sample_scale, z, kept, moments, *parameters = ctx.saved_tensors
+        others = [parameters[i] for i in _OTHERS]
+        matrices = [parameters[i] for i in _MATRICES if parameters[i] is not None]
+        of_others, of_matrices = _sums(others), _sums(matrices)
+        d_x = torch.empty_like(x)
+        values = x.new_empty(sum(p.numel() for p in others if p is not None))
+        addresses = are_first = factors = None
+        d_matrices: list[Tensor | None] = [None, None]
+        if of_others is not None and of_matrices is not None:
+            addresses = _addresses([None if own is None else own.total for own in of_others])
+            empty = (own is None or own.is_empty for own in of_others)
+            are_first = (ctypes.c_int * len(of_others))(*empty)
+            if matrices:
+                factors = torch.empty(3, CHANNELS + 1, ctx.shape.hidden, dtype=torch.float64)
+        elif matrices:
+            d_matrices = [torch.empty_like(p) for p in matrices]
+        given = (grad.contiguous(), x, _addresses(parameters), *ctx.settings.eps, sample_scale)
+        sums = (addresses, are_first)
+        results = (d_x, values, *sums, *d_matrices, factors, ctypes.byref(ctx.shape))
+        call("half_block_backward", *given, z, kept, moments, *results)
+        if addresses is None:
+            return d_x, None, None, *_gradients(others, values, d_matrices)
+        for own in of_others or ():
+            if own is not None:
+                own.is_empty = False
+        for i, own in enumerate(of_matrices or ()):
+            assert own is not None
+            assert factors is not None
+            own.add_product(factors[i], factors[2])
+        return d_x, None, None, *(None for _ in parameters)
+
+
+def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
+    """Return the sums that are offered for parameters, None if one of them has none."""
+    sums = [None if p is None else sum_of(p) for p in parameters]
+    if any(own is None and p is not None for own, p in zip(sums, parameters, strict=True)):
+        return None
+    return sums
+
+
+def _gradients(
+    others: Sequence[Tensor | None], values: Tensor, d_matrices: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients of all parameters, in their order."""
+    parts = iter(values.split([p.numel() for p in others if p is not None]))
+    grads = {
+        i: None if p is None else next(parts).view_as(p)
+        for i, p in zip(_OTHERS, others, strict=True)
+    }
+    grads |= dict(zip(_MATRICES, d_matrices, strict=True))
+    return [grads[i] for i in range(len(grads))]
+
+
+def _shape(x: Tensor, parameters: Sequence[Tensor | None], settings: Settings) -> _Shape:
+    second = parameters[7]
+    assert second is not None
+    rows, hidden = x.shape[0] * x.shape[1], second.shape[1]
+    threads = num_threads(x.numel()), num_threads(rows * hidden)
+    return _Shape(x.shape[0], *settings.grid, hidden, *threads)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:  # noqa: ANN401
+    """Make an array of addresses, which the caller's tensors must outlive."""
+    pointers = (None if t is None else t.data_ptr() for t in tensors)
+    return (ctypes.c_void_p * len(tensors))(*pointers)
