@@ -1,6 +1,6 @@
 """A model that sleeps as long as a measured one computes, with tensors of the true sizes.
 
-Sleeping needs no core, so that many stages fit on few cores:
+Sleeping needs hardly any core, so that many stages fit on few cores:
 
     forward    the features are made, with their memory touched so that sending them is real, and
                the rank sleeps until the profiled time is over
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vigpipe.model.keyed_dropout import Draws, draw
 from vigpipe.planning.profile import Piece, Profile
 
+AWAKE_SECONDS = 0.5e-3  # at the end of a sleep
 NUM_CLASSES = 2  # of the logits; the loss on them is the only thing computed
 NUMBER_BYTES = 4  # float32
 
@@ -26,11 +27,15 @@ NUMBER_BYTES = 4  # float32
 def sleep_until(deadline: float) -> float:
     """Sleep until time.perf_counter() reads `deadline`; return at once if it has passed.
 
+    The last AWAKE_SECONDS are spent awake, for a core that has slept is slow at first, and one that
+    computes would not have.
+
     Returns:
-        Seconds past the deadline on waking up.
+        Seconds past the deadline at the end.
     """
     while (left := deadline - time.perf_counter()) > 0:
-        time.sleep(left)
+        if left > AWAKE_SECONDS:
+            time.sleep(left - AWAKE_SECONDS)
     return -left
 
 
