@@ -166,3 +166,11 @@ def test_what_it_is_not_made_for_runs_one_after_the_other(runs):
         model(x, None)
     assert runs == [False] * 4
     assert counter.get_total_flops() == 2 * 4 * 30 * 32 * (7 + 3)
+
+
+def test_a_compiler_gets_the_operators(runs):
+    model, (x,) = make(GRAPHER), drawn(1)
+    expected = model(x, None)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, None), expected, rtol=0, atol=1e-6)
+    assert runs == [True, False]

@@ -49,6 +49,8 @@ def can_run(x: Tensor, parameters: Sequence[Tensor | None]) -> bool:
 
     It is no operator of torch, so nobody may be looking on: no compiler, and no counter of FLOPs.
     """
+    if torch.compiler.is_compiling():
+        return False
     given = [p for p in parameters if p is not None]
     second = parameters[7]
     assert second is not None
