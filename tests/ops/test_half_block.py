@@ -128,6 +128,16 @@ def test_moments_go_where_they_are_pooled(runs):
     assert runs == [True, True]
 
 
+def test_more_micro_batches_than_there_is_room_for_are_refused():
+    model = make(FFN)
+    pool = PooledStatistics([model], 2)
+    for x in drawn(2):
+        model(x, None)
+    with pytest.raises(IndexError, match="more than its 2 micro-batches"):
+        model(drawn(1)[0], None)
+    assert pool.take().shape == (2, 3, 48 + 3)
+
+
 def test_a_gradient_that_came_whole_is_added_too(runs):
     """As of a micro-batch without samples, whose zeros depend on every parameter."""
     one, other = make(GRAPHER), make(GRAPHER)

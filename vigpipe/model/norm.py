@@ -134,12 +134,17 @@ class BatchNorm(nn.Module):
         """Return the list that a micro-batch's moments may go to, and its length, for `recorded`.
 
         Returns:
-            (n, 3, C) float64, and a scalar int64.
+            (n, 3, C) float64, and a scalar int64 below n.
+
+        Raises:
+            IndexError: the list is full.
         """
         if self.pending is None or self.num_pending is None or is_recomputing():
             device = self.weight.device
             moments = torch.empty(1, 3, self.weight.numel(), dtype=torch.float64, device=device)
             return moments, torch.zeros((), dtype=torch.int64, device=device)
+        if int(self.num_pending) >= len(self.pending):
+            raise IndexError(f"a step has more than its {len(self.pending)} micro-batches")
         return self.pending, self.num_pending
 
     def recorded(self, moments: Tensor) -> None:
