@@ -7,19 +7,23 @@
 #include <random>
 #include <vector>
 
+struct BFloat16 {
+    uint16_t bits;
+};
+
 extern "C" {
 void vigpipe_knn_float32(const float* x, const float* y, const float* bias, int64_t* graph,
                          int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
                          int64_t dilation, int loop, int threads);
-void vigpipe_knn_bfloat16(const uint16_t* x, const uint16_t* y, const float* bias, int64_t* graph,
+void vigpipe_knn_bfloat16(const BFloat16* x, const BFloat16* y, const float* bias, int64_t* graph,
                          int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
                          int64_t dilation, int loop, int threads);
 void vigpipe_aggregate_float32_uint8(const float* x, const float* y, const int64_t* graph,
                                      const float* weights, float* out, uint8_t* winners, int64_t B,
                                      int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
                                      int relative, int threads);
-void vigpipe_aggregate_bfloat16_uint8(const uint16_t* x, const uint16_t* y, const int64_t* graph,
-                                     const float* weights, uint16_t* out, uint8_t* winners, int64_t B,
+void vigpipe_aggregate_bfloat16_uint8(const BFloat16* x, const BFloat16* y, const int64_t* graph,
+                                     const float* weights, BFloat16* out, uint8_t* winners, int64_t B,
                                      int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
                                      int relative, int threads);
 void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
@@ -28,9 +32,9 @@ void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
                                               float* d_weights, int64_t B, int64_t N, int64_t M,
                                               int64_t C, int64_t K, int outputs, int relative,
                                               int threads);
-void vigpipe_aggregate_backward_bfloat16_uint8(const uint16_t* grad, const uint16_t* y,
+void vigpipe_aggregate_backward_bfloat16_uint8(const BFloat16* grad, const BFloat16* y,
                                               const int64_t* graph, const uint8_t* winners,
-                                              const float* weights, uint16_t* dx, uint16_t* dy,
+                                              const float* weights, BFloat16* dx, BFloat16* dy,
                                               float* d_weights, int64_t B, int64_t N, int64_t M,
                                               int64_t C, int64_t K, int outputs, int relative,
                                               int threads);
@@ -38,18 +42,18 @@ void vigpipe_norm_float32(const float* x, const float* weight, const float* bias
                           const float* residual, const float* sample_scale, float* y, double* mean,
                           double* variance, int64_t R, int64_t C, int64_t images, int gelu,
                           int threads);
-void vigpipe_norm_bfloat16(const uint16_t* x, const float* weight, const float* bias, double eps,
-                          const uint16_t* residual, const float* sample_scale, uint16_t* y, double* mean,
+void vigpipe_norm_bfloat16(const BFloat16* x, const float* weight, const float* bias, double eps,
+                          const BFloat16* residual, const float* sample_scale, BFloat16* y, double* mean,
                           double* variance, int64_t R, int64_t C, int64_t images, int gelu,
                           int threads);
-void vigpipe_norm_backward_float32(const float* grad, const float* x, const double* mean,
-                                   const double* variance, const float* weight, const float* bias,
+void vigpipe_norm_backward_float32(const float* grad, const float* x, double* mean,
+                                   double* variance, const float* weight, const float* bias,
                                    double eps, const float* sample_scale, float* dx, float* d_weight,
                                    float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
                                    int threads);
-void vigpipe_norm_backward_bfloat16(const uint16_t* grad, const uint16_t* x, const double* mean,
-                                   const double* variance, const float* weight, const float* bias,
-                                   double eps, const float* sample_scale, uint16_t* dx, float* d_weight,
+void vigpipe_norm_backward_bfloat16(const BFloat16* grad, const BFloat16* x, double* mean,
+                                   double* variance, const float* weight, const float* bias,
+                                   double eps, const float* sample_scale, BFloat16* dx, float* d_weight,
                                    float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
                                    int threads);
 void vigpipe_lanes_at_least(const int64_t* rows, uint8_t* kept, int64_t first, int64_t threshold,
@@ -68,10 +72,23 @@ void vigpipe_fold_backward_float32(const float* d_first, const float* d_bias,
                                    const float* gamma, const float* beta, double eps,
                                    const float* rel, const float* root, const double* moments,
                                    float* dx, float* d_total, float* dW, float* d_gamma,
-                                   float* d_beta, float* d_rel, float* d_root, int64_t R, int64_t H,
-                                   int threads);
+                                   float* d_beta, float* d_rel, float* d_root, double* factors,
+                                   int64_t R, int64_t H, int threads);
+void vigpipe_add_products(const double* lefts, const double* rights, double* total, int64_t num,
+                          int64_t rows, int64_t columns, int is_first, int threads);
 void vigpipe_features_float32(const float* total, const float* x, float* to, int64_t images,
                               int64_t height, int64_t width, int threads);
+void vigpipe_grid_sum_float32(const float* x, float* to, int64_t images, int64_t height,
+                              int64_t width, int64_t C, int threads);
+void vigpipe_half_block(const float* x, const float* const* weights, double eps1, double eps2,
+                        const float* sample_scale, float* z, float* out, float* kept,
+                        double* moments, double* list1, int64_t* num1, double* list2, int64_t* num2,
+                        const void* shape);
+void vigpipe_half_block_backward(const float* grad, const float* x, const float* const* weights,
+                                 double eps1, double eps2, const float* sample_scale,
+                                 const float* z, const float* kept, double* moments, float* dx,
+                                 float* grads, double* const* sums, const int* are_first,
+                                 float* d_rel, float* d_root, double* factors, const void* shape);
 void vigpipe_accumulate(const float* term, double* sum, int64_t num, int is_first, int threads);
 void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
                              int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
@@ -127,12 +144,14 @@ std::vector<T> numbers(int64_t num) {
 }
 
 // The upper halves of floats.
-std::vector<uint16_t> halves(int64_t num) {
+std::vector<BFloat16> halves(int64_t num) {
     const auto wide = numbers<float>(num);
     std::vector<uint32_t> bits(num);
     std::memcpy(bits.data(), wide.data(), num * sizeof(float));
-    std::vector<uint16_t> values(num);
-    std::transform(bits.begin(), bits.end(), values.begin(), [](uint32_t b) { return b >> 16; });
+    std::vector<BFloat16> values(num);
+    std::transform(bits.begin(), bits.end(), values.begin(), [](uint32_t b) {
+        return BFloat16{static_cast<uint16_t>(b >> 16)};
+    });
     return values;
 }
 
@@ -165,8 +184,8 @@ void call_neighbours(int threads) {
         out.data(), from, graph.data(), winners.data(), used, own ? nullptr : dx.data(), dy.data(),
         used ? dw.data() : nullptr, B, N, M, C, k, mode + with_self, relative, threads);
     const auto half_x = halves(B * N * C), half_y = halves(B * M * C);
-    std::vector<uint16_t> half_out(B * N * C * count), half_dx(B * N * C), half_dy(B * M * C);
-    const uint16_t* half_from = own ? half_x.data() : half_y.data();
+    std::vector<BFloat16> half_out(B * N * C * count), half_dx(B * N * C), half_dy(B * M * C);
+    const BFloat16* half_from = own ? half_x.data() : half_y.data();
     vigpipe_knn_bfloat16(half_x.data(), own ? nullptr : half_y.data(), bias.data(), graph.data(), B,
                          N, M, C, 0, k, dilation, loop, threads);
     vigpipe_aggregate_bfloat16_uint8(half_x.data(), half_from, graph.data(), used, half_out.data(),
@@ -194,7 +213,7 @@ void call_norm(int threads) {
                                          dx.data(), dw.data(), db.data(), R, C, images, gelu,
                                          threads);
     const auto half_x = halves(R * C), half_residual = halves(R * C);
-    std::vector<uint16_t> half_y(R * C), half_dx(R * C);
+    std::vector<BFloat16> half_y(R * C), half_dx(R * C);
     vigpipe_norm_bfloat16(half_x.data(), weight.data(), bias.data(), 1e-5, half_residual.data(),
                           sample_scale.data(), half_y.data(), mean.data(), variance.data(), R, C,
                           images, gelu, threads);
@@ -224,15 +243,67 @@ void call_fold(int threads) {
     const float *weights = conv ? rel.data() : nullptr, *rel_bias = conv ? b.data() : nullptr;
     std::vector<float> first(F * H), bias(H), dx(R * 3), d_total(R * 3), dW(H * 3), d_gamma(H);
     std::vector<float> d_beta(H), d_rel(H * H), d_root(H * H), to(R * 7);
-    std::vector<double> counted(3 * H), moments(12);
+    std::vector<double> counted(3 * H), moments(12), factors(3 * 4 * H), total(H * H);
     vigpipe_fold_float32(x.data(), W.data(), b.data(), b.data(), b.data(), 1e-5, weights, rel_bias,
                          weights, first.data(), bias.data(), counted.data(), moments.data(), R, H,
                          threads);
     vigpipe_fold_backward_float32(first.data(), bias.data(), grad.data(), x.data(), W.data(),
                                   b.data(), b.data(), 1e-5, weights, weights, moments.data(),
                                   dx.data(), d_total.data(), dW.data(), d_gamma.data(),
-                                  d_beta.data(), d_rel.data(), d_root.data(), R, H, threads);
+                                  d_beta.data(), d_rel.data(), d_root.data(),
+                                  between(0, 1) ? factors.data() : nullptr, R, H, threads);
     vigpipe_features_float32(x.data(), x.data(), to.data(), images, height, width, threads);
+    for (int is_first : {1, 0})
+        vigpipe_add_products(factors.data(), factors.data() + 4 * H, total.data(), 2, H, H,
+                             is_first, threads);
+    const int64_t channels = between(1, 9);
+    const auto nodes = numbers<float>(R * channels);
+    std::vector<float> neighbours(R * channels);
+    vigpipe_grid_sum_float32(nodes.data(), neighbours.data(), images, height, width, channels,
+                             threads);
+}
+
+void call_half_block(int threads) {
+    const int64_t images = between(1, 9), height = between(1, 9), width = between(1, 9);
+    const int64_t R = images * height * width, H = 16 * between(1, 4), num = between(1, 3);
+    const struct {
+        int64_t images, height, width, H;
+        int threads, many;
+    } shape{images, height, width, H, threads, threads};
+    const bool conv = between(0, 1), has_sums = between(0, 1);
+    // Linear, norm, convolution (rel, bias, root), Linear, norm.
+    const std::vector<int64_t> sizes{3 * H, H, H, H, H * H, H, H * H, 3 * H, 3, 3, 3};
+    std::vector<std::vector<float>> parameters;
+    std::vector<const float*> weights;
+    for (int64_t i = 0; i < 11; ++i) {
+        parameters.push_back(numbers<float>(sizes[i]));
+        weights.push_back(conv || i < 4 || i > 6 ? parameters[i].data() : nullptr);
+    }
+    const auto x = numbers<float>(R * 3), grad = numbers<float>(R * 3);
+    const auto sample_scale = numbers<float>(images);
+    const float* scale = between(0, 1) ? sample_scale.data() : nullptr;
+    std::vector<float> z(R * 3), out(R * 3), kept(((conv ? 7 : 3) + 1) * H), dx(R * 3);
+    std::vector<double> moments(18), of_first(num * 3 * H), of_second(num * 9);
+    int64_t num_first = num - 1, num_second = num - 1;
+    vigpipe_half_block(x.data(), weights.data(), 1e-5, 1e-5, scale, z.data(), out.data(),
+                       kept.data(), moments.data(), of_first.data(), &num_first, of_second.data(),
+                       &num_second, &shape);
+    int64_t all = 0;
+    std::vector<std::vector<double>> totals;
+    std::vector<double*> sums;
+    for (int i : {0, 1, 2, 3, 5, 7, 8, 9, 10}) {
+        if (weights[i]) all += sizes[i];
+        totals.emplace_back(sizes[i]);
+        sums.push_back(weights[i] ? totals.back().data() : nullptr);
+    }
+    const std::vector<int> are_first(9, static_cast<int>(between(0, 1)));
+    std::vector<float> grads(all), d_rel(H * H), d_root(H * H);
+    std::vector<double> factors(3 * 4 * H);
+    vigpipe_half_block_backward(
+        grad.data(), x.data(), weights.data(), 1e-5, 1e-5, scale, z.data(), kept.data(),
+        moments.data(), dx.data(), grads.data(), has_sums ? sums.data() : nullptr,
+        are_first.data(), has_sums ? nullptr : d_rel.data(), has_sums ? nullptr : d_root.data(),
+        has_sums ? factors.data() : nullptr, &shape);
 }
 
 void call_lanes(int threads) {
@@ -305,12 +376,13 @@ void call_edges(int threads) {
 
 int main() {
     int calls = 0;
-    for (int i = 0; i < 150; ++i, calls += 7) {
+    for (int i = 0; i < 150; ++i, calls += 8) {
         const int threads = 1 + i % 3;
         call_neighbours(threads);
         call_norm(threads);
         call_hidden(threads);
         call_fold(threads);
+        call_half_block(threads);
         call_lanes(threads);
         call_masks(threads);
         call_edges(threads);

@@ -90,6 +90,8 @@ def test_sanitizers_find_nothing(tmp_path):
     source = Path(__file__).parent / "sanitized.cpp"
     flags = ["-std=c++17", "-O0", "-g", "-march=native", "-fopenmp"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    # What a file declares of another must be what that one defines.
+    flags += ["-flto", "-Werror=lto-type-mismatch", "-Werror=odr"]
     sources = map(str, (source, *compiler.SOURCES.glob("*.cpp")))
     command = ["g++", *flags, *sources, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
