@@ -94,7 +94,8 @@ def test_sanitizers_find_nothing(tmp_path):
     flags += ["-flto", "-Werror=lto-type-mismatch", "-Werror=odr"]
     sources = map(str, (source, *compiler.SOURCES.glob("*.cpp")))
     command = ["g++", *flags, *sources, "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True)
+    linked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert linked.returncode == 0, linked.stderr[-4000:]
     done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.startswith("calls: ")

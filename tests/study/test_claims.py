@@ -45,7 +45,7 @@ def test_rounds_give_a_spread_and_drift_cancels():
 def test_ranks_that_share_cores_are_told_with_the_simulated_ratio():
     seconds = {"sequential": 4.0, "accumulated-5": 3.0, "2x5": 4.0}
     text = speedup(make_outcome(seconds, num_cores=1)).text
-    # The ceiling of 1.67×, less a hundred microseconds a transfer.
+    # The ceiling: all transfers but two are hidden.
     assert "(they share 1 core; simulated with cores for every rank: 1.67×)" in text
     assert "they share" not in speedup(make_outcome(seconds, num_cores=2)).text
 
