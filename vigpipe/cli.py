@@ -22,6 +22,7 @@ from vigpipe.bench.options import (
     HalosBench,
     IntervalsBench,
     LearningBench,
+    MicrobatchesBench,
     OpsBench,
     PipelineBench,
     PlanGraphBench,
@@ -59,6 +60,7 @@ from vigpipe.study.options import StudyConfig
 Options = Annotated[TrainConfig, Parameter(name="*")]
 PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
 EmulateOptions = Annotated[EmulateBench, Parameter(name="*")]
+MicrobatchesOptions = Annotated[MicrobatchesBench, Parameter(name="*")]
 PredictBenchOptions = Annotated[PredictBench, Parameter(name="*")]
 CheckpointOptions = Annotated[CheckpointBench, Parameter(name="*")]
 CutsOptions = Annotated[CutsBench, Parameter(name="*")]
@@ -112,7 +114,7 @@ def _run(arguments: list[str]) -> int:
             return DONE
         threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
         verbs = {"train": options, "check": options, "plan": options, "time": options}
-        named = "pipeline", "sync", "predict", "cuts", "checkpoint"
+        named = "pipeline", "sync", "microbatches", "predict", "cuts", "checkpoint"
         trained = "learning", "samplers", "intervals", "subnetworks", "widths", "split", "halos"
         benches = dict.fromkeys((*named, *trained, "plan-graph"), options)
         app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
@@ -396,12 +398,13 @@ def make_app(arguments: list[str]) -> App:
     bench = App(name="bench", help="Measure ratios side by side in one run.")
     app.command(bench)
 
-    def run_bench(config: PipelineBench, work: str) -> int:
+    def run_bench(config: PipelineBench, work: str, **more: object) -> int:
         from vigpipe.start import run_on_ranks
 
         if config.repeats < 1:
             raise InputError(f"--repeats {config.repeats}: must be at least 1")
-        return run_on_ranks(config, arguments, work, FILES, {"num_repeats": config.repeats})
+        options = {"num_repeats": config.repeats, **more}
+        return run_on_ranks(config, arguments, work, FILES, options)
 
     @bench.command
     def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
@@ -489,6 +492,13 @@ def make_app(arguments: list[str]) -> App:
         options = {"num_repeats": config.repeats, "options": config}
         work = "vigpipe.bench.plan_graph:bench_plan_graph"
         return run_on_ranks(meeting, arguments, work, NAMES, options)
+
+    @bench.command
+    def microbatches(*, config: MicrobatchesOptions = MicrobatchesBench()) -> int:  # noqa: B008
+        """Cut a batch into more and more micro-batches, and account for what each costs."""
+        return run_bench(
+            config, "vigpipe.bench.microbatches:bench_microbatches", numbers=config.numbers
+        )
 
     @bench.command(name="predict")
     def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008

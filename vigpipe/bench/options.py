@@ -54,6 +54,21 @@ class PredictBench(PipelineBench):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MicrobatchesBench(PipelineBench):
+    """Options of `vigpipe bench microbatches`: those of train, on one rank.
+
+    Attributes:
+        numbers: M,M,... micro-batches that the batch is cut into, which divide it; 1, the whole,
+            is always among them.
+    """
+
+    model: VigModel = "vig_ti_224"
+    stages: int | Literal["auto"] | Path = 1
+    microbatches: int = 1
+    numbers: str = "1,2,5,10,20"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CutsBench(PipelineBench):
     """Options of `vigpipe bench cuts`: those of train, with a pyramid, whose blocks are unequal."""
 

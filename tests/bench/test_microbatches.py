@@ -1,0 +1,108 @@
+"""What a micro-batch costs: fitted to steps of one batch that is cut into more and more of them."""
+
+import pytest
+import torch
+
+from vigpipe.bench.microbatches import (
+    account,
+    bench_microbatches,
+    check_numbers,
+    describe,
+    part_seconds,
+)
+from vigpipe.bench.side_by_side import Timings
+from vigpipe.config.options import TrainConfig
+from vigpipe.errors import InputError
+from vigpipe.run.facts import prepare
+from vigpipe.timing.recorder import Row
+
+CPU = torch.device("cpu")
+
+
+def run(**options):
+    return prepare(TrainConfig(**{"microbatches": 1, "batch_size": 20, **options}), torch.float32)
+
+
+def recorded(number):
+    """Rows of two equal steps: 2 ms a micro-batch and 3 ms a sample of 20, and more around it."""
+    return [
+        of_step
+        for step in (1, 2)
+        for of_step in (
+            make_row(step, "forward", "", 0.003 * number + 0.060),
+            make_row(step, "stem", "forward", 0.0005 * number + 0.020),
+            make_row(step, "block 0", "forward", 0.001 * number + 0.020),
+            make_row(step, "block 0/grapher", "forward", 0.5),  # inside a block, which counts it
+            make_row(step, "block 1", "forward", 0.001 * number + 0.020),
+            make_row(step, "block 1", "recompute", 0.5),  # part of a backward
+            make_row(step, "optimizer", "", 0.004),
+            make_row(step, "other", "", 0.001),
+            make_row(step, "step", "", 9.0),
+            make_row(step, "between steps", "", 9.0),
+        )
+    ]
+
+
+def make_row(step, name, direction, seconds):
+    count, rank, replica, stage = 1, 0, 0, 0
+    return Row("train", step, rank, replica, stage, name, direction, count, seconds)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    ["3", "2,40", "1", "", "0", "two"],
+    ids=["uneven", "more", "one", "none", "0", "text"],
+)
+def test_numbers_that_do_not_suit_the_batch_are_refused(numbers):
+    with pytest.raises(InputError, match="--numbers"):
+        check_numbers(numbers, 20)
+
+
+def test_the_whole_is_always_among_them():
+    assert check_numbers("10,2,2", 20) == [1, 2, 10]
+
+
+def test_a_step_is_taken_apart_exactly():
+    # 0.1 s and 10 ms a micro-batch, and 20 ms for each of 20 samples
+    steps = {str(m): [0.4 + 0.01 * m] * 3 for m in (1, 2, 10)}
+    text = describe(run(), Timings(steps, "1"))
+    assert "costs 10.0 ms whatever its size, and a sample 20.00 ms" in text
+    assert "2 take 1.02×, 10 take 1.22× as long" in text
+
+
+def test_parts_of_a_step_are_found_and_add_up():
+    parts = part_seconds(recorded(4))
+    assert parts == {
+        ("stem", "forward"): pytest.approx(0.022),
+        ("blocks", "forward"): pytest.approx(0.048),
+        ("between the pieces", "forward"): pytest.approx(0.002),
+        ("once a step", ""): pytest.approx(0.005),
+    }
+
+
+def test_every_part_is_fitted():
+    lines = account({m: recorded(m) for m in (1, 2, 10)}, 20).splitlines()
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines[2:]}
+    fitted = {name: tuple(cell.strip() for cell in own[-2:]) for name, own in cells.items()}
+    assert fitted == {
+        "stem, forward": ("0.50", "1.00"),
+        "blocks, forward": ("2.00", "2.00"),
+        "between the pieces, forward": ("0.50", "0.00"),
+        "once a step": ("0.00", "5.00 a step"),
+    }
+    assert list(cells)[-1] == "once a step"
+    assert [cell.strip() for cell in cells["blocks, forward"][:3]] == ["42.0", "44.0", "60.0"]
+
+
+def test_a_page_is_written(tmp_path):
+    bench_microbatches(run(), 0, CPU, tmp_path, 1, "2,10")
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    for part in ("stem, backward", "blocks, forward", "readout and loss, backward", "once a step"):
+        assert f"| {part} " in page
+    assert "vig_digits on digits, steps of 20 on one rank, float32" in page
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith("repeat,1,2,10\n")
+
+
+def test_several_ranks_are_refused(tmp_path):
+    with pytest.raises(InputError, match="times one rank"):
+        bench_microbatches(run(stages=2, microbatches=2), 0, CPU, tmp_path, 1, "2")
