@@ -48,7 +48,7 @@ class Candidates {
 #if defined(__AVX512F__)
     static constexpr int ROWS = 8;
 #else
-    static constexpr int ROWS = 4;
+    static constexpr int ROWS = 6;
 #endif
     const int64_t width;  // of a row of similarities, of which the first M count
 
