@@ -90,6 +90,7 @@ void vigpipe_half_block_backward(const float* grad, const float* x, const float*
                                  float* grads, double* const* sums, const int* are_first,
                                  float* d_rel, float* d_root, double* factors, const void* shape);
 void vigpipe_accumulate(const float* term, double* sum, int64_t num, int is_first, int threads);
+void vigpipe_gelu(float* x, int64_t num, int threads);
 void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
                              int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
 void vigpipe_relu_float32(const float* x, float* y, uint8_t* bits, int64_t num, int threads);
@@ -328,6 +329,8 @@ void call_masks(int threads) {
     vigpipe_relu_backward_float32(y.data(), bits.data(), dx.data(), num, threads);
     std::vector<double> sums(num);
     for (int is_first : {1, 0}) vigpipe_accumulate(x.data(), sums.data(), num, is_first, threads);
+    auto features = numbers<float>(num);
+    vigpipe_gelu(features.data(), num, threads);
 }
 
 void call_edges(int threads) {
