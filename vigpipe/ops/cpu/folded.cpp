@@ -19,18 +19,20 @@
 
 namespace {
 
-constexpr int C = 3, F = 2 * C + 1, WIDE = 8;
+constexpr int C = 3, F = 2 * C + 1, WIDE = WIDTH<double>;
 constexpr int64_t CHUNK = 4096;
-typedef double Wide __attribute__((vector_size(WIDE * sizeof(double))));
+typedef Vector<double> Wide;  // a wider one would be taken apart in memory
+
+typedef float Narrow __attribute__((vector_size(WIDE * sizeof(float))));
 
 inline Wide widened(const float* from) {
-    typedef float Narrow __attribute__((vector_size(WIDE * sizeof(float))));
     return __builtin_convertvector(read<Narrow>(from), Wide);
 }
 inline Wide widened(const double* from) { return read<Wide>(from); }
 
 inline void narrowed(float* to, Wide v) {
-    for (int i = 0; i < WIDE; ++i) to[i] = static_cast<float>(v[i]);
+    const Narrow narrow = __builtin_convertvector(v, Narrow);
+    std::memcpy(to, &narrow, sizeof narrow);
 }
 inline void narrowed(double* to, Wide v) { std::memcpy(to, &v, sizeof v); }
 
@@ -99,15 +101,23 @@ struct Folded {
     }
 };
 
-// Products of one row of a convolution's weights with into and offset.
+// Products of a row of each of a convolution's weights with into and offset.
 template <typename T>
-inline void row_products(const T* weights, const Folded<T>& map, double* products) {
-    Wide sums[C + 1] = {};
+inline void row_products(const T* rel, const T* root, const Folded<T>& map, double* of_rel,
+                         double* of_root) {
+    Wide rel_sums[C + 1] = {}, root_sums[C + 1] = {};
     for (int64_t h = 0; h < map.H; h += WIDE) {
-        const Wide w = widened(weights + h);
-        for (int i = 0; i <= C; ++i) sums[i] += w * map.at(i, h);
+        const Wide r = widened(rel + h), s = widened(root + h);
+        for (int i = 0; i <= C; ++i) {
+            const Wide own = map.at(i, h);
+            rel_sums[i] += r * own;
+            root_sums[i] += s * own;
+        }
     }
-    for (int i = 0; i <= C; ++i) products[i] = total_of(sums[i]);
+    for (int i = 0; i <= C; ++i) {
+        of_rel[i] = total_of(rel_sums[i]);
+        of_root[i] = total_of(root_sums[i]);
+    }
 }
 
 template <typename T>
@@ -128,8 +138,7 @@ void fold(const T* x, const T* W, const T* b, const T* gamma, const T* beta, dou
     }
     for (int64_t o = 0; o < H; ++o) {
         double of_rel[C + 1], of_root[C + 1];
-        row_products(rel + o * H, map, of_rel);
-        row_products(root + o * H, map, of_root);
+        row_products(rel + o * H, root + o * H, map, of_rel, of_root);
         for (int c = 0; c < C; ++c) {
             first[c * H + o] = static_cast<T>(of_rel[c]);
             first[(C + c) * H + o] = static_cast<T>(of_root[c]);
@@ -181,28 +190,40 @@ void convolution_backward(const T* d_first, const T* d_bias, const Folded<T>& ma
     }
 }
 
-// Adds left^T right of `num` pairs (C + 1, rows) and (C + 1, columns), each rounded to float.
-void add_products(const double* lefts, const double* rights, double* total, int64_t num,
-                  int64_t rows, int64_t columns, bool is_first, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t o = 0; o < rows; ++o) {
-        for (int64_t h = 0; h < columns; h += WIDE) {
-            double* to = total + o * columns + h;
-            Wide sum = {};
-            if (!is_first) sum = read<Wide>(to);
-            for (int64_t m = 0; m < num; ++m) {
-                double left[C + 1];
-                Wide right[C + 1];
-                for (int i = 0; i <= C; ++i) {
-                    left[i] = lefts[(m * (C + 1) + i) * rows + o];
-                    right[i] = read<Wide>(rights + (m * (C + 1) + i) * columns + h);
-                }
-                float term[WIDE];
-                product_row(left, right, term);
-                sum += widened(term);
+// Pairs (C + 1, rows) and (C + 1, columns), and sums (rows, columns) of their products.
+struct Products {
+    const double *lefts, *rights;
+    double* total;
+    int64_t num, rows, columns;
+    bool is_first;
+
+    // Adds the numbers of row o in NUM vectors of columns from h on, each rounded to float before.
+    template <int NUM>
+    void add(int64_t o, int64_t h) const {
+        double* to = total + o * columns + h;
+        Wide sums[NUM] = {};
+        for (int v = 0; v < NUM && !is_first; ++v) sums[v] = read<Wide>(to + v * WIDE);
+        for (int64_t part = 0; part < num * (C + 1); part += C + 1) {
+            Wide products[NUM] = {};
+            for (int i = 0; i <= C; ++i) {
+                const double left = lefts[(part + i) * rows + o];
+                const double* right = rights + (part + i) * columns + h;
+                for (int v = 0; v < NUM; ++v) products[v] += left * read<Wide>(right + v * WIDE);
             }
-            std::memcpy(to, &sum, sizeof sum);
+            for (int v = 0; v < NUM; ++v)
+                sums[v] += __builtin_convertvector(__builtin_convertvector(products[v], Narrow), Wide);
         }
+        std::memcpy(to, sums, sizeof sums);
+    }
+};
+
+void add_products(const Products& products, int threads) {
+    constexpr int NUM = 16 / WIDE;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t o = 0; o < products.rows; ++o) {
+        int64_t h = 0;
+        for (; h + NUM * WIDE <= products.columns; h += NUM * WIDE) products.add<NUM>(o, h);
+        for (; h < products.columns; h += WIDE) products.add<1>(o, h);
     }
 }
 
@@ -301,5 +322,5 @@ FOLD(double, float64)
 extern "C" void vigpipe_add_products(const double* lefts, const double* rights, double* total,
                                      int64_t num, int64_t rows, int64_t columns, int is_first,
                                      int threads) {
-    add_products(lefts, rights, total, num, rows, columns, is_first, threads);
+    add_products({lefts, rights, total, num, rows, columns, is_first != 0}, threads);
 }
