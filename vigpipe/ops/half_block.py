@@ -87,7 +87,24 @@ def half_block(
         (B, N, 3).
     """
     scale = None if sample_scale is None else sample_scale.to(x).contiguous()
-    return _HalfBlock.apply(x, scale, settings, *parameters)  # pyright: ignore[reportReturnType]
+    sums = _sums(parameters)
+    if sums is None:
+        return _HalfBlock.apply(x, scale, settings, None, *parameters)  # pyright: ignore[reportReturnType]
+    if not x.requires_grad:  # or nothing would, and there would be no backward
+        x = x.detach().requires_grad_()
+    held = _Held(tuple(parameters), sums)
+    return _HalfBlock.apply(x, scale, settings, held)  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Parameters whose gradients are added to sums by the backward itself.
+
+    autograd does not see them: for each it would visit a node that has nothing to do.
+    """
+
+    parameters: tuple[Tensor | None, ...]
+    sums: list[DoubleSum | None]
 
 
 class _HalfBlock(torch.autograd.Function):
@@ -97,16 +114,18 @@ class _HalfBlock(torch.autograd.Function):
         x: Tensor,
         sample_scale: Tensor | None,
         settings: Settings,
+        held: _Held | None,
         *parameters: Tensor | None,
     ) -> Tensor:
-        ctx.settings, ctx.shape = settings, _shape(x, parameters, settings)
-        num_hidden, has_conv = ctx.shape.hidden, parameters[4] is not None
+        given = parameters if held is None else held.parameters
+        ctx.settings, ctx.held, ctx.shape = settings, held, _shape(x, given, settings)
+        num_hidden, has_conv = ctx.shape.hidden, given[4] is not None
         z, out = torch.empty_like(x), torch.empty_like(x)
         kept = x.new_empty(((FEATURES if has_conv else CHANNELS) + 1) * num_hidden)
         moments = torch.empty(6, CHANNELS, dtype=torch.float64)
         lists = (*settings.moments[0], *settings.moments[1])
         results = (z, out, kept, moments, *lists, ctypes.byref(ctx.shape))
-        call("half_block", x, _addresses(parameters), *settings.eps, sample_scale, *results)
+        call("half_block", x, _addresses(given), *settings.eps, sample_scale, *results)
         ctx.save_for_backward(x, sample_scale, z, kept, moments, *parameters)
         return out
 
@@ -114,35 +133,48 @@ class _HalfBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         x, sample_scale, z, kept, moments, *parameters = ctx.saved_tensors
-        others = [parameters[i] for i in _OTHERS]
-        matrices = [parameters[i] for i in _MATRICES if parameters[i] is not None]
-        of_others, of_matrices = _sums(others), _sums(matrices)
+        addresses = _addresses(parameters if ctx.held is None else ctx.held.parameters)
+        given = (grad.contiguous(), x, addresses, *ctx.settings.eps, sample_scale)
+        given = (*given, z, kept, moments)
         d_x = torch.empty_like(x)
+        if ctx.held is not None:
+            _add_to_sums(ctx.held, given, d_x, ctx.shape)
+            return d_x, None, None, None
+        others = [parameters[i] for i in _OTHERS]
         values = x.new_empty(sum(p.numel() for p in others if p is not None))
-        addresses = are_first = factors = None
-        d_matrices: list[Tensor | None] = [None, None]
-        if of_others is not None and of_matrices is not None:
-            addresses = _addresses([None if own is None else own.total for own in of_others])
-            empty = (own is None or own.is_empty for own in of_others)
-            are_first = (ctypes.c_int * len(of_others))(*empty)
-            if matrices:
-                factors = torch.empty(3, CHANNELS + 1, ctx.shape.hidden, dtype=torch.float64)
-        elif matrices:
-            d_matrices = [torch.empty_like(p) for p in matrices]
-        given = (grad.contiguous(), x, _addresses(parameters), *ctx.settings.eps, sample_scale)
-        sums = (addresses, are_first)
-        results = (d_x, values, *sums, *d_matrices, factors, ctypes.byref(ctx.shape))
-        call("half_block_backward", *given, z, kept, moments, *results)
-        if addresses is None:
-            return d_x, None, None, *_gradients(others, values, d_matrices)
-        for own in of_others or ():
-            if own is not None:
-                own.is_empty = False
-        for i, own in enumerate(of_matrices or ()):
-            assert own is not None
-            assert factors is not None
-            own.add_product(factors[i], factors[2])
-        return d_x, None, None, *(None for _ in parameters)
+        d_matrices = [
+            None if (p := parameters[i]) is None else torch.empty_like(p) for i in _MATRICES
+        ]
+        results = (d_x, values, None, None, *d_matrices, None, ctypes.byref(ctx.shape))
+        call("half_block_backward", *given, *results)
+        return d_x, None, None, None, *_gradients(others, values, d_matrices)
+
+
+def _add_to_sums(held: _Held, given: tuple[Any, ...], d_x: Tensor, shape: _Shape) -> None:
+    """Run the backward, which adds gradients to the sums of the parameters.
+
+    Args:
+        held: the parameters and their sums.
+        given: the arguments of the C++ function that it only reads.
+        d_x: to be filled with the gradient of the nodes.
+        shape: of the micro-batch.
+    """
+    others = [held.sums[i] for i in _OTHERS]
+    matrices = [own for i in _MATRICES if (own := held.sums[i]) is not None]
+    values = d_x.new_empty(sum(own.total.numel() for own in others if own is not None))
+    addresses = _addresses([None if own is None else own.total for own in others])
+    are_first = (ctypes.c_int * len(others))(*(own is None or own.is_empty for own in others))
+    factors = None
+    if matrices:
+        factors = torch.empty(3, CHANNELS + 1, shape.hidden, dtype=torch.float64)
+    results = (d_x, values, addresses, are_first, None, None, factors, ctypes.byref(shape))
+    call("half_block_backward", *given, *results)
+    for own in others:
+        if own is not None:
+            own.is_empty = False
+    for i, own in enumerate(matrices):
+        assert factors is not None
+        own.add_product(factors[i], factors[2])
 
 
 def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
