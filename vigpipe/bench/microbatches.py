@@ -78,7 +78,7 @@ def bench_microbatches(
         for number, cut in of_number.items()
     }
     timings = alternate(contenders, str(every[0]), num_repeats, device)
-    recorded = {number: record_steps(cut, device, num_repeats) for number, cut in of_number.items()}
+    recorded = record_in_turn(of_number, device, num_repeats)
     text = (
         f"{describe(run, timings)}\n\n{account(recorded, run.batch_size)}\n\n"
         "Parts are fitted in the same way to recorded steps, whose stamps cost time themselves. A "
@@ -104,16 +104,21 @@ def describe(run: Run, timings: Timings) -> str:
     )
 
 
-def record_steps(run: Run, device: torch.device, num_repeats: int) -> list[Row]:
-    """Run recorded steps of a run on one rank, and return their rows."""
+def record_in_turn(
+    runs: Mapping[int, Run], device: torch.device, num_repeats: int
+) -> dict[int, list[Row]]:
+    """Run recorded steps of several runs on one rank in turn, and return the rows of each."""
     clock = make_clock(device)
-    recorder = Recorder(clock, 0, 0, num_warmup=NUM_WARMUP, num_steps=num_repeats)
-    rank_state = make_rank_state(run, 0, device, recorder)
-    batch = next(batches(rank_state))
-    for number in range(NUM_WARMUP + num_repeats):
-        with rank_state.timed("train", number):
-            train_step(rank_state, batch)
-    return recorder.take_rows()
+    steps = {}
+    for number, run in runs.items():
+        recorder = Recorder(clock, 0, 0, num_warmup=NUM_WARMUP, num_steps=num_repeats)
+        rank_state = make_rank_state(run, 0, device, recorder)
+        steps[number] = rank_state, recorder, next(batches(rank_state))
+    for repeat in range(NUM_WARMUP + num_repeats):
+        for rank_state, _, batch in steps.values():
+            with rank_state.timed("train", repeat):
+                train_step(rank_state, batch)
+    return {number: recorder.take_rows() for number, (_, recorder, _) in steps.items()}
 
 
 def part_seconds(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
