@@ -98,7 +98,8 @@ def test_an_error_of_the_other_process_is_ours(small):
         run_study(replace(small, data="nowhere"), [])
 
 
-def test_results_are_not_overwritten(small):
+def test_results_are_not_overwritten(small, monkeypatch):
+    monkeypatch.setattr("vigpipe.study.runs.check_with_torch", _fine)
     small.out.mkdir()
     (small.out / "rows.csv").touch()
     with pytest.raises(InputError, match=r"holds rows\.csv already"):
