@@ -1,25 +1,22 @@
 """What does a micro-batch cost, whatever its size? Cut one batch into ever more of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import linear_regression, median
 
 import torch
 from tabulate import tabulate
 
-from vigpipe.bench.pipeline import step_of
-from vigpipe.bench.side_by_side import NUM_WARMUP, Timings, alternate, write_results
+from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.bench.trained import parse_numbers
 from vigpipe.errors import InputError
-from vigpipe.parallel.layout import Layout
-from vigpipe.run.batches import batches
+from vigpipe.job.job import TrialStep
+from vigpipe.profiling.trial import MAX_STEPS, NUM_WARMUP, Trial, make_trial
 from vigpipe.run.facts import Run
-from vigpipe.run.rank import make_rank_state
 from vigpipe.run.step import train_step
 from vigpipe.spans import COMPUTE
-from vigpipe.timing.clock import make_clock
-from vigpipe.timing.recorder import Recorder, Row
+from vigpipe.timing.recorder import Row
 
 _BETWEEN, _ONCE = "between the pieces", "once a step"
 _AFTER = ("other", "optimizer", "all-reduce")  # the spans of what is done once a step
@@ -53,11 +50,12 @@ def bench_microbatches(
 
     A step in M micro-batches of a batch of B is taken to last M times what each costs whatever its
     size, and B times what a sample costs, with what is done once a step; least squares over all
-    M. Parts of a step are measured in further, recorded steps, and taken apart in the same way.
+    M. Parts of a step are measured in further, recorded steps of the same models, and taken apart
+    in the same way.
 
     Args:
         run: the run with the model and data to time.
-        rank: position in the world.
+        rank: position in the world, which has this rank alone.
         device: device of this rank.
         folder: folder of the results.
         num_repeats: timed repeats of every contender.
@@ -72,13 +70,13 @@ def bench_microbatches(
             "--shards 1 as they are"
         )
     every = check_numbers(numbers, run.batch_size)
-    of_number = {number: replace(run, layout=Layout(num_microbatches=number)) for number in every}
-    contenders = {
-        str(number): step_of(make_rank_state(cut, rank, device))
-        for number, cut in of_number.items()
+    trials = {
+        number: make_trial(run, TrialStep(run.config, number, item=0, size={}), device)
+        for number in every
     }
+    contenders = {str(number): partial(train_step, *trial) for number, trial in trials.items()}
     timings = alternate(contenders, str(every[0]), num_repeats, device)
-    recorded = record_in_turn(of_number, device, num_repeats)
+    recorded = record_in_turn(trials, num_repeats)
     text = (
         f"{describe(run, timings)}\n\n{account(recorded, run.batch_size)}\n\n"
         "Parts are fitted in the same way to recorded steps, whose stamps cost time themselves. A "
@@ -104,21 +102,17 @@ def describe(run: Run, timings: Timings) -> str:
     )
 
 
-def record_in_turn(
-    runs: Mapping[int, Run], device: torch.device, num_repeats: int
-) -> dict[int, list[Row]]:
-    """Run recorded steps of several runs on one rank in turn, and return the rows of each."""
-    clock = make_clock(device)
-    steps = {}
-    for number, run in runs.items():
-        recorder = Recorder(clock, 0, 0, num_warmup=NUM_WARMUP, num_steps=num_repeats)
-        rank_state = make_rank_state(run, 0, device, recorder)
-        steps[number] = rank_state, recorder, next(batches(rank_state))
-    for repeat in range(NUM_WARMUP + num_repeats):
-        for rank_state, _, batch in steps.values():
+def record_in_turn(trials: Mapping[int, Trial], num_repeats: int) -> dict[int, list[Row]]:
+    """Run recorded steps of all trials in turn, at most MAX_STEPS, and return the rows of each."""
+    for repeat in range(NUM_WARMUP + min(num_repeats, MAX_STEPS)):
+        for rank_state, batch in trials.values():
             with rank_state.timed("train", repeat):
                 train_step(rank_state, batch)
-    return {number: recorder.take_rows() for number, (_, recorder, _) in steps.items()}
+    return {
+        number: rank_state.recorder.take_rows()
+        for number, (rank_state, _) in trials.items()
+        if rank_state.recorder is not None
+    }
 
 
 def part_seconds(rows: Sequence[Row]) -> dict[tuple[str, str], float]:

@@ -1,8 +1,9 @@
-"""Prepare a ViG for inference on a CPU: one pass over memory for each product.
+"""Prepare a ViG for inference on a CPU: few passes over memory for each product.
 
 The norms are folded into the weights for good. The weights are converted once to the type that
 products are computed in, and laid out as the kernels of oneDNN read them. A product adds its bias,
-and applies GELU or adds the residual, before its result leaves the cache.
+and in bfloat16 applies GELU, or adds the residual, before its result leaves the cache. In float32 a
+pass of its own is faster for GELU (vigpipe.ops.gelu).
 """
 
 from typing import Any, NoReturn
@@ -121,7 +122,6 @@ class Prepacked(nn.Module):
         super().__init__()
         self.training = False
         self.dtype = dtype
-        # In float32 a pass over the product is faster than oneDNN's GELU (vigpipe.ops.gelu).
         self.has_own_pass = gelu and dtype == torch.float32
         # What torch's operators of oneDNN take as the function that follows a product.
         self.after: tuple[str, list[float], str] = (

@@ -134,8 +134,8 @@ class _HalfBlock(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         x, sample_scale, z, kept, moments, *parameters = ctx.saved_tensors
         addresses = _addresses(parameters if ctx.held is None else ctx.held.parameters)
-        given = (grad.contiguous(), x, addresses, *ctx.settings.eps, sample_scale)
-        given = (*given, z, kept, moments)
+        first = (grad.contiguous(), x, addresses, *ctx.settings.eps, sample_scale)
+        given = (*first, z, kept, moments)
         d_x = torch.empty_like(x)
         if ctx.held is not None:
             _add_to_sums(ctx.held, given, d_x, ctx.shape)
