@@ -103,6 +103,7 @@ def test_a_page_is_written(tmp_path):
     assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith("repeat,1,2,10\n")
 
 
-def test_several_ranks_are_refused(tmp_path):
+@pytest.mark.parametrize("options", [{"stages": 2, "microbatches": 2}, {"microbatches": 2}])
+def test_several_ranks_and_another_number_are_refused(options, tmp_path):
     with pytest.raises(InputError, match="times one rank"):
-        bench_microbatches(run(stages=2, microbatches=2), 0, CPU, tmp_path, 1, "2")
+        bench_microbatches(run(**options), 0, CPU, tmp_path, 1, "2")

@@ -62,12 +62,13 @@ def bench_microbatches(
         numbers: M,M,... of micro-batches.
 
     Raises:
-        InputError: the layout has several ranks, or the numbers do not suit the batch.
+        InputError: the layout has several ranks or micro-batches, or the numbers do not suit the
+            batch.
     """
-    if run.layout.world_size != 1:
+    if run.layout.world_size != 1 or run.layout.num_microbatches != 1:
         raise InputError(
-            f"bench microbatches: times one rank, got {run.layout}; leave --stages 1, --dp 1 and "
-            "--shards 1 as they are"
+            f"bench microbatches: times one rank, with the micro-batches of --numbers, got "
+            f"{run.layout}; leave --stages, --dp, --shards and --microbatches at 1"
         )
     every = check_numbers(numbers, run.batch_size)
     trials = {
