@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from vigpipe.config.options import TrainConfig
-from vigpipe.profiling import contention, seconds, transfers
+from vigpipe.profiling import contention, measure, seconds, transfers
 from vigpipe.profiling.measure import measure_profile
 from vigpipe.run.facts import prepare
 
 CPU = torch.device("cpu")
 FEWEST = [
     (seconds, "ENOUGH_SECONDS", 0.0),
-    (seconds, "MIN_STEPS", 1),
+    (measure, "NUM_TURNS", 1),
     (contention, "NUM_STEPS", 1),
     (contention, "NUM_ROUNDS", 1),
     (transfers, "LARGE_BYTES", 1 << 16),

@@ -13,12 +13,17 @@ from vigpipe.launch.device import hardware, peak_bytes
 from vigpipe.planning.profile import Piece, Profile
 from vigpipe.profiling.contention import Contention
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes, parameter_bytes
-from vigpipe.profiling.seconds import dispatch_seconds, piece_seconds, time_steps, update_seconds
+from vigpipe.profiling.seconds import (
+    NUM_TURNS,
+    TimedSteps,
+    dispatch_seconds,
+    piece_seconds,
+    update_seconds,
+)
 from vigpipe.profiling.transfers import measure_transfer
 from vigpipe.profiling.trial import make_trial, trial_steps
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import provenance
-from vigpipe.timing.recorder import Row
 
 # What the costs of a model's pieces depend on, beside the model, the images and the machine.
 _OPTIONS = (
@@ -51,9 +56,10 @@ def measure_profile(
 ) -> Profile | None:
     """Profile the unsplit model on rank 0, with the other ranks beside it.
 
-    All ranks call this together. Rank 0 times the pieces while the others wait. Before, between and
-    afterwards the first two, three, ... ranks train at the same time, which shows how much they
-    slow each other down, and how steady the machine is; then ranks 0 and 1 exchange messages.
+    All ranks call this together. Rank 0 times the pieces while the others wait, with every size of
+    the micro-batches in turn. Before, between and after the turns the first two, three, ... ranks
+    train at the same time, which shows how much they slow each other down, and how steady the
+    machine is; then ranks 0 and 1 exchange messages.
 
     Args:
         run: says which model, data and options to profile; its layout is not used.
@@ -73,13 +79,13 @@ def measure_profile(
     beside = None
     if slowdown is None:
         trial = trials[0] if trials else make_trial(run, steps[0], device)
-        beside = Contention(trial, rank, world_size, len(steps) + 1)
-    tables: list[list[Row]] = []
-    for i in range(len(steps)):
+        beside = Contention(trial, rank, world_size, NUM_TURNS + 1)
+    timed = [TimedSteps(trial, device) for trial in trials]
+    for _ in range(NUM_TURNS):
         if beside is not None:
             beside.measure()
-        if rank == 0:
-            tables.append(time_steps(trials[i], device))
+        for of_trial in timed:
+            of_trial.take_turn()
         if world_size > 1:
             dist.barrier()
     rounds: tuple[tuple[float, ...], ...] = ()
@@ -91,6 +97,7 @@ def measure_profile(
 
     if rank != 0:
         return None
+    tables = [of_trial.rows() for of_trial in timed]
     rank_state = trials[0][0]
     activations = [activation_bytes(trial) for trial in trials]
     model = rank_state.models[0]

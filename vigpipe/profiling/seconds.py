@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from math import ceil
 from statistics import median
 
 import torch
@@ -12,35 +13,59 @@ from vigpipe.run.step import train_step
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.recorder import Row
 
-MIN_STEPS = 4  # timed steps, unless they take more than MAX_SECONDS
-ENOUGH_SECONDS = 3.0  # no further step begins after this time
-MAX_SECONDS = 20.0  # after this time a single timed step must do
+NUM_TURNS = 4  # that a trial is timed in; each is at least one step, unless they take very long
+ENOUGH_SECONDS = 3.0  # of all turns: no further step begins after a turn's share of it
+MAX_SECONDS = 20.0  # of all turns: once they have taken so long, there are no more
 
 
-def time_steps(trial: Trial, device: torch.device) -> list[Row]:
-    """Run training steps of a trial and return the recorder's rows of the timed ones."""
-    rank_state, batch = trial
-    assert rank_state.recorder is not None
-    began = time.perf_counter()
-    for number in range(NUM_WARMUP + MAX_STEPS):
-        with rank_state.timed("train", number):
-            train_step(rank_state, batch)
-        synchronize(device)
-        passed = time.perf_counter() - began
-        if number == NUM_WARMUP - 1:
-            began = time.perf_counter()
-        elif number >= NUM_WARMUP:
-            has_enough = number >= NUM_WARMUP + MIN_STEPS
-            if passed > (ENOUGH_SECONDS if has_enough else MAX_SECONDS):
+class TimedSteps:
+    """Times training steps of a trial, a few in each turn.
+
+    The machine's speed changes within seconds. So all trials take turns, and each of them meets the
+    same fast and slow moments; a trial timed in one go would meet a moment of its own.
+
+    Args:
+        trial: the training step.
+        device: device of this rank.
+    """
+
+    def __init__(self, trial: Trial, device: torch.device) -> None:
+        self._trial, self._device = trial, device
+        self._num_steps, self._seconds = 0, 0.0
+
+    def take_turn(self) -> None:
+        """Run this turn's steps, the first time after NUM_WARMUP others."""
+        if self._num_steps == 0:
+            for _ in range(NUM_WARMUP):
+                self._step()
+        if self._seconds > MAX_SECONDS:
+            return
+        began = time.perf_counter()
+        for _ in range(ceil(MAX_STEPS / NUM_TURNS)):
+            self._step()
+            if time.perf_counter() - began > ENOUGH_SECONDS / NUM_TURNS:
                 break
-    return rank_state.recorder.take_rows()
+        self._seconds += time.perf_counter() - began
+
+    def rows(self) -> list[Row]:
+        """Take the recorder's rows of the timed steps of all turns."""
+        recorder = self._trial[0].recorder
+        assert recorder is not None
+        return recorder.take_rows()
+
+    def _step(self) -> None:
+        rank_state, batch = self._trial
+        with rank_state.timed("train", self._num_steps):
+            train_step(rank_state, batch)
+        synchronize(self._device)
+        self._num_steps += 1
 
 
 def piece_seconds(rows: Sequence[Row], piece: str, direction: str) -> float:
     """Return the seconds that a piece takes for one micro-batch, the median over the steps.
 
     Args:
-        rows: rows of `time_steps`.
+        rows: rows of `TimedSteps`.
         piece: `stem`, `block 3` or `readout`; the loss counts as part of the readout.
         direction: `forward` or `backward`.
     """
