@@ -9,11 +9,12 @@ from tests.planning.profiles import make_profile
 from tests.profiling.quick import FEWEST
 from tests.world import run_ranks
 from vigpipe.bench import cuts
-from vigpipe.bench.predict import bench_predict, check_two_ranks, compare_steps, list_cases
+from vigpipe.bench.predict import bench_predict, check_two_stages, compare_steps, list_cases
 from vigpipe.bench.side_by_side import Timings
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.plan import Plan
 from vigpipe.run.facts import prepare
 
 
@@ -50,17 +51,32 @@ def test_errors_are_shares_of_what_was_measured():
         assert num_inside == is_inside
 
 
-@pytest.mark.parametrize("options", [{"stages": 3}, {"dp": 2}, {"stages": 1}])
-def test_two_ranks_are_asked_for(options):
+@pytest.mark.parametrize(
+    "options", [{"stages": 3}, {"dp": 2}, {"stages": 1}, {"stages": 1, "dp": 2}]
+)
+def test_two_stages_are_asked_for(options):
     with pytest.raises(InputError, match="leave --stages 2 and --dp 1"):
-        check_two_ranks(run(**options), "bench predict")
+        check_two_stages(run(**options), "bench predict")
+
+
+def test_another_cut_is_refused():
+    uneven = replace(run(), plan=Plan(((0,), (1, 2, 3))))
+    with pytest.raises(InputError, match=r"with 1 \+ 3 blocks; leave --stages 2"):
+        check_two_stages(uneven, "bench cuts")
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"schedule": "1f1b"}])
+def test_layouts_that_are_not_asked_for_are_refused(options, tmp_path):
+    one = run(**{"microbatches": 5, **options})
+    with pytest.raises(InputError, match="leave --microbatches and --schedule out"):
+        bench_predict(one, 0, torch.device("cpu"), tmp_path, 1)
 
 
 def _bench(rank, world_size, folder):
     torch.set_num_threads(1)
     for module, name, value in FEWEST:
         setattr(module, name, value)
-    one = run(batch_size=10)
+    one = run(batch_size=10, microbatches=5)
     for name, bench in (("predict", bench_predict), ("cuts", cuts.bench_cuts)):
         (folder / name).mkdir(exist_ok=True)
         bench(one, rank, torch.device("cpu"), folder / name, 1)

@@ -5,7 +5,7 @@ from statistics import median
 
 import torch
 
-from vigpipe.bench.predict import Case, check_two_ranks, time_layouts
+from vigpipe.bench.predict import Case, check_two_stages, time_layouts
 from vigpipe.bench.side_by_side import write_results
 from vigpipe.parallel.plan import Plan, even_plan
 from vigpipe.planning.profile import write_profile
@@ -26,9 +26,9 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
         num_repeats: timed repeats of every contender.
 
     Raises:
-        InputError: the layout does not have two ranks.
+        InputError: the layout does not have two stages with equal numbers of blocks.
     """
-    check_two_ranks(run, "bench cuts")
+    check_two_stages(run, "bench cuts")
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     profile = measure_profile(run, rank, device, [run.microbatch_size])
     blocks = tuple(range(num_blocks))

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
+from vigpipe.bench.options import PredictBench
 from vigpipe.bench.pipeline import step_of
 from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.errors import InputError
@@ -79,9 +80,15 @@ def bench_predict(
         num_repeats: timed repeats of every contender.
 
     Raises:
-        InputError: the layout does not have two ranks.
+        InputError: a layout was asked for; the benchmark has its own.
     """
-    check_two_ranks(run, "bench predict")
+    check_two_stages(run, "bench predict")
+    asked, default = run.layout, Layout(2, PredictBench.microbatches)
+    if asked != default:
+        raise InputError(
+            f"bench predict: compares layouts of its own, got {asked}; leave --microbatches and "
+            "--schedule out"
+        )
     num_blocks = sum(len(stage) for stage in run.plan.stages)
     cases = list_cases(num_blocks, run.batch_size)
     microbatch_sizes = sorted({with_layout(run, case).microbatch_size for case in cases})
@@ -104,11 +111,13 @@ def bench_predict(
     write_results(folder, "Predicted against measured", f"{summary}\n\n{markdown}", timings, device)
 
 
-def check_two_ranks(run: Run, name: str) -> None:
-    """Raise InputError unless the layout has two ranks."""
-    if run.layout.world_size != 2 or run.layout.virtual_stages != 1:
+def check_two_stages(run: Run, name: str) -> None:
+    """Raise InputError unless the layout is two ranks, each with half of the blocks."""
+    even = even_plan(sum(len(stage) for stage in run.plan.stages), 2)
+    if run.layout.world_size != 2 or run.layout.virtual_stages != 1 or run.plan != even:
         raise InputError(
-            f"{name}: compares layouts of one and two ranks, got {run.layout}; leave --stages 2 "
+            f"{name}: cuts the model in several ways for two ranks, got {run.layout} with "
+            f"{' + '.join(str(len(stage)) for stage in run.plan.stages)} blocks; leave --stages 2 "
             "and --dp 1 as they are"
         )
 
