@@ -11,11 +11,8 @@ from vigpipe.profiling.trial import NUM_WARMUP, make_trial, trial_steps
 @pytest.fixture
 def timed(monkeypatch):
     monkeypatch.setattr(seconds, "ENOUGH_SECONDS", 0.0)
-    return [TimedSteps(make_trial(make_run(), step, CPU), CPU) for step in _steps()]
-
-
-def _steps():
-    return trial_steps(make_run(), [2, 4])
+    run = make_run()
+    return [TimedSteps(make_trial(run, step, CPU)) for step in trial_steps(run, [2, 4])]
 
 
 def test_every_turn_adds_a_step_to_every_trial(timed):

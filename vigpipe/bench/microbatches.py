@@ -12,6 +12,7 @@ from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.bench.trained import parse_numbers
 from vigpipe.errors import InputError
 from vigpipe.job.job import TrialStep
+from vigpipe.profiling.seconds import TimedSteps
 from vigpipe.profiling.trial import MAX_STEPS, NUM_WARMUP, Trial, make_trial
 from vigpipe.run.facts import Run
 from vigpipe.run.step import train_step
@@ -105,15 +106,11 @@ def describe(run: Run, timings: Timings) -> str:
 
 def record_in_turn(trials: Mapping[int, Trial], num_repeats: int) -> dict[int, list[Row]]:
     """Run recorded steps of all trials in turn, at most MAX_STEPS, and return the rows of each."""
-    for repeat in range(NUM_WARMUP + min(num_repeats, MAX_STEPS)):
-        for rank_state, batch in trials.values():
-            with rank_state.timed("train", repeat):
-                train_step(rank_state, batch)
-    return {
-        number: rank_state.recorder.take_rows()
-        for number, (rank_state, _) in trials.items()
-        if rank_state.recorder is not None
-    }
+    timed = {number: TimedSteps(trial) for number, trial in trials.items()}
+    for _ in range(NUM_WARMUP + min(num_repeats, MAX_STEPS)):
+        for of_trial in timed.values():
+            of_trial.step()
+    return {number: of_trial.rows() for number, of_trial in timed.items()}
 
 
 def part_seconds(rows: Sequence[Row]) -> dict[tuple[str, str], float]:

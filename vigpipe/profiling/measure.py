@@ -80,7 +80,7 @@ def measure_profile(
     if slowdown is None:
         trial = trials[0] if trials else make_trial(run, steps[0], device)
         beside = Contention(trial, rank, world_size, NUM_TURNS + 1)
-    timed = [TimedSteps(trial, device) for trial in trials]
+    timed = [TimedSteps(trial) for trial in trials]
     for _ in range(NUM_TURNS):
         if beside is not None:
             beside.measure()

@@ -2,10 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from math import ceil
 from statistics import median
-
-import torch
 
 from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import MAX_STEPS, NUM_WARMUP, Trial
@@ -26,39 +23,39 @@ class TimedSteps:
 
     Args:
         trial: the training step.
-        device: device of this rank.
     """
 
-    def __init__(self, trial: Trial, device: torch.device) -> None:
-        self._trial, self._device = trial, device
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
         self._num_steps, self._seconds = 0, 0.0
 
     def take_turn(self) -> None:
         """Run this turn's steps, the first time after NUM_WARMUP others."""
         if self._num_steps == 0:
             for _ in range(NUM_WARMUP):
-                self._step()
+                self.step()
         if self._seconds > MAX_SECONDS:
             return
         began = time.perf_counter()
-        for _ in range(ceil(MAX_STEPS / NUM_TURNS)):
-            self._step()
+        for _ in range(MAX_STEPS // NUM_TURNS):
+            self.step()
             if time.perf_counter() - began > ENOUGH_SECONDS / NUM_TURNS:
                 break
         self._seconds += time.perf_counter() - began
 
-    def rows(self) -> list[Row]:
-        """Take the recorder's rows of the timed steps of all turns."""
-        recorder = self._trial[0].recorder
-        assert recorder is not None
-        return recorder.take_rows()
-
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Run a step; the recorder leaves out the first NUM_WARMUP."""
         rank_state, batch = self._trial
         with rank_state.timed("train", self._num_steps):
             train_step(rank_state, batch)
-        synchronize(self._device)
+        synchronize(rank_state.device)
         self._num_steps += 1
+
+    def rows(self) -> list[Row]:
+        """Take the recorder's rows of all timed steps."""
+        recorder = self._trial[0].recorder
+        assert recorder is not None
+        return recorder.take_rows()
 
 
 def piece_seconds(rows: Sequence[Row], piece: str, direction: str) -> float:
