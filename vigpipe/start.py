@@ -323,12 +323,13 @@ def _largest_pipeline(config: TrainConfig, launch: "Launch") -> int:
     if launch.launcher != "alone":
         return max(1, launch.world_size // num_pipelines)
     unsplit = prepare(replace(config, stages=1, schedule="gpipe", virtual_stages=1), torch.float32)
-    num_blocks = sum(len(blocks) for blocks in unsplit.plan.stages)
     room = count_gpus(config.device)
     if config.device != "cuda" and room < num_pipelines:  # the CPUs, as `join` decides
         cores = threads_per_rank(None, 1, {})
         room = cores // threads_per_rank(config.threads or 1, 1, os.environ)
-    return max(1, min(room // num_pipelines, num_blocks // max(1, config.virtual_stages)))
+    return max(
+        1, min(room // num_pipelines, unsplit.plan.num_blocks // max(1, config.virtual_stages))
+    )
 
 
 def set_up_rank(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vigpipe.errors import InputError
-from vigpipe.parallel.plan import Plan, checked_plan, even_plan, read_plan
+from vigpipe.parallel.plan import Plan, checked_plan, describe_cut, even_plan, read_plan
 
 many = settings(deadline=None, max_examples=100)
 counts = st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
@@ -23,7 +23,9 @@ def written(tmp_path, text, encoding="utf-8"):
 
 
 def test_ten_blocks_on_four_stages():
-    assert even_plan(10, 4).stages == ((0, 1, 2), (3, 4, 5), (6, 7), (8, 9))
+    plan = even_plan(10, 4)
+    assert plan.stages == ((0, 1, 2), (3, 4, 5), (6, 7), (8, 9))
+    assert (plan.num_blocks, describe_cut(plan.stages)) == (10, "3 + 3 + 2 + 2")
 
 
 @many

@@ -29,7 +29,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
         InputError: the layout does not have two stages with equal numbers of blocks.
     """
     check_two_stages(run, "bench cuts")
-    num_blocks = sum(len(stage) for stage in run.plan.stages)
+    num_blocks = run.plan.num_blocks
     profile = measure_profile(run, rank, device, [run.microbatch_size])
     blocks = tuple(range(num_blocks))
     cuts = {n: Plan((blocks[:n], blocks[n:])) for n in range(1, num_blocks)}

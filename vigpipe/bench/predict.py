@@ -14,7 +14,7 @@ from vigpipe.bench.pipeline import step_of
 from vigpipe.bench.side_by_side import Timings, alternate, write_results
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
-from vigpipe.parallel.plan import Plan, even_plan
+from vigpipe.parallel.plan import Plan, describe_cut, even_plan
 from vigpipe.planning.interval import SHARE, interval_text, step_interval
 from vigpipe.planning.profile import Profile, write_profile
 from vigpipe.planning.step import Request, predict
@@ -36,7 +36,7 @@ class Case:
     plan: Plan
 
     def __str__(self) -> str:
-        cut = " + ".join(str(len(blocks)) for blocks in self.plan.stages)
+        cut = describe_cut(self.plan.stages)
         replicas = f"{self.layout.num_replicas} × " if self.layout.num_replicas > 1 else ""
         return f"{replicas}{cut}, M = {self.layout.num_microbatches}, {self.layout.schedule}"
 
@@ -89,8 +89,7 @@ def bench_predict(
             f"bench predict: compares layouts of its own, got {asked}; leave --microbatches and "
             "--schedule out"
         )
-    num_blocks = sum(len(stage) for stage in run.plan.stages)
-    cases = list_cases(num_blocks, run.batch_size)
+    cases = list_cases(run.plan.num_blocks, run.batch_size)
     microbatch_sizes = sorted({with_layout(run, case).microbatch_size for case in cases})
     profile = measure_profile(run, rank, device, microbatch_sizes)
     timings = time_layouts(run, rank, device, cases, num_repeats)
@@ -113,11 +112,11 @@ def bench_predict(
 
 def check_two_stages(run: Run, name: str) -> None:
     """Raise InputError unless the layout is two ranks, each with half of the blocks."""
-    even = even_plan(sum(len(stage) for stage in run.plan.stages), 2)
+    even = even_plan(run.plan.num_blocks, 2)
     if run.layout.world_size != 2 or run.layout.virtual_stages != 1 or run.plan != even:
         raise InputError(
             f"{name}: cuts the model in several ways for two ranks, got {run.layout} with "
-            f"{' + '.join(str(len(stage)) for stage in run.plan.stages)} blocks; leave --stages 2 "
+            f"{describe_cut(run.plan.stages)} blocks; leave --stages 2 "
             "and --dp 1 as they are"
         )
 

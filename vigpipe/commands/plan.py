@@ -28,7 +28,7 @@ from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
 from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
-from vigpipe.parallel.plan import Plan, even_plan
+from vigpipe.parallel.plan import Plan, describe_cut, even_plan
 from vigpipe.planning.explain import explain
 from vigpipe.planning.interval import Interval, interval_text, step_interval
 from vigpipe.planning.profile import (
@@ -242,7 +242,7 @@ def make_request(config: PlanConfig, run: Run) -> Request:
     assert run.config.sync is not None
     if config.stages < 1 or config.dp < 1:
         raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
-    num_blocks = sum(len(stage) for stage in run.plan.stages)
+    num_blocks = run.plan.num_blocks
     even_plan(num_blocks, config.stages)
     typical = run.job.typical_microbatch
     most = run.job.most_microbatches(run.layout) // config.dp
@@ -357,7 +357,7 @@ def _step(proposal: Proposal, profile: Profile, request: Request) -> str:
 
 def _described(proposal: Proposal) -> str:
     virtual = f" ({proposal.virtual_stages} each)" if proposal.virtual_stages > 1 else ""
-    cut = " + ".join(str(len(blocks)) for blocks in proposal.stages)
+    cut = describe_cut(proposal.stages)
     return f"{cut} blocks, {proposal.num_microbatches} micro-batches, {proposal.schedule}{virtual}"
 
 
@@ -387,7 +387,7 @@ def _table(
     rows = [
         {
             "": name,
-            "blocks": " + ".join(str(len(blocks)) for blocks in p.stages),
+            "blocks": describe_cut(p.stages),
             "schedule": p.schedule + (f" ×{p.virtual_stages}" if p.virtual_stages > 1 else ""),
             "M": p.num_microbatches,
             "step, ms": f"{1e3 * p.step_seconds:.1f}",

@@ -1,6 +1,7 @@
 """Which block goes to which stage: an even cut, or a plan file (format: stages/README.md)."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,11 @@ class Plan:
         """Number of stages, virtual ones counted."""
         return len(self.stages)
 
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of the model."""
+        return sum(map(len, self.stages))
+
     def is_first(self, stage_index: int) -> bool:
         """Whether this stage has the stem."""
         return stage_index == 0
@@ -32,6 +38,11 @@ class Plan:
     def is_last(self, stage_index: int) -> bool:
         """Whether this stage has the readout."""
         return stage_index == self.num_stages - 1
+
+
+def describe_cut(stages: Sequence[Sequence[int]]) -> str:
+    """Say how many blocks each stage has, such as `5 + 7`."""
+    return " + ".join(str(len(blocks)) for blocks in stages)
 
 
 def even_plan(num_blocks: int, num_stages: int) -> Plan:

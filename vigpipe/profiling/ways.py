@@ -101,7 +101,7 @@ def on_one_rank(run: Run, config: TrainConfig) -> Run:
     number = config.microbatches if isinstance(config.microbatches, int) else 1
     alone = {"stages": 1, "dp": 1, "shards": 1, "microbatches": number, "virtual_stages": 1}
     of_one = replace(run.config, sync=config.sync, schedule="gpipe", split=None, **alone)
-    plan = even_plan(sum(map(len, run.plan.stages)), 1)
+    plan = even_plan(run.plan.num_blocks, 1)
     layout = Layout(num_microbatches=number)
     run.job.check(layout, run.wide_model, plan)
     return replace(run, config=of_one, layout=layout, plan=plan)
@@ -131,8 +131,7 @@ def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
     layout = Layout(
         config.stages, config.microbatches, config.dp, config.schedule, num_shards=config.shards
     )
-    num_blocks = sum(map(len, run.plan.stages))
-    plan = even_plan(num_blocks, config.stages)
+    plan = even_plan(run.plan.num_blocks, config.stages)
     job.check(layout, run.wide_model, plan)
     sync = config.sync or default_sync(
         device, config.stages, layout.world_size, False, config.shards
