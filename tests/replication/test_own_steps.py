@@ -571,6 +571,7 @@ def test_the_record_tells_who_did_what_when(name, two):
         }
         for did, name_of in (("worked", "busy_seconds"), ("averaged", "averaging_seconds")):
             assert seconds[did] == pytest.approx(account[name_of], abs=0.05)
+        assert own[-1]["did"] == "averaged"  # at the end
         assert seconds["saved"] > 0
         assert (seconds["evaluated"] > 0) == (replica == 0)
 

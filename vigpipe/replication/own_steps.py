@@ -471,6 +471,7 @@ class OwnSteps:
         if self._exchange.gather(samples).any():
             self._partner = ALL
             self.average_weights()
+        self._tell()
 
     def progress(self) -> Mapping[str, Any]:
         """Return how far each replica is; the ranks of a pipeline call this together."""

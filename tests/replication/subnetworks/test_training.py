@@ -192,6 +192,13 @@ def test_a_resumed_run_and_a_replay_in_stages_write_the_same_weights(
 
 
 @pytest.mark.multiprocess
+def test_the_record_ends_when_the_last_slices_are_put_back(folder: Path) -> None:
+    lines = (folder / "full" / "events.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "did" in row]
+    last = {row["replica"]: row["did"] for row in rows}
+    assert last == {0: "averaged", 1: "averaged"}
+
+
 def test_moments_that_are_carried_make_a_difference(folder: Path) -> None:
     sent = {}
     for run in ("parts", "carried"):

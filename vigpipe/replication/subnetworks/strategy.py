@@ -103,6 +103,7 @@ class Subnetworks(OwnSteps):
         """Put the last slices back; all of them call this together."""
         with self._averaging():
             self._put_back()
+        self._tell()
 
     def _put_back(self) -> None:
         """Put the slices back, and forget what the optimizer keeps of them unless that travels."""
