@@ -199,6 +199,7 @@ def test_the_record_ends_when_the_last_slices_are_put_back(folder: Path) -> None
     assert last == {0: "averaged", 1: "averaged"}
 
 
+@pytest.mark.multiprocess
 def test_moments_that_are_carried_make_a_difference(folder: Path) -> None:
     sent = {}
     for run in ("parts", "carried"):
