@@ -102,13 +102,10 @@ STAGED = {
 }
 
 
-def compare_all(rank: int, world_size: int, configs: Mapping[str, TrainConfig]) -> Any:
+def compare(rank: int, world_size: int, config: TrainConfig) -> Compared | None:
     torch.set_num_threads(1)
-    found: dict[str, Compared | None] = {}
-    for name, config in configs.items():
-        run = prepare(config, torch.float32 if config.dtype == "float32" else torch.float64)
-        found[name] = compare_replicas(run, rank, CPU, NUM_STEPS, SubnetworksInTurn)
-    return found
+    run = prepare(config, torch.float32 if config.dtype == "float32" else torch.float64)
+    return compare_replicas(run, rank, CPU, NUM_STEPS, SubnetworksInTurn)
 
 
 def train_all(rank: int, world_size: int, folder: Path, configs: Mapping[str, TrainConfig]) -> None:
@@ -151,10 +148,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "input-resumed": replace(INPUT, resume="input"),
         "full": BASE,
         "best": replace(PARTS, evaluate_every=1, keep_best="loss", checkpoint_every=100),
-        "images": TIED,
-        "images-resumed": replace(TIED, resume="images"),
     }
     run_ranks(train_all, 2, folder, on_two)
+    of_images = {"images": TIED, "images-resumed": replace(TIED, resume="images")}
+    run_ranks(train_all, 2, folder, of_images)
     names = {"parts": PARTS, "carried": CARRIED, "input": INPUT, "images": TIED}
     on_four = {
         f"{name}-staged": replace(config, replay=Path(name), stages=2)
@@ -165,18 +162,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("world_size", "configs"), [(2, COMPARED), (4, STAGED)])
-def test_sub_networks_do_what_one_process_does(
-    world_size: int, configs: Mapping[str, TrainConfig]
-) -> None:
-    found = run_ranks(compare_all, world_size, configs)
-    for name in configs:
-        (compared,) = filter(None, (of_rank[name] for of_rank in found))
-        kinds = {row.kind: row for row in compared.rows}
-        assert {"loss", "weights", "wide weights"} <= kinds.keys()
-        assert ("wide moments" in kinds) == configs[name].carry_moments
-        assert compared.exact
-        assert all(row.identical for row in kinds.values()), name
+@pytest.mark.parametrize(
+    ("world_size", "config"),
+    [
+        pytest.param(world_size, config, id=f"{name} on {world_size} ranks")
+        for world_size, configs in ((2, COMPARED), (4, STAGED))
+        for name, config in configs.items()
+    ],
+)
+def test_sub_networks_do_what_one_process_does(world_size: int, config: TrainConfig) -> None:
+    (compared,) = filter(None, run_ranks(compare, world_size, config))
+    kinds = {row.kind: row for row in compared.rows}
+    assert {"loss", "weights", "wide weights"} <= kinds.keys()
+    assert ("wide moments" in kinds) == config.carry_moments
+    assert compared.exact
+    assert all(row.identical for row in kinds.values())
 
 
 @pytest.mark.multiprocess
