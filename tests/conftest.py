@@ -3,12 +3,14 @@
 import os
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.warm import start_server
 from tests.world import ROOT
@@ -43,6 +45,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return Scheduling(config, log)
 
 
+class Cost:
+    """Tell at the end what the tests took of this machine, and what the largest worker held.
+
+    Forks of the tests' server are nobody's children, so that only the whole machine's busy time
+    counts them; the largest worker is without the ranks and commands that it started.
+    """
+
+    def __init__(self) -> None:
+        self._start = busy_seconds()
+        self._peaks: list[int] = []
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if is_xdist_worker(session):
+            output: dict[str, int] = session.config.workeroutput  # pyright: ignore
+            output["peak_bytes"] = peak_bytes()
+        elif not self._peaks:
+            self._peaks = [peak_bytes()]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        self._peaks.append(getattr(node, "workeroutput", {}).get("peak_bytes", 0))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(
+            f"{busy_seconds() - self._start:,.0f} core-seconds of this machine; "
+            f"the largest worker held {max(self._peaks, default=0) / 1e9:.1f} GB"
+        )
+
+
+def busy_seconds() -> float:
+    """What all cores together have worked since the machine started: proc(5), /proc/stat."""
+    user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split()[1:8]
+    return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
 def asks_for_gpus(marks: str) -> bool:
     """Whether pytest's -m begins with the mark of tests that need a GPU."""
     return re.match(r"gpu\b", marks) is not None
@@ -55,6 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not asks_for_gpus(config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    config.pluginmanager.register(Cost())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
