@@ -5,9 +5,11 @@ import random
 from collections import Counter
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import pytest
 
+from tests.replication.refused import assert_refused
 from tests.replication.simulation import Deadlock, Log, simulate
 from vigpipe.replication.course import Course
 from vigpipe.replication.gossip import NOBODY, GossipMember
@@ -16,8 +18,14 @@ from vigpipe.replication.periodic import PeriodicMember
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.table import SharedTable, Table, progress_of_those_left
 
-SEEDS = 72
 STEPS = 7
+SIZES = (1, 2, 3, 4, 6)
+# Each seed has other delays, and options by its remainders: 80 in a row have all pairs of values.
+FEW, MANY = range(80), range(80, 800)
+seeds = pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.heavy)],
+)
 
 
 def course_of(num_replicas: int, num_steps: int = STEPS) -> Course:
@@ -54,42 +62,50 @@ def every_item(log: Log) -> Counter[int]:
     return Counter(item for items in log.items.values() for item in items)
 
 
-@pytest.mark.parametrize("average_every", [1, 3, 7])
-@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8])
-def test_every_run_ends_with_every_item_done_once(num_replicas, average_every):
-    for seed in range(SEEDS):
-        from_pool, gradients = bool(seed & 1), bool(seed & 2)
-        close = 0.1 if seed & 4 else 0.0
-        log = simulated(
-            num_replicas,
-            average_every,
-            gradients,
-            from_pool=from_pool,
-            looks_ahead=from_pool and bool(seed & 8),
-            seed=seed,
-            close=close,
-        )
+def ways(seed: int) -> dict[str, Any]:
+    """Where items come from and when all rest, by seed."""
+    from_pool = bool(seed & 1)
+    return {
+        "seed": seed,
+        "gradients": bool(seed & 2),
+        "close": 0.1 if seed & 4 else 0.0,
+        "from_pool": from_pool,
+        "looks_ahead": from_pool and bool(seed & 8),
+    }
+
+
+@seeds
+def test_every_run_does_every_item_once_and_is_done_again_whatever_the_timing(seeds):
+    for seed in seeds:
+        num_replicas, average_every = SIZES[seed % 5], (1, 3, 7)[seed % 3]
+        options = ways(seed)
+        log = simulated(num_replicas, average_every, **options)
         assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
         # Every average is one of all replicas, and there are as many as are due.
         assert log.averages == dict.fromkeys(range(1, STEPS // average_every + 1), num_replicas)
         assert log.table is not None
         assert set(log.table.joined) == {STEPS // average_every}
         assert log.table.leases == log.table.ahead == [-1] * num_replicas
-        if not from_pool:
+        if not options["from_pool"]:
             for r, items in log.items.items():
                 assert items == list(range(r, STEPS * num_replicas, num_replicas))
-        if not close:
+        if not options["close"]:
             assert not log.given_back
             assert not log.rests
+        recorded = collect(log.events, num_replicas)
+        assert {r: of.items for r, of in enumerate(recorded)} == log.items
+        options |= {"seed": seed + 1000, "close": 0.1}
+        again = simulated(num_replicas, average_every, recorded=recorded, **options)
+        assert again.items == log.items
+        assert again.events == log.events
 
 
-@pytest.mark.parametrize(("average_every", "overlap"), [(2, 1), (3, 2), (7, 3)])
-@pytest.mark.parametrize("num_replicas", [2, 3, 5, 8])
-def test_an_average_is_applied_exactly_so_many_steps_after_it_was_given_for(
-    num_replicas, average_every, overlap
-):
-    for seed in range(SEEDS // 5):
-        from_pool, close = bool(seed & 1), 0.1 if seed & 2 else 0.0
+@seeds
+def test_an_average_is_applied_exactly_so_many_steps_after_it_was_given_for(seeds):
+    for seed in seeds[::2]:
+        num_replicas = SIZES[1 + seed // 2 % 4]
+        average_every, overlap = ((2, 1), (3, 2), (7, 3))[seed % 3]
+        from_pool, close = bool(seed & 8), 0.1 if seed & 16 else 0.0
         run = partial(simulated, num_replicas, average_every, from_pool=from_pool, overlap=overlap)
         log = run(seed=seed, close=close)
         assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
@@ -104,12 +120,12 @@ def test_an_average_is_applied_exactly_so_many_steps_after_it_was_given_for(
         assert (again.items, again.applied) == (log.items, log.applied)
 
 
-@pytest.mark.parametrize("from_pool", [False, True])
-def test_an_average_that_is_under_way_outlives_a_rest(from_pool):
+@seeds
+def test_an_average_that_is_under_way_outlives_a_rest(seeds):
     """Each replica that has given its weights applies the average in the run that goes on."""
-    again = partial(simulated, 3, 3, from_pool=from_pool, overlap=2, close=0.2)
     num_under_way = 0
-    for seed in range(60):
+    for seed in seeds[::2]:
+        again = partial(simulated, 3, 3, from_pool=bool(seed & 2), overlap=2, close=0.2)
         first = again(seed=seed, kill_at=1)
         if not first.rests:
             continue
@@ -124,60 +140,43 @@ def test_an_average_that_is_under_way_outlives_a_rest(from_pool):
     assert num_under_way > 10
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("from_pool", [False, True])
-def test_a_run_goes_on_where_all_have_rested(from_pool, gradients):
-    for seed in range(60):
-        looks_ahead = from_pool and bool(seed & 1)
-        again = partial(
-            simulated, 4, 3, gradients, from_pool=from_pool, looks_ahead=looks_ahead, close=0.2
-        )
-        first = again(seed=seed, kill_at=1)
+@seeds
+def test_a_run_goes_on_where_all_have_rested(seeds):
+    num_rested = 0
+    for seed in seeds[::2]:
+        again = partial(simulated, 4, 3, **{**ways(seed // 2), "close": 0.2})
+        first = again(kill_at=1)
         if not first.rests:
             continue  # nobody wanted to
+        num_rested += 1
         assert first.table is not None
         second = again(seed=seed + 1000, progress=first.table.progress())
         done = every_item(first) + every_item(second)
         assert done == dict.fromkeys(range(4 * STEPS), 1), seed
         assert second.table is not None
         assert second.table.joined == [STEPS // 3] * 4
+    assert num_rested > 20
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("from_pool", [False, True])
-def test_a_record_is_done_again_whatever_the_timing(from_pool, gradients):
-    for seed in range(60):
-        num_replicas, average_every = 1 + seed % 5, 1 + seed % 3
-        run = partial(simulated, num_replicas, average_every, gradients, from_pool=from_pool)
-        first = run(seed=seed, close=0.1)
-        recorded = collect(first.events, num_replicas)
-        assert {r: of.items for r, of in enumerate(recorded)} == first.items
-        again = run(seed=seed + 1000, close=0.1, recorded=recorded)
-        assert again.items == first.items
-        assert again.events == first.events
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [{"replica": 0, "step": 2, "item": 0}],
-        [{"replica": 2, "step": 1, "item": 0}],
-        [{"replica": 0, "step": 1, "item": -1}],
-        [{"replica": 0, "step": 1, "item": 0}, {"replica": 0, "step": 1, "average": 2}],
-        [{"replica": 0, "step": 5, "average": 1}],
-        [{"replica": 0, "step": 1}],
-        [{"replica": 0, "step": 1, "item": 0, "average": 1}],
-        [{"replica": True, "step": 1, "item": 0}],
-        [{"replica": 0, "step": 1, "partner": 0}],
-        [{"replica": 0, "step": 1, "partner": 2}],
-        [{"replica": 0, "step": 2, "partner": 1}],
-        [{"replica": 0, "step": 1, "partner": 1}],
-        [{}],
-    ],
-)
-def test_a_record_that_no_run_can_have_left_is_refused(rows):
-    with pytest.raises(ValueError, match=r"is no event of one of 2|is not the next event|for ever"):
-        collect(rows, 2)
+def test_a_record_that_no_run_can_have_left_is_refused():
+    none, not_next = "is no event of one of 2", "is not the next event"
+    table = [
+        ([{"replica": 0, "step": 2, "item": 0}], not_next),
+        ([{"replica": 2, "step": 1, "item": 0}], none),
+        ([{"replica": 0, "step": 1, "item": -1}], none),
+        ([{"replica": 0, "step": 1, "item": 10**18 + 1}], none),
+        ([{"replica": 0, "step": 1, "item": 0}, {"replica": 0, "step": 1, "average": 2}], not_next),
+        ([{"replica": 0, "step": 5, "average": 1}], not_next),
+        ([{"replica": 0, "step": 1}], none),
+        ([{"replica": 0, "step": 1, "item": 0, "average": 1}], none),
+        ([{"replica": True, "step": 1, "item": 0}], none),
+        ([{"replica": 0, "step": 1, "partner": 0}], not_next),
+        ([{"replica": 0, "step": 1, "partner": 2}], not_next),
+        ([{"replica": 0, "step": 2, "partner": 1}], not_next),
+        ([{"replica": 0, "step": 1, "partner": 1}], "for ever"),
+        ([{}], none),
+    ]
+    assert_refused(lambda rows: collect(rows, 2), table)
 
 
 def test_a_record_in_which_all_wait_for_the_next_is_refused():
@@ -256,24 +255,14 @@ def check_table(table: Table) -> None:
             assert table.waiting[partner] == NOBODY
 
 
-@pytest.mark.parametrize("average_every", [1, 3, 7])
-@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8])
-def test_gossip_ends_with_every_item_done_once(num_replicas, average_every):
+@seeds
+def test_gossip_does_every_item_once_and_is_done_again_whatever_the_timing(seeds):
     num_pairs = 0
-    for seed in range(SEEDS):
-        name = list(WAYS)[seed % 3]
-        from_pool, gradients = bool(seed & 1), bool(seed & 2)
-        close = 0.1 if seed & 4 else 0.0
+    for seed in seeds:
+        num_replicas, average_every = SIZES[seed % 5], (1, 3, 7)[seed // 3 % 3]
+        name, options = list(WAYS)[seed % 3], ways(seed)
         log = simulated(
-            num_replicas,
-            average_every,
-            gradients,
-            from_pool=from_pool,
-            looks_ahead=from_pool and bool(seed & 8),
-            gossip=WAYS[name],
-            seed=seed,
-            close=close,
-            watch=check_table,
+            num_replicas, average_every, gossip=WAYS[name], watch=check_table, **options
         )
         assert every_item(log) == dict.fromkeys(range(STEPS * num_replicas), 1), seed
         assert not log.given_back
@@ -290,58 +279,35 @@ def test_gossip_ends_with_every_item_done_once(num_replicas, average_every):
         if name == "sets":
             assert all(first % 2 != second % 2 for first, second in log.pairs)
         num_pairs += len(log.pairs)
-    assert num_pairs > SEEDS // 2 or num_replicas == 1
+        options |= {"seed": seed + 1000, "close": 0.1, "gossip": WAYS[name]}
+        recorded = collect(log.events, num_replicas)
+        again = simulated(num_replicas, average_every, recorded=recorded, **options)
+        assert again.items == log.items
+        assert again.events == log.events
+    assert num_pairs > len(seeds)
 
 
-def test_who_waits_for_a_replica_without_the_table_hangs(monkeypatch):
-    """Naive pairing: pick any replica and wait until it has picked this one."""
-
-    def pick_anybody(self: GossipMember, table: Table) -> int:
-        others = [r for r in range(len(table.partners)) if r != self._index]
-        table.partners[self._index] = self._random.choice(others)
-        return table.partners[self._index]
-
-    monkeypatch.setattr(GossipMember, "_draw", pick_anybody)
-    hung = 0
-    for seed in range(20):
-        with contextlib.suppress(Deadlock):
-            simulated(3, 3, from_pool=True, gossip=WAYS["any, item"], seed=seed)
-            continue
-        hung += 1
-    assert hung > 3
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("name", WAYS)
-def test_gossip_goes_on_where_all_have_rested(name, gradients):
-    again = partial(simulated, 4, 2, gradients, from_pool=True, gossip=WAYS[name], close=0.2)
-    for seed in range(40):
-        again.keywords["looks_ahead"] = bool(seed & 1)
-        first = again(seed=seed, kill_at=1)
+@seeds
+def test_gossip_goes_on_where_all_have_rested(seeds):
+    num_rested = 0
+    for seed in seeds[::2]:
+        gossip = list(WAYS.values())[seed % 3]
+        options = {**ways(seed // 2), "from_pool": True, "close": 0.2, "gossip": gossip}
+        first = simulated(4, 2, kill_at=1, **options)
         if not first.rests:
             continue
+        num_rested += 1
         assert first.table is not None
         assert first.table.partners == first.table.waiting == [NOBODY] * 4
-        second = again(seed=seed + 1000, progress=first.table.progress())
+        options["seed"] += 1000
+        second = simulated(4, 2, progress=first.table.progress(), **options)
         done = every_item(first) + every_item(second)
         assert done == dict.fromkeys(range(4 * STEPS), 1), seed
         # The record of both parts is one that can be done again.
         recorded = collect(first.events + second.events, 4)
-        whole = simulated(4, 2, gradients, from_pool=True, gossip=WAYS[name], recorded=recorded)
+        whole = simulated(4, 2, recorded=recorded, **{**options, "seed": 0, "close": 0.0})
         assert collect(whole.events, 4) == recorded
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("name", WAYS)
-def test_a_record_of_gossip_is_done_again_whatever_the_timing(name, gradients):
-    for seed in range(60):
-        num_replicas, average_every = 2 + seed % 4, 1 + seed % 3
-        run = partial(simulated, num_replicas, average_every, gradients, gossip=WAYS[name])
-        first = run(from_pool=True, seed=seed, close=0.1)
-        recorded = collect(first.events, num_replicas)
-        again = run(from_pool=True, seed=seed + 1000, close=0.1, recorded=recorded)
-        assert again.items == first.items
-        assert again.events == first.events
+    assert num_rested > 20
 
 
 @pytest.mark.parametrize(
@@ -371,7 +337,7 @@ def test_a_slow_replica_holds_up_nobody_for_long(name, average_every, seconds, m
         exchange=1.0,
         look=(0.0, 1.0),
     )
-    logs = [run(seed=seed) for seed in range(8)]
+    logs = [run(seed=seed) for seed in range(4)]
     assert fmean(log.seconds for log in logs) == pytest.approx(seconds, rel=0.08)
     assert fmean(1 - sum(log.busy) / 4 / log.seconds for log in logs) < most_idle
 
@@ -388,19 +354,17 @@ def test_gossip_draws_every_partner_equally_often():
 # ---- deaths -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("num_replicas", [2, 3, 5])
-def test_replicas_that_die_cost_no_item_and_leave_nobody_waiting(num_replicas, gradients):
+@seeds
+def test_replicas_that_die_cost_no_item_and_leave_nobody_waiting(seeds):
     num_dead = num_apart = 0
-    for seed in range(SEEDS // 3):
-        from_pool, close = bool(seed & 1), 0.1 if seed & 2 else 0.0
-        gossip = {"in_sets": bool(seed & 4), "answers_after_item": bool(seed & 8)}
-        run = partial(simulated, num_replicas, 2, gradients, from_pool=from_pool, gossip=gossip)
-        log = run(seed=seed, close=close, die=0.01, looks_ahead=from_pool and bool(seed & 16))
+    for seed in seeds:
+        num_replicas, options = SIZES[1 + seed % 3], ways(seed)
+        gossip = {"in_sets": bool(seed & 16), "answers_after_item": bool(seed & 32)}
+        log = simulated(num_replicas, 2, gossip=gossip, die=0.01, **options)
         items = Counter(event["item"] for event in log.events if "item" in event)
         assert items.keys() == set(range(STEPS * num_replicas)), seed
         # Gradients that were given to a partner are lost with a step that was not taken.
-        assert gradients or set(items.values()) == {1}
+        assert options["gradients"] or set(items.values()) == {1}
         assert log.table is not None
         # One that dies when all is done is missed by nobody.
         assert {r for r in range(num_replicas) if log.table.lost[r]} <= set(log.dead)
@@ -410,14 +374,15 @@ def test_replicas_that_die_cost_no_item_and_leave_nobody_waiting(num_replicas, g
         num_apart += sum("apart" in event for event in log.events)
         # Whoever does the record again ends as those that were left.
         recorded = collect(log.events, num_replicas)
-        again = run(seed=seed + 1000, recorded=recorded)
+        options |= {"seed": seed + 1000, "close": 0.0}
+        again = simulated(num_replicas, 2, gossip=gossip, recorded=recorded, **options)
         of_replayed = collect(again.events, num_replicas)
         for r in set(range(num_replicas)) - set(log.dead):
             assert again.items[r] == log.items[r], seed
         assert [(of.items, of.pairs) for of in of_replayed] == [
             (of.items, of.pairs) for of in recorded
         ]
-    assert num_dead > SEEDS // 12
+    assert num_dead > len(seeds) // 4
     assert num_apart > 0
 
 
@@ -445,28 +410,26 @@ def test_what_a_lost_replica_did_after_its_last_meeting_is_not_done_again():
         collect([*rows, rows[-2]], 2)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("num_replicas", [2, 3, 5])
-def test_those_that_lose_the_store_know_enough_to_go_on(num_replicas, gradients):
+@seeds
+def test_those_that_lose_the_store_know_enough_to_go_on(seeds):
     """Replica 0 is lost with it; what it had done counts as far as the others had heard of it."""
     num_open = num_twice = 0
-    for seed in range(SEEDS):
-        from_pool = bool(seed & 1)
-        gossip = {"in_sets": bool(seed & 2), "answers_after_item": bool(seed & 4)}
-        run = partial(simulated, num_replicas, 2, gradients, from_pool=from_pool, gossip=gossip)
-        run.keywords["looks_ahead"] = from_pool and bool(seed & 8)
-        first = run(seed=seed, lose_store_after=5 + 3 * seed)
+    for seed in seeds:
+        num_replicas, options = SIZES[1 + seed % 3], {**ways(seed), "close": 0.0}
+        gossip = {"in_sets": bool(seed & 4), "answers_after_item": bool(seed & 16)}
+        run = partial(simulated, num_replicas, 2, gossip=gossip)
+        first = run(lose_store_after=5 + 3 * (seed % 72), **options)
         left = {r: seen for r, seen in first.left.items() if r > 0}
         if len(left) < num_replicas - 1:
             continue  # all was done before
         progress = progress_of_those_left(left, num_replicas)
         num_open += sum(item >= 0 for item in progress["leases"]) + len(progress["returned"])
-        second = run(seed=seed + 1000, progress=progress)
+        second = run(progress=progress, **{**options, "seed": seed + 1000})
         first.items[0] = first.items[0][: progress["taken"][0]]
         done = every_item(first) + every_item(second)
         assert done.keys() == set(range(STEPS * num_replicas)), seed
         num_twice += done.total() - len(done)  # if one had given up another that was not dead
         for r in left:
             assert progress["taken"][r] == len(first.items[r])
-    assert num_open > SEEDS / 6
+    assert num_open > len(seeds) / 6
     assert num_twice < num_open / 20
