@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -44,8 +43,9 @@ IMAGES = {
     "vig-tied": partial(pyramid, "knn", divided="tied"),
     "study": study,
 }
-WORLDS = [(model, m) for model in MODELS for m in (1, 2, 4)]
-WORLDS += [(model, m) for model in IMAGES for m in (2, 4)]
+WORLDS = [(model, 4) for model in MODELS]
+WORLDS += [("gcn", 2), ("sage-pool", 2), ("gat", 2), ("gcn2/input", 2)]
+WORLDS += [(model, 2) for model in IMAGES]
 
 
 def make(model: str, num_parts: int = 1) -> StagedModel:
@@ -138,7 +138,7 @@ def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[T
     return tensor[has].view(shape), has
 
 
-@pytest.mark.parametrize(("model", "m"), WORLDS)
+@pytest.mark.parametrize(("model", "m"), [("gcn", 1), *WORLDS])
 def test_slices_are_those_of_the_wide_model_and_come_back_as_they_are(model: str, m: int) -> None:
     chosen = draw_channels(table_of(model).sizes, m, seed=3, round_index=1)
 
@@ -168,7 +168,7 @@ def rejoined(all_rows: list[Rows], ranks: Threads) -> Rows:
     return own
 
 
-@pytest.mark.parametrize(("model", "m"), [(model, m) for model, m in WORLDS if m > 1])
+@pytest.mark.parametrize(("model", "m"), WORLDS)
 def test_a_round_changes_what_is_in_a_slice_and_nothing_else(model: str, m: int) -> None:
     chosen = draw_channels(table_of(model).sizes, m, seed=3, round_index=0)
 
@@ -234,7 +234,8 @@ def test_moments_travel_as_the_weights_do(model: str, m: int) -> None:
             assert torch.equal(own.wide.moments[name], sliced(name, expected, own, channels)[0])
 
 
-@pytest.mark.parametrize(("model", "carries"), [*product(("gcn", "gcn/input"), (False, True))])
+@pytest.mark.parametrize("model", ["gcn", "gcn/input"])
+@pytest.mark.parametrize("carries", [False, True])
 def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(
     model: str, carries: bool
 ) -> None:
@@ -289,7 +290,7 @@ def test_slices_take_fewer_bytes_than_local_sgd(m: int, share: float) -> None:
     assert round(8 * of_slices / (8 * (m - 1) * whole), 2) == share
 
 
-@pytest.mark.parametrize(("m", "round_index"), [*product((1, 2, 8), (0, 1))])
+@pytest.mark.parametrize(("m", "round_index"), [(1, 0), (2, 1), (8, 0)])
 def test_channels_are_divided_anew_in_every_round(m: int, round_index: int) -> None:
     sizes = {"channels.1": 16, "channels.2": 16}
     chosen = draw_channels(sizes, m, seed=1, round_index=round_index)
