@@ -26,6 +26,11 @@ from vigpipe.replication.serving import (
 from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
 
 SIZES = (1, 2, 3, 5)
+FEW, MANY = range(24), range(24, 240)  # seeds of delays
+seeds = pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.heavy)],
+)
 
 
 @dataclass
@@ -210,12 +215,11 @@ def course_of(size: int, num_steps: int = 12, steps_per_epoch: int = 5) -> Cours
     return Course(num_steps, steps_per_epoch, evaluate_every=1, num_replicas=size)
 
 
-@pytest.mark.parametrize("from_pool", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(size, from_pool):
-    course = course_of(size)
-    for seed in range(24):
-        staleness = (None, 0, 1, 3)[seed % 4]
+@seeds
+def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(seeds):
+    for seed in seeds:
+        size, from_pool, staleness = SIZES[seed % 4], seed % 3 > 0, (None, 0, 1, 3)[seed // 4 % 4]
+        course = course_of(size)
         log = simulate(
             course, seed=seed, staleness=staleness, from_pool=from_pool, close=0.1, bad=0.1, slow=3
         )
@@ -226,26 +230,30 @@ def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(s
         recorded = collect(log.events, size)  # which checks the versions
         assert sum(len(of.pushes) for of in recorded) == course.num_items
         assert log.untold == 0
+        # A record is done again in its order, whatever takes how long.
+        again = simulate(course, seed=seed + 1, close=0.1, bad=0.1, recorded=recorded)
+        assert again.events == log.events
+        assert again.evaluated == log.evaluated
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_a_bound_keeps_workers_within_so_many_items(staleness):
     ahead = {
         simulate(course_of(3), seed=s, staleness=staleness, slow=4, close=0.05).most_ahead
-        for s in range(20)
+        for s in range(12)
     }
     # The one that may be ahead by S items begins one more, and is S + 1 ahead when it ends.
     assert max(ahead) <= staleness + 1
     assert max(ahead) > staleness or staleness == 4
 
 
-@pytest.mark.parametrize("from_pool", [True, False])
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_workers_that_die_cost_no_item_and_leave_nobody_waiting(size, from_pool):
-    course, num_dead = course_of(size), 0
-    for seed in range(60):
-        staleness = (None, 0, 2)[seed % 3]
-        options = {"staleness": staleness, "from_pool": from_pool, "bad": 0.1}
+@seeds
+def test_workers_that_die_cost_no_item_and_leave_nobody_waiting(seeds):
+    num_dead = 0
+    for seed in seeds:
+        size = SIZES[1 + seed % 3]
+        course, staleness = course_of(size), (None, 0, 2)[seed // 3 % 3]
+        options = {"staleness": staleness, "from_pool": seed % 2 == 0, "bad": 0.1}
         log = simulate(course, seed=seed, close=0.1, die=0.02, **options)
         assert Counter(log.items) == Counter(range(course.num_items)), seed
         assert log.evaluated == [5 * size, 10 * size]
@@ -257,23 +265,13 @@ def test_workers_that_die_cost_no_item_and_leave_nobody_waiting(size, from_pool)
         recorded = collect([*log.events, *lost], size)
         again = simulate(course, seed=seed + 1, recorded=recorded, **options)
         assert again.events == log.events
-    assert num_dead > 30
-
-
-def test_a_record_is_done_again_in_its_order_whatever_takes_how_long():
-    for seed in range(30):
-        course = course_of(3)
-        log = simulate(course, seed=seed, slow=3, bad=0.2, close=0.05)
-        recorded = collect(log.events, 3)
-        again = simulate(course, seed=seed + 1, close=0.1, bad=0.2, recorded=recorded)
-        assert again.events == log.events
-        assert again.evaluated == log.evaluated
+    assert num_dead > len(seeds) / 2
 
 
 def test_a_run_goes_on_after_a_rest_and_both_parts_are_one_record():
     course = course_of(3)
     rested = 0
-    for seed in range(20):
+    for seed in range(12):
         first = simulate(course, seed=seed, close=0.05, ends_at_rest=True)
         if not first.num_rests:
             continue
@@ -283,7 +281,7 @@ def test_a_run_goes_on_after_a_rest_and_both_parts_are_one_record():
         recorded = collect([*first.events, *second.events], 3)
         again = simulate(course, seed=seed + 1, recorded=recorded)
         assert again.events == [*first.events, *second.events]
-    assert rested > 10
+    assert rested > 6
 
 
 def test_a_replay_that_comes_apart_says_so():
@@ -300,8 +298,8 @@ def test_one_worker_is_never_late():
 
 def test_equal_workers_are_late_by_all_others():
     late: Counter[int] = Counter()
-    for seed in range(4):
-        course = course_of(4, num_steps=50, steps_per_epoch=50)
+    for seed in range(2):
+        course = course_of(4, num_steps=40, steps_per_epoch=40)
         log = simulate(course, seed=seed, steady=True, look=0.01)
         late.update(event["version"] - 1 - event["pulled"] for event in log.events)
     assert late.most_common(1)[0][0] == 3
@@ -317,7 +315,7 @@ def test_any_bound_ties_all_workers_to_the_slowest_in_the_long_run():
     course = course_of(4, num_steps=60, steps_per_epoch=60)
     synchronous = 60 * 4.0  # the slowest worker's share of all items
     free, bounded = (
-        simulate(course, staleness=s, slow=4, steady=True, look=0.01).seconds for s in (None, 2)
+        simulate(course, staleness=s, slow=4, steady=True, look=0.02).seconds for s in (None, 2)
     )
     assert synchronous / free > 3  # 3.25 is ideal
     assert synchronous / bounded < 1.2
