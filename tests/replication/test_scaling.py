@@ -18,14 +18,12 @@ FLAT = [100.0] * 5
         ([100.0] * 10, 4, 5, 0.0),
         ([*FLAT, *[104.9] * 5], 4, 5, 0.049),
         ([*FLAT, *[105.0] * 5], 4, 4, 0.05),  # exactly 5 % still grows
-        ([*FLAT, *[120.0] * 5], 4, 4, 0.2),
         ([*FLAT, *[50.0] * 5], 4, 5, -0.5),  # the rule adds one when throughput falls, too
         ([*FLAT, 90.0, 95.0, 100.0, 105.0, 110.0], 4, 5, 0.0),  # means, not single readings
         ([1.0] * 90 + FLAT + [120.0] * 5, 4, 4, 0.2),  # only the last 10 count
         ([100.0] * 10, 15, 16, 0.0),
         ([100.0] * 10, 16, 16, 0.0),  # the most
         ([100.0] * 10, 20, 20, 0.0),  # more than the most: the rule takes none away
-        ([100.0] * 10, 1, 2, 0.0),
         ([0.0] * 10, 4, 4, None),
         ([*FLAT, *[0.0] * 5], 4, 5, -1.0),
     ],
@@ -65,14 +63,11 @@ def history(*stretches: tuple[int, float, int]) -> list[Reading]:
         ([(4, 100, 4)], 4, None, None),
         ([(4, 100, 5)], 5, None, None),
         ([(1, 100, 5)], 2, None, None),
-        ([(16, 100, 50)], 16, None, None),
         ([(4, 0, 5)], 5, None, None),
         # One more: it must bring 0.5 / p.
         ([(4, 100, 9), (5, 150, 4)], 5, None, None),
         ([(4, 100, 9), (5, 112.5, 5)], 6, 0.125, 0.125),
         ([(4, 100, 9), (5, 112.4, 5)], 4, 0.124, 0.125),
-        ([(4, 100, 9), (5, 80, 5)], 4, -0.2, 0.125),
-        ([(1, 100, 9), (2, 149, 5)], 1, 0.49, 0.5),
         ([(1, 100, 9), (2, 150, 5)], 3, 0.5, 0.5),
         ([(15, 100, 9), (16, 105, 5)], 16, 0.05, 1 / 30),
         ([(4, 100, 2), (5, 120, 5)], 6, 0.2, 0.125),  # fewer than 5 before: what there is
@@ -94,16 +89,12 @@ def history(*stretches: tuple[int, float, int]) -> list[Reading]:
         ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5), (4, 100, 5)], 4, None, None),
         # Two that paid, and a third.
         ([(4, 100, 9), (5, 125, 9), (6, 150, 5)], 7, 0.2, 0.1),
-        ([(4, 100, 9), (5, 125, 9), (6, 130, 5)], 5, 0.04, 0.1),
         # Fewer: they may cost less than 0.5 / p each.
         ([(5, 100, 9), (4, 95, 4)], 4, None, None),
         ([(5, 100, 9), (4, 95, 5)], 4, -0.05, -0.1),
         ([(5, 100, 9), (4, 90, 5)], 5, -0.1, -0.1),
-        ([(5, 100, 9), (4, 80, 5)], 5, -0.2, -0.1),
         ([(5, 100, 9), (4, 110, 5)], 4, 0.1, -0.1),
-        ([(4, 100, 9), (2, 80, 5)], 2, -0.2, -0.25),
         ([(4, 100, 9), (2, 70, 5)], 4, -0.3, -0.25),
-        ([(5, 100, 9), (4, 80, 5), (5, 100, 19)], 5, None, None),
         ([(5, 100, 9), (4, 80, 5), (5, 100, 20)], 6, None, None),
     ],
 )
@@ -152,13 +143,11 @@ def account(busy: float, waiting: float, averaging: float, samples: float = 1000
     [
         # D replicas that cost one another nothing.
         ([account(10, 0, 0)] * 4, {}, (400, 500, 300)),
-        ([account(10, 0, 0)] * 2, {}, (200, 300, 100)),
         # Averages of all: 2 (D - 1) / D, so 1, 4/3, 3/2 for 2, 3, 4 replicas.
         ([account(4, 3, 3)] * 2, {}, (200, 3 * 1000 / 11, 250)),  # alone, nobody waits or averages
         ([account(4, 2, 4)] * 3, {}, (300, 4 * 1000 / 10.5, 2 * 1000 / 9)),
         # Averages of two take as long.
         ([account(4, 2, 4)] * 3, {"averages_all": False}, (300, 400, 200)),
-        ([account(4, 2, 4)] * 2, {"averages_all": False}, (200, 300, 250)),
         # A new replica is like the mean one.
         ([account(10, 0, 0), account(40, 0, 0)], {}, (125, 187.5, 62.5)),
         # A server that is idle for half of its time could do twice as much; one that never is, no

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -43,7 +42,6 @@ def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(host, number):
     watched.set("a", "1")
     assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
     assert watched.check(["a", "n"])
-    time.sleep(2)  # longer than a call may take: nobody calls
     assert watched.compare_set("a", "1", "2") == b"2"
     os.kill(process.pid, number)
 
@@ -72,14 +70,30 @@ def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
         decisions.next()
 
 
+def looks_at_closing(monkeypatch, looks: list[float], begun: dict[int, float]) -> list[float]:
+    """Return the times of the looks at which the connection is closed, with these open calls."""
+    left, now, closed = list(looks), [0.0], []
+
+    def look() -> float:
+        now[0] = left.pop(0)
+        return now[0]
+
+    watched = WatchedStore(dist.HashStore(), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+    watched._begun.update(begun)
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=look))
+    monkeypatch.setattr(store, "_close_connections", lambda port: closed.append(now[0]))
+    monkeypatch.setattr(watched._ends, "wait", lambda seconds: not left)
+    watched._watch(port=1)
+    return closed
+
+
+def test_only_a_call_that_takes_too_long_closes_the_connection(monkeypatch):
+    looks = [0.5 * number for number in range(6)]
+    assert looks_at_closing(monkeypatch, looks, {}) == []
+    assert looks_at_closing(monkeypatch, looks, {1: 0.6, 2: 1.4}) == [2.0, 2.5]
+
+
 def test_a_rank_that_was_stopped_itself_gives_the_store_time_to_answer(monkeypatch):
     """As Slurm stops and continues all ranks of a job that it suspends."""
     looks = [0.0, 0.5, 100.0, 100.5, 101.0, 101.5]
-    left, closed = list(looks), []
-    watched = WatchedStore(dist.HashStore(), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
-    watched._begun[0] = 0.2
-    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: left.pop(0)))
-    monkeypatch.setattr(store, "_close_connections", lambda port: closed.append(len(left)))
-    monkeypatch.setattr(watched._ends, "wait", lambda seconds: not left)
-    watched._watch(port=1)
-    assert closed == [0]  # at the last look, 1.5 s after it went on
+    assert looks_at_closing(monkeypatch, looks, {0: 0.2}) == [101.5]  # 1.5 s after it went on
