@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
+from tests.world import start_command, wait_until
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Peers
 from vigpipe.replication import store
@@ -16,45 +16,37 @@ from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.store import StoreLostError, WatchedStore
 
 HOST = """
-import sys
+import signal
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
-@pytest.fixture
-def host():
-    """A process that has a store, and its port."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", HOST], **pipes) as process:
-        assert process.stdout is not None
-        yield process, int(process.stdout.readline())
-        process.kill()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(host, number):
-    process, port = host
-    tcp = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
-    watched = WatchedStore(dist.PrefixStore("run", tcp), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
-    watched.set("a", "1")
-    assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
-    assert watched.check(["a", "n"])
-    assert watched.compare_set("a", "1", "2") == b"2"
-    os.kill(process.pid, number)
+def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(number):
+    with start_command([sys.executable, "-c", HOST]) as host:
+        told = host.folder / "stdout"
+        wait_until(lambda: told.read_text().endswith("\n"), "it tells its port", running=host)
+        tcp = dist.TCPStore("127.0.0.1", int(told.read_text()), is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+        watched = WatchedStore(dist.PrefixStore("run", tcp), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+        watched.set("a", "1")
+        assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
+        assert watched.check(["a", "n"])
+        assert watched.compare_set("a", "1", "2") == b"2"
+        os.kill(host.popen.pid, number)
 
-    def go_on_calling() -> None:  # a process is stopped a moment after the signal was sent
-        while True:
-            watched.get("a")
+        def go_on_calling() -> None:  # a process is stopped a moment after the signal was sent
+            while True:
+                watched.get("a")
 
-    with pytest.raises(StoreLostError) as lost:
-        go_on_calling()
-    assert is_lost_peer(lost.value)
-    with pytest.raises(StoreLostError):
-        watched.set("a", "3")
-    watched.close()
+        with pytest.raises(StoreLostError) as lost:
+            go_on_calling()
+        assert is_lost_peer(lost.value)
+        with pytest.raises(StoreLostError):
+            watched.set("a", "3")
+        watched.close()
 
 
 def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
