@@ -69,77 +69,43 @@ class StoreToBeLost:
 
 @dataclass
 class Log:
-    """What has happened in a simulation.
+    """What has happened in a simulation."""
 
-    Attributes:
-        items: that steps were taken with, by replica.
-        given_back: items of steps that were not taken.
-        averages: replicas that came to each average of all, by its number.
-        pairs: averages of two replicas, in order.
-        dead: replicas that have died, in order.
-        left: what each replica knows that has lost the store, from `Table.seen`.
-        given: steps after which a replica has given its weights for an average, by replica.
-        applied: steps after which it has applied it.
-        evaluated: epochs after which the weights were scored, by replica.
-        rests: steps at which all rested.
-        seconds: when the last replica ended.
-        busy: seconds of work of each replica.
-        table: at the end.
-        events: of all replicas.
-    """
-
-    items: dict[int, list[int]]
-    given_back: Counter[int] = field(default_factory=Counter)
-    averages: Counter[int] = field(default_factory=Counter)
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    dead: list[int] = field(default_factory=list)
+    items: dict[int, list[int]]  # that steps were taken with, by replica
+    given_back: Counter[int] = field(default_factory=Counter)  # items of steps that were not taken
+    averages: Counter[int] = field(default_factory=Counter)  # replicas at each average, by number
+    pairs: list[tuple[int, int]] = field(default_factory=list)  # averages of two, in order
+    dead: list[int] = field(default_factory=list)  # in order
+    # What each replica knows that has lost the store, from `Table.seen`.
     left: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # Steps after which a replica has given its weights for an average, and has applied it.
     given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    evaluated: dict[int, list[int]] = field(default_factory=dict)
-    rests: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    busy: list[float] = field(default_factory=list)
-    table: Table | None = None
-    events: list[dict[str, int]] = field(default_factory=list)
+    evaluated: dict[int, list[int]] = field(default_factory=dict)  # epochs, by replica
+    rests: list[int] = field(default_factory=list)  # steps at which all rested
+    seconds: float = 0.0  # when the last replica ended
+    busy: list[float] = field(default_factory=list)  # seconds of work of each replica
+    table: Table | None = None  # at the end
+    events: list[dict[str, int]] = field(default_factory=list)  # of all replicas
 
 
 def simulate(
-    make_member: Callable[[SharedTable, int], Member],
+    make_member: Callable[[SharedTable, int], Member],  # given its view of the table and its index
     course: Course,
     *,
-    seed: int = 0,
+    seed: int = 0,  # of all delays
     cost: Callable[[int, random.Random], float] = lambda replica, rng: rng.expovariate(1.0),
-    exchange: float = 0.01,
-    look: tuple[float, float] = (0.1, 0.6),
-    close: float = 0.0,
-    overlap: bool = False,
-    kill_at: int | None = None,
-    die: float = 0.0,
-    lose_store_after: int | None = None,
-    progress: dict[str, Any] | None = None,
-    watch: Callable[[Table], None] = lambda table: None,
+    exchange: float = 0.01,  # most seconds of an average
+    look: tuple[float, float] = (0.1, 0.6),  # seconds between two looks of one that waits
+    close: float = 0.0,  # probability that a replica wants a checkpoint after an item
+    overlap: bool = False,  # whether replicas go on while an average is under way
+    kill_at: int | None = None,  # number of rests after which the run ends
+    die: float = 0.0,  # probability that a replica dies, at each of its events; one stays alive
+    lose_store_after: int | None = None,  # calls of each replica, or some more
+    progress: dict[str, Any] | None = None,  # of an earlier run, which this one goes on with
+    watch: Callable[[Table], None] = lambda table: None,  # called after every event
 ) -> Log:
-    """Simulate the replicas of a run.
-
-    Args:
-        make_member: returns a replica, given its view of the table and its index.
-        course: the steps of the run.
-        seed: of all delays.
-        cost: seconds of an item of a replica.
-        exchange: most seconds of an average.
-        look: least and most seconds between two looks of a replica that waits.
-        close: probability that a replica wants a checkpoint after an item.
-        overlap: whether replicas go on while an average is under way.
-        kill_at: number of rests after which the run ends.
-        die: probability that a replica dies, at each of its events; one stays alive.
-        lose_store_after: calls of each replica, or some more, after which it loses the store.
-        progress: of an earlier run, which this one goes on with.
-        watch: called with the table after every event.
-
-    Raises:
-        Deadlock: nobody can go on.
-    """
+    """Simulate the replicas of a run; raise Deadlock if nobody can go on."""
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)

@@ -35,68 +35,38 @@ seeds = pytest.mark.parametrize(
 
 @dataclass
 class Log:
-    """What has happened in a simulation.
+    """What has happened in a simulation."""
 
-    Attributes:
-        items: whose gradients the server took, in order.
-        events: the record.
-        evaluated: how many items the server had taken at each evaluation.
-        num_rests: how often all rested.
-        seconds: when the last one ended.
-        busy: seconds of work of each worker.
-        most_ahead: how far one was ahead of the slowest that had items left.
-        progress: of the last rest.
-        untold: gradients before a rest that its checkpoint does not know of.
-        dead: workers that have died, in order.
-        table: at the end.
-    """
-
-    items: list[int] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    evaluated: list[int] = field(default_factory=list)
-    num_rests: int = 0
-    seconds: float = 0.0
-    busy: list[float] = field(default_factory=list)
-    most_ahead: int = 0
-    progress: dict[str, Any] = field(default_factory=dict)
-    untold: int = 0
-    dead: list[int] = field(default_factory=list)
-    table: Table | None = None
+    items: list[int] = field(default_factory=list)  # whose gradients the server took, in order
+    events: list[dict[str, Any]] = field(default_factory=list)  # the record
+    evaluated: list[int] = field(default_factory=list)  # items that the server had taken then
+    num_rests: int = 0  # of all
+    seconds: float = 0.0  # when the last one ended
+    busy: list[float] = field(default_factory=list)  # seconds of work of each worker
+    most_ahead: int = 0  # of the slowest that had items left
+    progress: dict[str, Any] = field(default_factory=dict)  # of the last rest
+    untold: int = 0  # gradients before a rest that its checkpoint does not know of
+    dead: list[int] = field(default_factory=list)  # workers, in order
+    table: Table | None = None  # at the end
 
 
 def simulate(
     course: Course,
     *,
-    seed: int = 0,
-    staleness: int | None = None,
+    seed: int = 0,  # of all delays
+    staleness: int | None = None,  # the bound; None for none
     from_pool: bool = True,
-    slow: float = 1.0,
-    close: float = 0.0,
-    bad: float = 0.0,
-    die: float = 0.0,
-    steady: bool = False,
-    look: float = 0.1,
-    ends_at_rest: bool = False,
-    recorded: list[Recorded] | None = None,
-    progress: dict[str, Any] | None = None,
+    slow: float = 1.0,  # how many times longer the last worker takes
+    close: float = 0.0,  # probability that somebody wants a checkpoint after an item
+    bad: float = 0.0,  # probability that a gradient is not finite
+    die: float = 0.0,  # probability that a worker dies, at each of its events; one stays alive
+    steady: bool = False,  # whether all items of a worker take equally long
+    look: float = 0.1,  # most seconds between two looks of one that waits
+    ends_at_rest: bool = False,  # whether the run ends at the first rest
+    recorded: list[Recorded] | None = None,  # what is done again
+    progress: dict[str, Any] | None = None,  # of an earlier run, which this one goes on with
 ) -> Log:
-    """Simulate a server and its workers.
-
-    Args:
-        course: the steps of the run.
-        seed: of all delays.
-        staleness: the bound; None for none.
-        from_pool: whether items are drawn.
-        slow: how many times longer the last worker takes.
-        close: probability that somebody wants a checkpoint after an item.
-        bad: probability that a gradient is not finite.
-        die: probability that a worker dies, at each of its events; one stays alive.
-        steady: whether all items of a worker take equally long.
-        look: most seconds between two looks of one that waits.
-        ends_at_rest: whether the run ends at the first rest.
-        recorded: what is done again.
-        progress: of an earlier run, which this one goes on with.
-    """
+    """Simulate a server and its workers."""
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
