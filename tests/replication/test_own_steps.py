@@ -124,7 +124,7 @@ CUT = [
 ]
 STAGED = replace(OVERLAPPED, stages=2)
 GO_ON = ["overlapped pool", "gossip of gradients"]  # from a checkpoint
-AGAIN = ["gradients", "gossip", *COMPRESSED_POOLS, *(f"{name} resumed" for name in GO_ON)]
+AGAIN = ["gradients", *COMPRESSED_POOLS, *(f"{name} resumed" for name in GO_ON)]
 ON_THREE = replace(GOSSIP, dp=3, batch_size=12, average_every=1, answer="interval")
 SERVED = {
     "served": replace(SERVER, on_nan="skip", keep_best="loss"),
@@ -475,20 +475,20 @@ def test_rows_name_the_replica_and_the_item_and_the_end_scores_what_is_kept(two)
 
 @pytest.mark.parametrize("name", ["weights", "gradients"])
 def test_bytes_and_items_are_counted(name, two):
-    summary = json.loads((two / name / "summary.json").read_text())["replicas"]
+    each = json.loads((two / name / "summary.json").read_text())["replicas"]["each"]
     first = replicas(two / name)[0]
     sizes = [t.numel() for n, t in first.items() if n.startswith("model/") and t.dim()]
     parameters = [n.removeprefix("ema/") for n in first if n.startswith("ema/") and is_parameter(n)]
     if name == "gradients":
         sizes = [first[f"model/{n}"].numel() for n in parameters]
     num_bytes = 4 * (sum(sizes) + sum(sizes) % 2)  # 2 (D - 1) / D * 4 P
-    for replica in summary["each"]:
-        at_the_end = name == "weights"  # of the steps after the last average; gradients: of weights
-        assert replica["items"] == NUM_STEPS or name == "gradients"  # which come from a pool
+    assert sum(replica["items"] for replica in each) == 2 * NUM_STEPS
+    for replica in each:
         assert replica["averages"] == NUM_STEPS // EVERY + 1
-        if at_the_end:
+        if name == "weights":
+            assert replica["items"] == NUM_STEPS
             assert replica["bytes_sent"] == num_bytes * replica["averages"]
-        else:
+        else:  # from a pool; the average at the end is one of weights
             assert replica["bytes_sent"] > num_bytes * (NUM_STEPS // EVERY)
         assert replica["busy_seconds"] > 0
 
