@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.commands.refusals import check_commands
 from tests.planning.profiles import make_piece, make_profile
 from tests.profiling.quick import FEWEST
 from tests.world import run_command
@@ -58,40 +59,28 @@ def here(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_every_sensible_number_of_microbatches_is_asked_for():
-    counts = request(batch_size=12, dp=2).microbatches
-    assert counts == (1, 2, 3, 4, 5, 6)
-
-
-def test_given_microbatches_and_schedule_are_the_only_ones():
+def test_what_is_asked_for_follows_from_the_options():
+    assert request(batch_size=12, dp=2).microbatches == (1, 2, 3, 4, 5, 6)
     found = request(microbatches=5, schedule="1f1b")
     assert (found.microbatches, found.schedules) == ((5,), (("1f1b", 1),))
-
-
-def test_virtual_stages_are_tried_where_there_are_blocks_enough():
+    # Virtual stages are tried where there are blocks enough.
     assert ("interleaved1f1b", 2) in request(stages=2).schedules
     assert ("interleaved1f1b", 2) not in request(stages=3).schedules
+    for limit, num_bytes in (("16GB", 16e9), ("1.5 GiB", 1.5 * 2**30), ("500 mb", 5e8)):
+        assert request(memory_limit=limit).memory_limit_bytes == num_bytes
+    with pytest.raises(InputError, match="stages"):
+        request(stages=9)
 
 
-@pytest.mark.parametrize(
-    ("options", "bandwidth", "latency"),
-    [
-        ({"bandwidth": "10Gb/s", "latency": "20us"}, 1.25e9, 20e-6),
-        ({"bandwidth": "100 Mb/s", "latency": "1.5 ms"}, 1.25e7, 1.5e-3),
-        ({}, 1e9, 0.0),
-    ],
-)
-def test_a_network_can_be_described(options, bandwidth, latency):
-    found = with_network(make_profile([1.0]), *network(PlanConfig(**options)))
-    assert found.bandwidth == pytest.approx(bandwidth)
-    assert found.latency_seconds == pytest.approx(latency)
-
-
-@pytest.mark.parametrize(
-    ("limit", "num_bytes"), [("16GB", 16e9), ("1.5 GiB", 1.5 * 2**30), ("500 mb", 5e8)]
-)
-def test_a_memory_limit_has_a_unit(limit, num_bytes):
-    assert request(memory_limit=limit).memory_limit_bytes == num_bytes
+def test_a_network_can_be_described():
+    for bandwidth, latency, *found in (
+        ("10Gb/s", "20us", 1.25e9, 20e-6),
+        ("100 Mb/s", "1.5 ms", 1.25e7, 1.5e-3),
+        (None, None, 1e9, 0.0),
+    ):
+        config = PlanConfig(bandwidth=bandwidth, latency=latency)
+        described = with_network(make_profile([1.0]), *network(config))
+        assert [described.bandwidth, described.latency_seconds] == pytest.approx(found)
 
 
 def test_the_plan_file_is_one_that_train_reads(here, capsys):
@@ -112,21 +101,18 @@ def test_the_plan_file_is_one_that_train_reads(here, capsys):
     assert tomllib.loads(text)["model"] == "vig_digits"
 
 
-@pytest.mark.parametrize(
-    ("facts", "code"),
-    [
-        ({"date": 'today\nmodel = "other"', "versions": {"torch": "\nx = 1"}}, 0),
-        ({"versions": 3}, 2),
-    ],
-)
-def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(facts, code, here):
+def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(here):
     """A newline in one made keys of the plan; versions that are no table were a traceback."""
     path, out = stored(here), here / "found.toml"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "facts": facts}))
-    assert plan("--profile", str(path), "--out", str(out)) == code
-    if code == 0:
-        assert read_plan(out, "vig_digits", 4).num_stages >= 2
-        assert out.read_text().splitlines()[0].startswith(r"# Made by vigpipe plan, today\nmodel =")
+    for facts, code in (
+        ({"versions": 3}, 2),
+        ({"date": 'today\nmodel = "other"', "versions": {"torch": "\nx = 1"}}, 0),
+    ):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "facts": facts}))
+        assert plan("--profile", str(path), "--out", str(out)) == code
+        assert out.exists() == (code == 0)
+    assert read_plan(out, "vig_digits", 4).num_stages >= 2
+    assert out.read_text().splitlines()[0].startswith(r"# Made by vigpipe plan, today\nmodel =")
 
 
 def test_gradients_are_added_up_as_when_the_profile_was_measured(here, capsys):
@@ -137,62 +123,43 @@ def test_gradients_are_added_up_as_when_the_profile_was_measured(here, capsys):
     assert "was measured with sync = drain" in capsys.readouterr().err
 
 
-def test_a_plan_of_ones_own_is_not_overwritten(here, capsys):
-    out = here / "mine.toml"
-    out.write_text('model = "vig_digits"\nstages = [[0, 1, 2, 3]]\n')
-    assert plan("--profile", str(stored(here)), "--out", str(out)) == 2
-    assert "this command did not write it" in capsys.readouterr().err
-    assert out.read_text().startswith("model")
-
-
-def test_a_plan_made_before_is_made_again(here):
-    out = here / "deep" / "plan.toml"
+def test_a_plan_is_made_again_but_one_of_ones_own_is_not_overwritten(here, capsys):
+    out, mine = here / "deep" / "plan.toml", here / "mine.toml"
     for _ in range(2):
         assert plan("--profile", str(stored(here)), "--out", str(out)) == 0
     assert "# Promise" in out.read_text()
+    mine.write_text('model = "vig_digits"\nstages = [[0, 1, 2, 3]]\n')
+    assert plan("--profile", str(stored(here)), "--out", str(mine)) == 2
+    assert "this command did not write it" in capsys.readouterr().err
+    assert mine.read_text().startswith("model")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--stages", "5"], "5 stages for 4 blocks"),
-        (["--stages", "0"], "--stages 0"),
-        (["--microbatches", "9", "--batch-size", "8"], "choose 1 to 8"),
-        (["--memory-limit", "16"], "--memory-limit 16: must be a number with one of the units"),
-        (["--memory-limit", "0.1kB"], "the smallest limit that would"),
-        (["--memory-limit", "-1GB"], "--memory-limit -1GB: must be a number with one of the units"),
-        (["--memory-limit", f"{'9' * 400}GB"], "must be a number with one of the units"),
-        (["--ranks-per-host", "0"], "--ranks-per-host 0: must be at least 1"),
-        (["--ranks-per-host", "-1"], "--ranks-per-host -1: must be at least 1"),
-        (
-            ["--schedule", "foo"],
-            "--schedule foo: must be one of gpipe, 1f1b, interleaved1f1b, loop",
-        ),
-        (["--microbatches", "x"], "--microbatches x: must be a whole number or auto"),
-        (["--bandwidth", "fast"], "--bandwidth fast"),
-        (["--bandwidth", "0b/s"], "must be more than 0"),
-        (["--latency", "3 weeks"], "--latency 3 weeks"),
-        (["--norm", "layer"], "norm = batch"),
-        (["--out", "known.json/x.toml"], "cannot be written"),
-    ],
-)
-def test_wrong_use_is_one_sentence(arguments, said, here, capsys):
-    assert plan("--profile", str(stored(here)), *arguments) == 2
-    stdout, stderr = capsys.readouterr()
-    (line,) = stderr.splitlines()
-    assert said in line
-    assert stdout == ""
+LIMIT = "must be a number with one of the units"
+WRONG = [
+    ("--stages 5", "5 stages for 4 blocks"),
+    ("--stages 0", "--stages 0"),
+    ("--microbatches 9 --batch-size 8", "choose 1 to 8"),
+    ("--memory-limit 16", f"--memory-limit 16: {LIMIT}"),
+    ("--memory-limit 0.1kB", "the smallest limit that would"),
+    ("--memory-limit -1GB", f"--memory-limit -1GB: {LIMIT}"),
+    (f"--memory-limit {'9' * 400}GB", LIMIT),
+    ("--ranks-per-host 0", "--ranks-per-host 0: must be at least 1"),
+    ("--schedule foo", "--schedule foo: must be one of gpipe, 1f1b, interleaved1f1b, loop"),
+    ("--microbatches x", "--microbatches x: must be a whole number or auto"),
+    ("--bandwidth fast", "--bandwidth fast"),
+    ("--bandwidth 0b/s", "must be more than 0"),
+    ("--latency '3 weeks'", "--latency 3 weeks"),
+    ("--norm layer", "norm = batch"),
+    ("--out known.json/x.toml", "cannot be written"),
+    ("--model vig_ti_224", "is a profile of 'vig_digits', but --model is 'vig_ti_224'"),
+]
 
 
-def test_a_profile_of_another_model_is_refused(here, capsys):
-    path = stored(here)
-    assert main(["plan", "--model", "vig_ti_224", "--profile", str(path)]) == 2
-    assert "is a profile of 'vig_digits', but --model is 'vig_ti_224'" in capsys.readouterr().err
-
-
-def test_a_limit_is_checked_before_anything_is_measured():
-    with pytest.raises(InputError, match="stages"):
-        request(stages=9)
+def test_wrong_use_is_one_sentence(here, capsys):
+    stored(here)
+    verb = "plan --data digits --profile known.json"
+    check_commands(capsys, f"{verb} --model vig_digits", WRONG[:-1])
+    check_commands(capsys, verb, WRONG[-1:])
 
 
 def test_a_cluster_that_cannot_be_is_refused_before_any_rank_is_started(capsys, monkeypatch):
@@ -207,7 +174,8 @@ def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
     monkeypatch.setattr("vigpipe.commands.plan.has_own_cores", lambda _: True)
-    assert plan("--stages", "4", "--batch-size", "8", "--microbatches", "4", "--out", "x.toml") == 0
+    options = "--stages 4 --batch-size 8 --microbatches 4 --out x.toml --threads 1"
+    assert plan(*options.split()) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
     assert "messages between ranks count as free" in stdout
@@ -222,7 +190,7 @@ def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
     for module, name, value in FEWEST:
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
-    options = (*GRAPH, "--parts", "10", "--stages", "2", "--out", "x.toml")
+    options = (*GRAPH, "--parts", "10", "--stages", "2", "--out", "x.toml", "--threads", "1")
     assert main(["plan", *options, "--microbatches", "4", "--explain"]) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
@@ -263,8 +231,7 @@ def test_stages_auto_cuts_by_cost_and_says_so(tmp_path):
     command = ["-m", "vigpipe.train", "--stages", "auto", "--microbatches", "2", "--steps", "1"]
     environment = {"OMP_NUM_THREADS": "1"}
     done = run_command(
-        [sys.executable, *command, "--batch-size", "8", "--out", str(folder)],
-        environment,
+        [sys.executable, *command, "--batch-size", "8", "--out", str(folder)], environment
     )
     assert done.returncode == 0, done.stderr
     assert "planned: " in done.stdout

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import vigpipe
-from tests.test_cli import refused
-from tests.world import run_command, run_ranks
+from tests.commands.refusals import check_commands, refused
+from tests.world import GUARD, run_command, run_ranks
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
@@ -140,10 +140,7 @@ def test_equal_classes_are_told_in_the_order_of_their_labels():
     assert probabilities.dtype == torch.float64
     assert probabilities[0].isfinite().all()
     assert probabilities[1].isnan().all()
-
-
-def test_two_classes_have_no_top_five():
-    assert most_likely(torch.tensor([[0.0, 1.0]]))[1].tolist() == [[1, 0]]
+    assert most_likely(torch.tensor([[0.0, 1.0]]))[1].tolist() == [[1, 0]]  # no five of them
 
 
 def predicted(rank, world_size, config, given):
@@ -156,27 +153,31 @@ def predicted(rank, world_size, config, given):
     return found
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "layout",
-    [
+LAYOUTS = {  # by the ranks that they need
+    2: [
         {"stages": 2, "microbatches": 4},
         {"dp": 2, "microbatches": 2},
-        {"stages": 2, "dp": 2, "microbatches": 2, "schedule": "1f1b"},
         {"stages": 2, "virtual_stages": 2, "schedule": "interleaved1f1b", "microbatches": 4},
     ],
-)
-def test_every_layout_predicts_the_same(layout, here):
+    4: [{"stages": 2, "dp": 2, "microbatches": 2, "schedule": "1f1b"}],
+}
+
+
+def predicted_by_all(rank, world_size, configs, given):
+    return [predicted(rank, world_size, config, given) for config in configs]
+
+
+@pytest.mark.multiprocess
+def test_every_layout_predicts_the_same(here):
     config = {"weights": here / "w.safetensors", "batch_size": 5}
-    alone = PredictConfig(**config, microbatches=4)
-    given = [here / "photos"]
     torch.set_num_threads(1)
-    reference = predicted(0, 1, alone, given)
+    reference = predicted(0, 1, PredictConfig(**config, microbatches=4), [here / "photos"])
     assert len(reference) == 7
-    several = PredictConfig(**config, **layout)
-    world_size = layout.get("stages", 1) * layout.get("dp", 1)
-    for found in run_ranks(predicted, world_size, several, given):
-        assert found in ([], reference)
+    for world_size, layouts in LAYOUTS.items():
+        several = [PredictConfig(**config, **layout) for layout in layouts]
+        ranks = run_ranks(predicted_by_all, world_size, several, [here / "photos"], timeout=GUARD)
+        for by_rank in ranks:
+            assert all(found in ([], reference) for found in by_rank)
 
 
 @pytest.mark.multiprocess
@@ -191,28 +192,21 @@ def test_the_command_starts_its_ranks_and_prints_once(here, capsys):
 
 
 @pytest.mark.multiprocess
-def test_logits_that_are_no_numbers_end_every_rank(here):
-    model = model_of_seven()
-    with torch.no_grad():
-        model.get_parameter("prediction.4.bias")[3] = torch.nan
-    save(model, "w.safetensors")
-    line = [sys.executable, "-m", "vigpipe", "predict", "--weights", "w.safetensors", "photos"]
-    done = run_command([*line, "--stages", "2", "--threads", "1"])
-    assert (done.returncode, done.stdout) == (76, "")
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("vigpipe: photos/0.png: the model's logits are NaN or infinite")
-
-
-def test_logits_that_are_no_numbers_are_no_prediction(capsys):
-    model = model_of_seven()
-    with torch.no_grad():
-        model.get_parameter("prediction.4.bias")[3] = torch.inf
-    save(model, "w.safetensors")
-    assert main(["predict", "--weights", "w.safetensors", "photos"]) == 76
-    stdout, stderr = capsys.readouterr()
-    assert stdout == ""
-    assert "photos/0.png" in stderr
-    assert len(stderr.splitlines()) == 1
+def test_logits_that_are_no_numbers_end_every_rank_without_a_prediction(here, capsys):
+    line = ["predict", "--weights", "w.safetensors", "photos"]
+    for value, options in ((torch.nan, ["--stages", "2", "--threads", "1"]), (torch.inf, [])):
+        model = model_of_seven()
+        with torch.no_grad():
+            model.get_parameter("prediction.4.bias")[3] = value
+        save(model, "w.safetensors")
+        if options:
+            done = run_command([sys.executable, "-m", "vigpipe", *line, *options])
+            code, stdout, stderr = done.returncode, done.stdout, done.stderr
+        else:
+            code, (stdout, stderr) = main(line), capsys.readouterr()
+        assert (code, stdout) == (76, "")
+        (sentence,) = stderr.splitlines()
+        assert sentence.startswith("vigpipe: photos/0.png: the model's logits are NaN or infinite")
 
 
 def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
@@ -226,19 +220,15 @@ def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
     assert len(stdout.splitlines()) == 6
     assert "1.png" not in stdout
     assert stderr == "vigpipe: 1 unreadable image is left out\n"
-
-
-def test_nothing_but_unreadable_images_is_refused(capsys, here):
     (here / "bad.png").write_bytes(b"")
     line = ["predict", "--weights", "w.safetensors", "bad.png", "--skip-bad-images"]
     assert "none of the images can be read" in refused(capsys, *line)
+    with pytest.raises(InputError, match="none of the images"):
+        prepare_prediction(PredictConfig(weights=here / "w.safetensors"), [])
 
 
-def test_weights_for_other_images_than_these_still_fit(capsys):
+def test_images_of_another_size_fit_and_too_few_nodes_are_noted(capsys):
     assert len(told(capsys, "photos", "--image-size", "8x12")) == 7
-
-
-def test_too_few_nodes_for_the_model_are_noted(capsys):
     assert main(["predict", *BASE, "--image-size", "2"]) == 0
     stdout, stderr = capsys.readouterr()
     assert len(stdout.splitlines()) == 7 * 7
@@ -247,50 +237,34 @@ def test_too_few_nodes_for_the_model_are_noted(capsys):
 
 
 BASE = ["--weights", "w.safetensors", "photos"]
-WRONG = {
-    "no weights": (["photos"], ["--weights"]),
-    "no image": (BASE[:2], ["name image files or folders"]),
-    "an image that does not exist": ([*BASE, "b.png"], ["b.png", "no such file or folder"]),
-    "a name that no file can have": ([*BASE, "b" * 300], ["bbb", "no such file or folder"]),
-    "a folder without images": ([*BASE, "empty"], ["empty", "holds no images"]),
-    "weights that do not exist": (["--weights", "v.pth", "photos"], ["v.pth", "no such file"]),
-    "weights that are none": (["--weights", "photos/0.png", "photos"], ["photos/0.png"]),
-    "another model than the file's": ([*BASE, "--model", "vig_ti_224"], ["holds a vig_digits"]),
-    "more stages than blocks": ([*BASE, "--stages", "5"], ["5 stages for 4 blocks"]),
-    "no replica": ([*BASE, "--dp", "0"], ["--dp 0", "at least 1"]),
-    "more micro-batches than images a batch": (
-        [*BASE, "--batch-size", "2", "--microbatches", "3"],
-        ["3 micro-batches", "--batch-size 2"],
-    ),
-    "half an image a batch": ([*BASE, "--batch-size", "1.5"], ["--batch-size 1.5", "whole number"]),
-    "no image a batch": ([*BASE, "--batch-size", "0"], ["--batch-size 0"]),
-    "a format that does not exist": ([*BASE, "--format", "xml"], ["xml", "json"]),
-    "an option of train": ([*BASE, "--lr", "1"], ["--lr"]),
-    "an image size in words": ([*BASE, "--image-size", "big"], ["--image-size big"]),
-    "a GPU that is not there": ([*BASE, "--device", "cuda"], ["no GPU", "--device cpu"]),
-}  # fmt: skip
+OURS = " ".join(BASE)
+WRONG = [
+    ("photos", "--weights"),
+    ("--weights w.safetensors", "name image files or folders"),
+    (f"{OURS} b.png", "b.png", "no such file or folder"),
+    (f"{OURS} {'b' * 300}", "bbb", "no such file or folder"),
+    (f"{OURS} empty", "empty", "holds no images"),
+    ("--weights v.pth photos", "v.pth", "no such file"),
+    ("--weights photos/0.png photos", "photos/0.png"),
+    ("--weights gray.safetensors photos", "stem.convs.0.weight"),  # of another shape than it says
+    (f"{OURS} --model vig_ti_224", "holds a vig_digits"),
+    (f"{OURS} --stages 5", "5 stages for 4 blocks"),
+    (f"{OURS} --dp 0", "--dp 0", "at least 1"),
+    (f"{OURS} --batch-size 2 --microbatches 3", "3 micro-batches", "--batch-size 2"),
+    (f"{OURS} --batch-size 1.5", "--batch-size 1.5", "whole number"),
+    (f"{OURS} --batch-size 0", "--batch-size 0"),
+    (f"{OURS} --format xml", "xml", "json"),
+    (f"{OURS} --lr 1", "--lr"),  # an option of train
+    (f"{OURS} --image-size big", "--image-size big"),
+    (f"{OURS} --device cuda", "no GPU", "--device cpu"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_use_is_told_in_one_sentence(what, capsys, here, monkeypatch):
+def test_wrong_use_is_told_in_one_sentence(capsys, here, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (here / "empty").mkdir()
-    arguments, words = WRONG[what]
-    sentence = refused(capsys, "predict", *arguments)
-    for word in words:
-        assert word in sentence
-
-
-def test_weights_of_another_shape_than_said_are_refused(here, capsys):
-    state = create_model("vig_digits", num_classes=7, in_chans=1).state_dict()
-    facts = {"model": "vig_digits", "num_classes": "7", "in_chans": "3", "img_size": "8x8"}
-    save_weights(here / "w.safetensors", state, facts)
-    assert "stem.convs.0.weight" in refused(capsys, "predict", *BASE)
-
-
-def test_a_job_without_images_is_refused(here):
-    with pytest.raises(InputError, match="none of the images"):
-        prepare_prediction(PredictConfig(weights=here / "w.safetensors"), [])
+    save(create_model("vig_digits", num_classes=7, in_chans=1), "gray.safetensors")
+    check_commands(capsys, "predict", WRONG)
 
 
 def test_weights_for_another_size_are_the_same_in_training_prediction_and_graph(monkeypatch):

@@ -1,0 +1,71 @@
+"""Tables of what is refused; a row is what is wrong, and words of the one sentence about it."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from vigpipe.cli import main
+from vigpipe.errors import InputError
+
+# The command line that is wrong, or the options, and the words.
+Row = tuple[Any, ...]
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one sentence that a command is refused with."""
+    code = main(arguments)
+    stdout, stderr = capsys.readouterr()
+    assert code == 2, stderr
+    assert stdout == ""
+    (line,) = stderr.splitlines()
+    return line
+
+
+def _contents() -> list[Path]:
+    """What this folder has, without empty folders."""
+    return sorted(path for path in Path().iterdir() if not path.is_dir() or any(path.iterdir()))
+
+
+def check_commands(capsys, verb: str, rows: Iterable[Row]) -> None:
+    """Check that every command is refused in one sentence, and adds no file to this folder.
+
+    Args:
+        capsys: pytest's.
+        verb: what all command lines begin with.
+        rows: the rest of each, as one text or as words, and what its sentence has.
+    """
+    failures = []
+    for rest, *words in rows:
+        given = [*shlex.split(verb), *(shlex.split(rest) if isinstance(rest, str) else rest)]
+        before = _contents()
+        try:
+            told = refused(capsys, *given)
+        except Exception as error:
+            failures.append(f"{given}: {error!r}")
+            continue
+        failures += [f"{given}: no {word!r} in {told!r}" for word in words if word not in told]
+        if _contents() != before:
+            failures.append(f"{given}: it has written a file")
+    assert not failures, "\n".join(failures)
+
+
+def check_calls(call: Callable[..., object], rows: Iterable[Row]) -> None:
+    """Check that `call` raises an InputError of one line for every row's options.
+
+    Args:
+        call: what is called with the options of a row by name, or with what else a row has.
+        rows: options or an argument, and what the error has.
+    """
+    failures = []
+    for given, *words in rows:
+        try:
+            call(**given) if isinstance(given, dict) else call(given)
+        except InputError as error:
+            told = str(error)
+            failures += [f"{given}: no {word!r} in {told!r}" for word in words if word not in told]
+            if "\n" in told:
+                failures.append(f"{given}: {told!r} has several lines")
+        else:
+            failures.append(f"{given}: it is not refused")
+    assert not failures, "\n".join(failures)
