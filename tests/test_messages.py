@@ -1,7 +1,6 @@
 """What others have chosen is printed as text, on the line that it is in, whoever reads it."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,9 @@ EVIL = "x\x1b[2J\nvigpipe: forged\u202egnp"
 SHOWN = r"x\x1b[2J\nvigpipe: forged\u202egnp"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "photos/日本.png: cannot be read (Is a directory)", "a  b\\n"]
-)
-def test_a_plain_sentence_stays_as_it_is(text):
-    assert one_line(text) == text
+def test_a_plain_sentence_stays_as_it_is():
+    for text in ("", "photos/日本.png: cannot be read (Is a directory)", "a  b\\n"):
+        assert one_line(text) == text
 
 
 def test_a_sentence_keeps_its_line_whatever_it_quotes(capsys):
@@ -59,200 +56,109 @@ def here(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-def weights(**metadata):
+def predict(name="cat.png", **metadata):
+    """Predict the class of an image with weights that say so of themselves."""
     torch.manual_seed(0)
     state = create_model("vig_digits", num_classes=2).state_dict()
     facts = {"model": "vig_digits", "num_classes": "2", "in_chans": "3", "img_size": "8x8"}
     save_weights(Path("w.safetensors"), state, facts | metadata)
+    if not Path(name).exists():
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(name, "png")
+    return ["predict", "--weights", "w.safetensors", name]
 
 
-def image(name):
-    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(name, "png")
-
-
-def class_names(here):
-    weights(class_names=json.dumps(["cat", EVIL]))
-    image("cat.png")
-    return ["predict", "--weights", "w.safetensors", "cat.png"]
-
-
-def half_a_character(here):
-    """JSON can hold what UTF-8 cannot; printing it was a UnicodeEncodeError."""
-    weights(class_names='["cat", "\\ud800"]')
-    image("cat.png")
-    return ["predict", "--weights", "w.safetensors", "cat.png"]
-
-
-def a_model_in_metadata(here):
-    weights(model=EVIL)
-    return ["graph", "--weights", "w.safetensors", "--image", "cat.png"]
-
-
-def a_policy_in_metadata(here):
-    weights(graph=f"knn,{EVIL}")
-    image("cat.png")
-    return ["predict", "--weights", "w.safetensors", "cat.png"]
-
-
-def a_name_of_weights(here):
+def convert(is_whole):
+    if is_whole:
+        predict()
+        Path("w.safetensors").rename(EVIL)
+        return ["weights", "convert", EVIL, f"{EVIL}.safetensors"]
     torch.save({EVIL: torch.ones(2)}, EVIL)
     return ["weights", "convert", EVIL, "new.safetensors"]
 
 
-def a_name_of_a_model(here):
-    weights()
-    os.rename("w.safetensors", EVIL)
-    return ["weights", "convert", EVIL, f"{EVIL}.safetensors"]
-
-
-def a_name_of_an_image(here):
-    weights()
-    image(EVIL)
-    return ["predict", "--weights", "w.safetensors", EVIL]
-
-
-def a_name_of_a_broken_image(here):
-    weights()
-    (here / EVIL).write_bytes(b"none")
-    return ["predict", "--weights", "w.safetensors", EVIL]
-
-
-def a_name_of_a_class(here):
-    (make_pictures(here / "pictures") / "train" / "cat").rename(here / "pictures/train" / EVIL)
+def pictures(*, is_broken):
+    root = make_pictures(Path("pictures"))
+    if not is_broken:
+        (root / "train" / "cat").rename(root / "train" / EVIL)
+    else:
+        for path in (root / "train" / "cat").iterdir():
+            path.unlink()
+        (root / "train" / "cat" / f"{EVIL}.png").write_bytes(b"none")
     return ["train", "--data", "./pictures"]
 
 
-def a_name_below_a_class(here):
-    root = make_pictures(here / "pictures")
-    (root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / f"{EVIL}.png")
-    (root / "train" / "cat" / f"{EVIL}.png").write_bytes(b"none")
-    for name in ("1.png", "2.png"):
-        (root / "train" / "cat" / name).unlink()
-    return ["train", "--data", "./pictures"]
-
-
-def a_manifest(here):
-    make_checkpoint(here / "run", config={"model": EVIL}, layout={"text": EVIL})
+def checkpoint(**changes):
+    """List checkpoints of a manifest with other entries."""
+    manifest = make_checkpoint(Path("run")) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
     return ["checkpoint", "list", "run"]
 
 
-def a_manifest_with_other_keys(here):
-    checkpoint = make_checkpoint(here / "run")
-    manifest = checkpoint / "manifest.json"
-    table = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**table, "format": EVIL}))
-    return ["checkpoint", "list", "run"]
-
-
-def a_name_of_a_checkpoint(here):
-    make_checkpoint(here / EVIL)
-    return ["checkpoint", "verify", EVIL]
-
-
-def profile(**changes):
+def profile(content=None, **changes):
     given = {"model": "vig_digits", "facts": {"date": "today"}} | changes
     write_profile(replace(make_profile([1.0] * 4), **given), Path("profile.json"))
+    if content is not None:
+        Path("profile.json").write_text(content)
     return ["plan", "--model", "vig_digits", "--data", "digits", "--profile", "profile.json"]
 
 
-def the_model_of_a_profile(here):
-    return profile(model=EVIL)
+def table(option, **entries):
+    Path("t.toml").write_text(tomli_w.dumps(entries), encoding="utf-8")
+    return ["train", option, "t.toml"]
 
 
-def a_piece_of_a_profile(here):
-    return profile(stem=make_piece(EVIL))
-
-
-def an_option_of_a_profile(here):
-    return profile(options={EVIL: EVIL})
-
-
-def a_key_of_a_profile(here):
-    words = profile()
-    (here / "profile.json").write_text(json.dumps({EVIL: 1}))
-    return words
-
-
-def a_table(name, **entries):
-    with open(name, "w", encoding="utf-8") as file:
-        file.write(tomli_w.dumps(entries))
-
-
-def a_key_of_a_config(here):
-    a_table("c.toml", **{EVIL: 1})
-    return ["train", "--config", "c.toml"]
-
-
-def a_value_of_a_config(here):
-    a_table("c.toml", model=EVIL)
-    return ["train", "--config", "c.toml"]
-
-
-def a_mark_in_a_config(here):
-    a_table("c.toml", model="vig\u202egnp")
-    return ["train", "--config", "c.toml"]
-
-
-def a_key_of_a_plan(here):
-    a_table("p.toml", **{EVIL: 1})
-    return ["train", "--stages", "p.toml"]
-
-
-def the_model_of_a_plan(here):
-    a_table("p.toml", model=EVIL, stages=[[0]])
-    return ["train", "--stages", "p.toml"]
-
-
-def the_stages_of_a_plan(here):
-    a_table("p.toml", model="vig_digits", stages=[EVIL])
-    return ["train", "--stages", "p.toml"]
-
-
-def a_row_of_metrics(here):
-    (here / "run").mkdir()
-    (here / "run" / "metrics.jsonl").write_text(json.dumps({"step": EVIL}) + "\n")
+def report(**files):
+    """Report a run with such files."""
+    Path("run").mkdir()
+    for name, content in {"metrics_jsonl": "", **files}.items():
+        Path("run", name.replace("_", ".")).write_text(content)
     return ["report", "run"]
 
 
-def a_row_that_is_none(here):
-    (here / "run").mkdir()
-    (here / "run" / "metrics.jsonl").write_text("\x1b[2J\u202e\n")
-    return ["report", "run"]
+def broken_image():
+    Path(EVIL).write_bytes(b"none")
+    return predict(EVIL)
 
 
-def a_record_of_a_failure(here):
-    (here / "run").mkdir()
-    record = {"kind": EVIL, "message": EVIL, "rank": EVIL}
-    (here / "run" / "failed-rank0.json").write_text(json.dumps(record))
-    (here / "run" / "metrics.jsonl").write_text("")
-    return ["report", "run"]
+def verify():
+    make_checkpoint(Path(EVIL))
+    return ["checkpoint", "verify", EVIL]
 
 
-def a_word(here):
-    return ["train", EVIL]
-
-
-def an_option(here):
-    return ["train", f"--{EVIL}"]
-
-
-def a_verb(here):
-    return [EVIL]
-
-
-def a_path(here):
-    return ["report", EVIL]
-
-
-READERS = [
-    class_names, half_a_character, a_model_in_metadata, a_policy_in_metadata, a_name_of_weights,
-    a_name_of_a_model, a_name_of_an_image, a_name_of_a_broken_image, a_name_of_a_class,
-    a_name_below_a_class, a_manifest, a_manifest_with_other_keys, a_name_of_a_checkpoint,
-    the_model_of_a_profile, a_piece_of_a_profile, an_option_of_a_profile, a_key_of_a_profile,
-    a_key_of_a_config, a_value_of_a_config, a_mark_in_a_config, a_key_of_a_plan,
-    the_model_of_a_plan, the_stages_of_a_plan, a_row_of_metrics, a_row_that_is_none,
-    a_record_of_a_failure, a_word, an_option, a_verb, a_path,
-]  # fmt: skip
+FAILURE = json.dumps({"kind": EVIL, "message": EVIL, "rank": EVIL})
+READERS = {
+    "class names": lambda: predict(class_names=json.dumps(["cat", EVIL])),
+    # JSON can hold what UTF-8 cannot; printing it was a UnicodeEncodeError.
+    "half a character": lambda: predict(class_names='["cat", "\\ud800"]'),
+    "a model in metadata": lambda: ["graph", *predict(model=EVIL)[1:3], "--image", "cat.png"],
+    "a policy in metadata": lambda: predict(graph=f"knn,{EVIL}"),
+    "a name of weights": lambda: convert(False),
+    "a name of a model": lambda: convert(True),
+    "a name of an image": lambda: predict(EVIL),
+    "a name of a broken image": broken_image,
+    "a name of a class": lambda: pictures(is_broken=False),
+    "a name below a class": lambda: pictures(is_broken=True),
+    "a manifest": lambda: checkpoint(config={"model": EVIL}, layout={"text": EVIL}),
+    "a manifest's format": lambda: checkpoint(format=EVIL),
+    "a name of a checkpoint": verify,
+    "the model of a profile": lambda: profile(model=EVIL),
+    "a piece of a profile": lambda: profile(stem=make_piece(EVIL)),
+    "an option of a profile": lambda: profile(options={EVIL: EVIL}),
+    "a key of a profile": lambda: profile(json.dumps({EVIL: 1})),
+    "a key of a config": lambda: table("--config", **{EVIL: 1}),
+    "a value of a config": lambda: table("--config", model=EVIL),
+    "a mark in a config": lambda: table("--config", model="vig\u202egnp"),
+    "a key of a plan": lambda: table("--stages", **{EVIL: 1}),
+    "the model of a plan": lambda: table("--stages", model=EVIL, stages=[[0]]),
+    "the stages of a plan": lambda: table("--stages", model="vig_digits", stages=[EVIL]),
+    "a row of metrics": lambda: report(metrics_jsonl=json.dumps({"step": EVIL}) + "\n"),
+    "a row that is none": lambda: report(metrics_jsonl="\x1b[2J\u202e\n"),
+    "a record of a failure": lambda: report(**{"failed-rank0_json": FAILURE}),
+    "a word": lambda: ["train", EVIL],
+    "an option": lambda: ["train", f"--{EVIL}"],
+    "a verb": lambda: [EVIL],
+    "a path": lambda: ["report", EVIL],
+}
 
 
 def check_printed(code, printed):
@@ -264,26 +170,26 @@ def check_printed(code, printed):
     assert len(printed[1].splitlines()) <= 1
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
-def test_nothing_of_what_others_wrote_moves_the_cursor_or_forges_a_line(reader, here, capsys):
-    words = reader(here)
-    code = main(words)
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("reader", READERS)
+def test_nothing_of_what_others_wrote_moves_the_cursor_or_forges_a_line(reader, capsys):
+    code = main(READERS[reader]())
     printed = capsys.readouterr()
     assert code in (0, 2)
     assert printed.out or printed.err
     check_printed(code, printed)
 
 
-@pytest.mark.parametrize(
-    "name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"]
-)
-def test_nothing_of_the_environment_does_either(name, here, capsys, monkeypatch):
+@pytest.mark.usefixtures("here")
+def test_nothing_of_the_environment_does_either(capsys, monkeypatch):
     ranks = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    for variable, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 9}.items():
-        monkeypatch.setenv(variable, str(value))
-    monkeypatch.setenv(name, EVIL)
-    code = main(["train", "--stages", "2"])
-    printed = capsys.readouterr()
-    assert code == 2
-    assert SHOWN in printed.err
-    check_printed(code, printed)
+    ranks |= {"MASTER_ADDR": "localhost", "MASTER_PORT": 9}
+    for name in (*(name for name in ranks if name != "LOCAL_WORLD_SIZE"), "OMP_NUM_THREADS"):
+        with monkeypatch.context() as patch:
+            for variable, value in {**ranks, name: EVIL}.items():
+                patch.setenv(variable, str(value))
+            code = main(["train", "--stages", "2"])
+        printed = capsys.readouterr()
+        assert code == 2, name
+        assert SHOWN in printed.err
+        check_printed(code, printed)

@@ -7,8 +7,10 @@ from contextlib import redirect_stdout
 from dataclasses import fields
 
 import pytest
+from cyclopts import App
 
 from vigpipe.cli import main, make_app
+from vigpipe.commands.completion import completion_script
 from vigpipe.commands.help import help_text
 from vigpipe.config.groups import GROUPS, SHORT
 from vigpipe.config.options import TrainConfig, flag
@@ -29,9 +31,12 @@ def test_every_option_of_a_run_is_in_one_group():
     assert set(grouped) > SHORT
 
 
-@pytest.mark.parametrize("width", [60, 80, 110])
 @pytest.mark.parametrize(
-    "words", ["", "train --help", "train --help-all", "plan --help-all", "bench soak -h"]
+    ("words", "width"),
+    [
+        *(("", 80), ("train --help", 60), ("train --help-all", 110)),
+        *(("plan --help-all", 80), ("bench soak -h", 60)),
+    ],
 )
 def test_no_line_is_wider_than_the_terminal(words, width):
     lines = help_of(words, width).splitlines()
@@ -48,20 +53,17 @@ def test_train_shows_what_matters_in_groups_and_says_how_many_more_there_are():
     assert f"There are {more} more: vigpipe train --help-all." in short
 
 
-@pytest.mark.parametrize(
-    ("verb", "own"),
-    [
-        ("check", ["--compare-steps"]),
-        ("time", ["--steps", "--test-batches"]),
-        ("plan", ["--bandwidth", "--profile", "--explain"]),
-    ],
-)
-def test_check_time_and_plan_show_what_differs_and_point_to_train(verb, own):
-    text = help_of(f"{verb} --help")
-    assert set(own) <= set(options_in(text))
-    assert "--lr" not in text
-    assert "the options of vigpipe train as well" in text
-    assert "--lr" in help_of(f"{verb} --help-all")
+def test_check_time_and_plan_show_what_differs_and_point_to_train():
+    for verb, *own in (
+        ("check", "--compare-steps"),
+        ("time", "--steps", "--test-batches"),
+        ("plan", "--bandwidth", "--profile", "--explain"),
+    ):
+        text = help_of(f"{verb} --help")
+        assert set(own) <= set(options_in(text))
+        assert "--lr" not in text
+        assert "the options of vigpipe train as well" in text
+    assert "--lr" in help_of("plan --help-all")
 
 
 def test_a_positional_argument_is_named_by_its_place():
@@ -75,15 +77,11 @@ def test_a_switch_that_is_on_shows_how_it_is_turned_off():
     assert "\n  --augment, --no-augment" in help_of("train --help-all")
 
 
-def completion(shell: str) -> str:
-    with redirect_stdout(io.StringIO()) as printed:
-        assert main(["completion", shell]) == 0
-    return printed.getvalue()
-
-
 def test_bash_completes_verbs_options_and_choices(tmp_path):
     script = tmp_path / "vigpipe.bash"
-    script.write_text(completion("bash"))
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["completion", "bash"]) == 0
+    script.write_text(printed.getvalue())
 
     def completed(*words: str) -> list[str]:
         line = " ".join(words)
@@ -102,16 +100,19 @@ def test_bash_completes_verbs_options_and_choices(tmp_path):
     assert completed("vigpipe", "train", "--schedule", "1") == ["1f1b"]
 
 
-def test_fish_has_a_script_with_the_options():
-    assert "keep-best" in completion("fish")
+def test_zsh_and_fish_have_scripts_with_the_options():
+    """By hand, in zsh 5.9, from a folder of $fpath and sourced: what bash completes above."""
+    app = App("vigpipe", version_flags=())
 
+    @app.command
+    def train(*, keep_best: str = "none"):
+        """Train."""
 
-def test_the_script_for_zsh_calls_or_registers_the_function_that_it_defines():
-    # By hand, in zsh 5.9, from a folder of $fpath and sourced: the words of the test of bash.
-    script = completion("zsh")
+    assert "keep-best" in completion_script(app, "fish")
+    script = completion_script(app, "zsh")
     assert "keep-best" in script
     (function,) = re.findall(r"^(_\w+)\(\)", script, re.MULTILINE)
-    assert script.endswith(f'  {function} "$@"\nelse\n  compdef {function} vigpipe\nfi\n')
+    assert script.endswith(f'  {function} "$@"\nelse\n  compdef {function} vigpipe\nfi')
 
 
 def test_another_shell_is_refused(capsys):
