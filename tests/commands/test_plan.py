@@ -84,25 +84,28 @@ def test_a_network_can_be_described():
 
 
 def test_the_plan_file_is_one_that_train_reads(here, capsys):
-    out = here / "found.toml"
-    code = plan("--profile", str(stored(here)), "--microbatches", "4", "--schedule", "gpipe",
-                "--batch-size", "8", "--explain", "--out", str(out))  # fmt: skip
+    out = here / "deep" / "found.toml"
+    options = ["--microbatches", "4", "--schedule", "gpipe", "--batch-size", "8", "--explain"]
+    code = plan("--profile", str(stored(here)), *options, "--out", str(out))
     stdout, stderr = capsys.readouterr()
     assert code == 0, stderr
     assert read_plan(out, "vig_digits", 4).stages == ((0, 1, 2), (3,))
     assert "runner-up" in stdout
     assert "limit" in stdout  # the sentence of --explain
-    assert (here / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     text = out.read_text()
+    assert "# Promise" in text
     # Rows of 2; the readout, the stem and the update are free: (M + S - 1) (f + b) of 3 + 6 a row.
     assert "90000.0 ms a step" in text
     assert "--stages" in text
     assert stdout.rstrip().endswith("--microbatches 4 --schedule gpipe --batch-size 8")
     assert tomllib.loads(text)["model"] == "vig_digits"
+    assert plan("--profile", str(stored(here)), *options, "--out", str(out)) == 0  # its own
 
 
-def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(here):
+def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(here, monkeypatch):
     """A newline in one made keys of the plan; versions that are no table were a traceback."""
+    monkeypatch.setattr("vigpipe.commands.plan.draw_timeline", lambda *_: None)
     path, out = stored(here), here / "found.toml"
     for facts, code in (
         ({"versions": 3}, 2),
@@ -115,23 +118,21 @@ def test_the_facts_of_a_profile_are_comments_of_the_plan_and_never_more(here):
     assert out.read_text().splitlines()[0].startswith(r"# Made by vigpipe plan, today\nmodel =")
 
 
-def test_gradients_are_added_up_as_when_the_profile_was_measured(here, capsys):
+def test_gradients_are_added_up_as_when_the_profile_was_measured(here, capsys, monkeypatch):
     """A profile of a GPU, where another way is the default, was refused on a host without one."""
     path = str(stored(here, sync="drain"))
+    monkeypatch.setattr("vigpipe.commands.plan.draw_timeline", lambda *_: None)
     assert plan("--profile", path, "--out", "x.toml") == 0
     assert plan("--profile", path, "--out", "x.toml", "--sync", "double") == 2
     assert "was measured with sync = drain" in capsys.readouterr().err
 
 
-def test_a_plan_is_made_again_but_one_of_ones_own_is_not_overwritten(here, capsys):
-    out, mine = here / "deep" / "plan.toml", here / "mine.toml"
-    for _ in range(2):
-        assert plan("--profile", str(stored(here)), "--out", str(out)) == 0
-    assert "# Promise" in out.read_text()
-    mine.write_text('model = "vig_digits"\nstages = [[0, 1, 2, 3]]\n')
-    assert plan("--profile", str(stored(here)), "--out", str(mine)) == 2
+def test_a_plan_of_ones_own_is_not_overwritten(here, capsys):
+    out = here / "mine.toml"
+    out.write_text('model = "vig_digits"\nstages = [[0, 1, 2, 3]]\n')
+    assert plan("--profile", str(stored(here)), "--out", str(out)) == 2
     assert "this command did not write it" in capsys.readouterr().err
-    assert mine.read_text().startswith("model")
+    assert out.read_text().startswith("model")
 
 
 LIMIT = "must be a number with one of the units"

@@ -11,32 +11,20 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.commands.refusals import check_commands
 from tests.small_digits import write_small_digits
 from tests.world import run_command
 from vigpipe.cli import main
 
 FILES = {
-    "config.toml",
-    ".lock",
-    "metrics.jsonl",
-    "summary.json",
-    "timing.csv",
-    "timing.md",
-    "timeline.json",
-    "timeline.png",
-    "timeline.svg",
-    "trace.json",
+    *("config.toml", ".lock", "metrics.jsonl", "summary.json", "trace.json"),
+    *("timing.csv", "timing.md", "timeline.json", "timeline.png", "timeline.svg"),
 }
 SMALL = ["--data", "fake", "--image-size", "8", "--batch-size", "8", "--threads", "1"]
 SHORT = ["--timing-warmup", "1", "--steps", "6"]
 KEYS = {
-    "warmup_steps",
-    "step_seconds",
-    "overhead",
-    "clock_error_seconds",
-    "accounting",
-    "bubble",
-    "peak_bytes",
+    *("warmup_steps", "step_seconds", "overhead", "clock_error_seconds"),
+    *("accounting", "bubble", "peak_bytes"),
 }
 
 
@@ -51,7 +39,7 @@ def read_summary(folder: Path) -> dict:
 
 def assert_written(folder: Path, num_ranks: int, num_timed: int) -> dict:
     """All files are whole; returns the summary."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     timing = summary["timing"]
     assert timing.keys() >= KEYS
     step = timing["step_seconds"]
@@ -114,25 +102,26 @@ def test_time_in_one_process(tmp_path, capsys):
     assert "test_batches" not in config
     again = ["train", "--config", str(folder / "config.toml"), "--steps", "2"]
     assert main([*again, "--no-timing", "--no-trace", "--out", str(tmp_path / "again")]) == 0
-    assert "timing" not in json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert "timing" not in read_summary(tmp_path / "again")
 
 
 def test_a_single_step_after_the_warm_up_is_timed(tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = ["time", *SMALL, "--timing-warmup", "2", "--steps", "3", "--test-batches", "1"]
     assert main([*arguments, "--no-trace", "--out", str(folder)]) == 0
-    timing = json.loads((folder / "summary.json").read_text())["timing"]
+    timing = read_summary(folder)["timing"]
     assert timing["step_seconds"]["count"] == 1
     assert timing["median_seconds"].keys() == {"timed"}
     assert "Every other step" not in capsys.readouterr().out
     assert not (folder / "trace.json").exists()
 
 
-def test_no_more_steps_are_timed_than_asked_for(tmp_path):
-    folder = tmp_path / "run"
-    arguments = ["time", *SMALL, *SHORT, "--timing-steps", "1", "--test-batches", "1"]
-    assert main([*arguments, "--out", str(folder)]) == 0
-    assert {row["step"] for row in rows(folder)} == {"2"}
+def of_small_digits(tmp_path: Path, batch_size: int, warmup: int = 1) -> list[str]:
+    """Options of 144 images in such batches."""
+    write_small_digits(tmp_path)
+    data = ["--data", str(tmp_path / "digits.npz"), "--batch-size", str(batch_size)]
+    options = ["--model", "vig_digits", "--threads", "1", "--timing-warmup", str(warmup)]
+    return [*data, *options, "--out", str(tmp_path / "run")]
 
 
 def seconds_by_fill(folder: Path, phase: str) -> dict[str, list[float]]:
@@ -146,10 +135,8 @@ def seconds_by_fill(folder: Path, phase: str) -> dict[str, list[float]]:
 
 def test_time_tells_full_and_partial_batches_apart(tmp_path, capsys):
     # Once the median was over both kinds, here of 100 and 44 images, and so that of neither.
-    write_small_digits(tmp_path)
-    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "100"]
-    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
-    assert main(["time", *options, "--steps", "7", "--out", str(folder)]) == 0
+    folder = tmp_path / "run"
+    assert main(["time", *of_small_digits(tmp_path, 100), "--steps", "7"]) == 0
     seconds, timing = seconds_by_fill(folder, "train"), read_summary(folder)["timing"]
     assert {samples: len(own) for samples, own in seconds.items()} == {"44": 3, "100": 3}
     # 6 full batches after the warm-up, every other one timed; the partial ones are in addition.
@@ -175,31 +162,14 @@ def test_time_tells_full_and_partial_batches_apart(tmp_path, capsys):
 
 
 def test_no_more_full_batches_are_timed_than_asked_for(tmp_path):
-    write_small_digits(tmp_path)
-    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "10"]
-    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "0"]
+    folder, options = tmp_path / "run", of_small_digits(tmp_path, 10, 0)
     options += ["--no-trace", "--timing-steps", "20", "--epochs", "2"]
-    assert main(["train", *options, "--timing", "--out", str(folder)]) == 0
+    assert main(["train", *options, "--timing"]) == 0
     counts = {samples: len(own) for samples, own in seconds_by_fill(folder, "train").items()}
     assert counts == {"10": 20, "4": 1}
     # Each of two evaluations has two batches of 10 and one of 4.
     assert {s: len(own) for s, own in seconds_by_fill(folder, "test").items()} == {"10": 4, "4": 2}
     assert [b["samples"] for b in read_summary(folder)["timing"]["partial_batches"]] == [4, 4]
-
-
-def test_a_run_of_partial_batches_only_says_so(tmp_path, capsys):
-    write_small_digits(tmp_path)
-    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "500"]
-    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
-    assert main(["time", *options, "--steps", "4", "--out", str(folder)]) == 0
-    summary = read_summary(folder)
-    assert (summary["steps"], summary["timing"]["step_seconds"]["count"]) == (4, 2)
-    assert summary["timing"]["median_seconds"].keys() == {"timed", "untimed"}
-    printed = capsys.readouterr().out
-    assert "2 steps after a warm-up of 1: median" in printed
-    words = "Partial batch of 144 of 500 samples: 2 training steps, median "
-    assert words in printed
-    assert "no full training step was timed, so other figures are of this one." in printed
 
 
 def test_train_with_timing_and_trace(tmp_path, capsys):
@@ -229,47 +199,38 @@ def test_time_two_stages(tmp_path):
     assert bubble["formula"] == pytest.approx(1 / 3)
     assert "(S - 1) / (V M + S - 1) gives 33.3%" in ended.stdout
     assert "- command: `vigpipe time --data fake" in (folder / "timing.md").read_text()
-
-
-@pytest.mark.multiprocess
-def test_train_as_a_module_tells_its_command(tmp_path):
-    folder = tmp_path / "run"
-    arguments = [*SMALL, "--timing", "--timing-warmup", "1", "--steps", "2", "--out", str(folder)]
-    ended = run_command([sys.executable, "-m", "vigpipe.train", *arguments])
+    module = [*SMALL, "--timing", "--timing-warmup", "1", "--steps", "2", "--out", f"{folder}-2"]
+    ended = run_command([sys.executable, "-m", "vigpipe.train", *module])
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "- command: `vigpipe train --data fake" in (folder / "timing.md").read_text()
+    assert "- command: `vigpipe train --data fake" in Path(f"{folder}-2", "timing.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["time", "--no-timing"], "--no-timing: is what vigpipe time is for"),
-        (["time", "--test-batches", "0"], "--test-batches 0: must be at least 1"),
-        (["time", "--timing-steps", "0"], "--timing-steps 0: must be a number from 1"),
-        (["time", "--timing-warmup", "-1"], "--timing-warmup -1: must be a number from 0"),
-        (["time", "--timing-steps", "2.5"], "--timing-steps 2.5: must be a whole number"),
-        (["time", "--steps", "3"], "no step is left to be timed after --timing-warmup 3; take"),
-        (["time", "--steps", "3", "--strategy", "gossip"], "no step is left to be timed after"),
-        (["train", "--trace", "--steps", "2"], "no step is left to be timed after --timing-warmup"),
-        (["train", "--timing", "--timing-steps", "many"], "--timing-steps"),
-        (["time", "--stages", "9"], "9"),
-    ],
-)
-def test_wrong_options_are_one_sentence(arguments, words, tmp_path, capsys):
-    assert main([*arguments, *SMALL, "--out", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
-    assert not (tmp_path / "run").exists()
+WRONG = [
+    ("time --no-timing", "--no-timing: is what vigpipe time is for"),
+    ("time --test-batches 0", "--test-batches 0: must be at least 1"),
+    ("time --timing-steps 0", "--timing-steps 0: must be a number from 1"),
+    ("time --timing-warmup -1", "--timing-warmup -1: must be a number from 0"),
+    ("time --timing-steps 2.5", "--timing-steps 2.5: must be a whole number"),
+    ("time --steps 3", "no step is left to be timed after --timing-warmup 3; take"),
+    ("time --steps 3 --strategy gossip", "no step is left to be timed after"),
+    ("train --trace --steps 2", "no step is left to be timed after --timing-warmup"),
+    ("train --timing --timing-steps many", "--timing-steps"),
+    ("time --stages 9", "9"),
+]
+
+
+def test_wrong_options_are_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_commands(capsys, "", [(f"{line} {' '.join(SMALL)}", words) for line, words in WRONG])
 
 
 def test_replicas_with_steps_of_their_own_are_told_who_worked_and_waited(capsys, tmp_path):
     options = ["--strategy", "gossip", "--average-every", "2", "--items", "pool"]
     assert main(["time", *SMALL, *SHORT, *options, "--out", str(tmp_path / "run")]) == 0
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        *("config.toml", ".lock", "metrics.jsonl", "summary.json", "events.jsonl"),
+        *("config.toml", ".lock", "metrics.jsonl", "summary.json", "events.jsonl")
     }
-    (account,) = json.loads((tmp_path / "run" / "summary.json").read_text())["replicas"]["each"]
+    (account,) = read_summary(tmp_path / "run")["replicas"]["each"]
     assert (account["items"], account["samples"]) == (5, 40)  # without the warm-up
     out = capsys.readouterr().out
     assert out.splitlines()[2].split()[:4] == ["replica", "items", "ms", "an"]
@@ -287,12 +248,9 @@ def test_replicas_of_a_graph_are_told_the_nodes_that_they_train_on(capsys, tmp_p
 
 def test_items_of_partial_batches_are_told_apart(capsys, tmp_path):
     # Of 144 images in batches of 100, every other item has 44.
-    write_small_digits(tmp_path)
-    folder, data = tmp_path / "run", ["--data", str(tmp_path / "digits.npz"), "--batch-size", "100"]
-    options = [*data, "--model", "vig_digits", "--threads", "1", "--timing-warmup", "1"]
-    options += ["--strategy", "gossip", "--average-every", "2", "--items", "pool", "--steps", "7"]
-    assert main(["time", *options, "--out", str(folder)]) == 0
-    (account,) = read_summary(folder)["replicas"]["each"]
+    gossip = ["--strategy", "gossip", "--average-every", "2", "--items", "pool", "--steps", "7"]
+    assert main(["time", *of_small_digits(tmp_path, 100), *gossip]) == 0
+    (account,) = read_summary(tmp_path / "run")["replicas"]["each"]
     assert (account["items"], account["partial_items"]) == (6, 3)
     partial = account["partial_busy_seconds"] / 3
     full = account["busy_seconds"] / 3 - partial
