@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vigpipe.bench.accuracy import curves_of, pixel_baselines
+from vigpipe.bench.accuracy import pixel_baselines
 from vigpipe.cli import main
 from vigpipe.data import open_source
 
@@ -66,45 +66,9 @@ def test_the_page_has_the_last_scores_and_the_baselines(run, tmp_path, capsys):
     assert pixels.std() > 10  # something is drawn
 
 
-def test_replicas_with_steps_of_their_own_have_a_curve_each():
-    rows = [
-        {"step": 1, "epoch": 1, "loss": 2.0, "replica": 0},
-        {"step": 1, "epoch": 1, "loss": 3.0, "replica": 1},
-        {"step": 2, "event": "average"},
-        {"step": 2, "epoch": 1, "loss": 1.0, "replica": 0},
-        {"epoch": 1, "loss": 9.0, "top1": 0.5},
-        {"step": 2, "epoch": 1, "loss": 2.5, "replica": 1},
-    ]
-    assert curves_of(rows) == [([1, 2], [2.0, 1.0]), ([1, 2], [3.0, 2.5])]
-    together = [{"step": i, "epoch": 1, "loss": float(i)} for i in (1, 2)]
-    assert curves_of(together) == [([1, 2], [1.0, 2.0])]
-
-
 def test_raw_pixels_tell_digits_apart_and_noise_not():
     digits = pixel_baselines(open_source("digits"))
     assert digits.keys() == {"kNN on pixels", "linear classifier on pixels"}
     assert min(digits.values()) > 0.8
     noise = pixel_baselines(open_source("fake", num_fake_images=100, image_size=(8, 8)))
     assert max(noise.values()) < 0.5
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "expected"),
-    [
-        ("summary.json", None, "holds no finished run of vigpipe train"),
-        ("summary.json", "{", "holds no finished run of vigpipe train"),
-        ("config.toml", "= 3", "holds no finished run of vigpipe train"),
-        ("metrics.jsonl", '{"epoch": 1, "accuracy": 0.5, "nodes": 9}\n', "is of a run on a graph"),
-        ("config.toml", "", "has no evaluation to show"),
-        ("metrics.jsonl", '{"step": 1, "epoch": 1, "loss": 2.0}\n', "has no evaluation to show"),
-    ],
-)
-def test_a_folder_without_a_finished_run_is_an_error(run, capsys, file, content, expected):
-    if content is None:
-        (run / file).unlink()
-    else:
-        (run / file).write_text(content)
-    assert main(["bench", "accuracy", "--run", str(run)]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("\n") == 1

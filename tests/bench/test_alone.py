@@ -43,12 +43,11 @@ def page(tmp_path, monkeypatch, capsys):
 
 def test_the_reference_is_the_same_model():
     torch.manual_seed(0)
-    for name in ("vig_cifar_ti", "pvig_cifar_ti"):
-        model = create_model(name, num_classes=5).double().train()
-        assert isinstance(model, VisionGnn)
-        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-        reference = ReferenceVig(model).double().train()
-        torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
+    model = create_model("pvig_cifar_ti", num_classes=5).double().train()
+    assert isinstance(model, VisionGnn)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    reference = ReferenceVig(model).double().train()
+    torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
     model = create_model("vig_study", num_classes=10).double().train()
     reference = ReferenceStudy().double()
     reference.load_state_dict(model.state_dict())
@@ -58,17 +57,11 @@ def test_the_reference_is_the_same_model():
     torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.heavy
 def test_memory_is_what_the_work_adds():
     peak, added = peaks(allocate, 200.0, device="cpu", threads=1)
     assert 195e6 < added < 230e6
     assert peak > added + 50e6  # torch itself
-
-
-def test_a_contender_that_dies_is_told(monkeypatch):
-    forks = server()  # as no memory is measured, the process need not be a fresh one
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
-    with pytest.raises(RuntimeError, match=r"allocate\(\('no number',\)|allocate.*ended early"):
-        peaks(allocate, "no number", device="cpu", threads=1)
 
 
 def test_operators(page, monkeypatch):
@@ -83,17 +76,8 @@ def test_operators(page, monkeypatch):
 
 
 def test_the_study(page):
-    text, rows = page(
-        "study",
-        "--batch-sizes",
-        "2,3",
-        "--most-reference",
-        "2",
-        "--compared",
-        "2",
-        "--repeats",
-        "1",
-    )
+    sizes = ("--batch-sizes", "2,3", "--most-reference", "2", "--compared", "2")
+    text, rows = page("study", *sizes, "--repeats", "1")
     assert [row["contender"] for row in rows] == [
         "batch 2: reference", "batch 2: plain", "batch 2: fused", "batch 3: fused"
     ]  # fmt: skip
@@ -104,40 +88,12 @@ def test_throughput(page, monkeypatch):
     forks = server()  # memory is measured, but not compared
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
     sizes = ("--models", "vig_digits", "--batch-size", "2", "--repeats", "1")
-    text, rows = page("vig", *sizes, "--dtypes", "float32", "--no-compiled")
+    words = ("--modes", "inference", "--dtypes", "float32", "--no-compiled")
+    text, rows = page("vig", *sizes, *words)
     assert [row["contender"] for row in rows] == [
-        f"vig_digits {mode}: {way}, float32"
-        for mode in ("training", "inference")
+        f"vig_digits inference: {way}, float32"
         for way in ("reference", "reference, channels last", "ours", "products")
     ]
     assert all(row["contender"].split(": ")[1] in text for row in rows)
     assert "of the matrix rate" in text
     assert "logits off by" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["vig", "--models", "vig_study"],
-            "--models vig_study: 'vig_study' is not one of vig_digits",
-        ),
-        (
-            ["vig", "--dtypes", "float16"],
-            "--dtypes float16: 'float16' is not one of float32, bfloat16",
-        ),
-        (["vig", "--modes", "both"], "--modes both: 'both' is not one of training, inference"),
-        (["study", "--batch-sizes", "ten"], "--batch-sizes ten: must be numbers of images"),
-        (["study", "--batch-sizes", "0"], "--batch-sizes 0: must be numbers of images"),
-        (["ops", "--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["ops", "--threads", "0"], "--threads 0: expected a whole number from 1 to"),
-        (["ops", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
-    ],
-)
-def test_wrong_use_is_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
-    assert not list(tmp_path.iterdir())

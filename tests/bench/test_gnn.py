@@ -10,7 +10,6 @@ from vigpipe.bench import gnn
 from vigpipe.bench.options import GnnBench
 from vigpipe.commands.dataset import prepare_dataset
 from vigpipe.config.verbs import PrepareConfig
-from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TEST, TRAIN
 
 CPU = torch.device("cpu")
@@ -73,18 +72,3 @@ def test_the_page_has_every_contender(options, tmp_path, monkeypatch, capsys):
     assert asked == list(sage)
     assert all(f"| {name} " in text for name in sage)
     assert text.count("1,000 MB") == len(sage)
-
-
-def test_a_contender_that_is_made_by_its_first_call(options):
-    step = gnn.lazily("sage: vigpipe, sparse features", options, device=CPU)
-    step()
-    step()
-
-
-def test_several_classes_are_refused(options, monkeypatch):
-    graph = gnn._open(options)
-    monkeypatch.setattr(
-        gnn, "open_graph", lambda *_, **__: replace(graph, labels=np.zeros((200, 5), bool))
-    )
-    with pytest.raises(InputError, match="has several classes a node; choose another graph"):
-        gnn.bench_gnn(options)

@@ -8,7 +8,6 @@ import pytest
 from vigpipe.bench import trained
 from vigpipe.bench.intervals import PUBLISHED, bench_intervals
 from vigpipe.bench.options import IntervalsBench
-from vigpipe.cli import main
 
 
 @pytest.fixture
@@ -63,24 +62,3 @@ def test_every_way_is_run_with_every_interval_and_number_of_replicas(commands, t
     assert page.count("2.00 / 2.00") == 2 * (2 + 1)  # all-reduce twice, and two replicas' 24 / 12
     assert "10 11 12 13" in page
     assert all(seconds in page for seconds, _ in PUBLISHED.values())
-
-
-def test_weights_can_be_averaged_instead(commands, tmp_path):
-    options = IntervalsBench(
-        data="sbm:200,4", average="weights", partitions="metis", out=tmp_path / "a"
-    )
-    bench_intervals(options)
-    assert not any("--final" in command for command in commands)
-
-
-def test_wrong_use_is_one_sentence(capsys):
-    for words, message in (
-        (["--model", "vig_digits"], "--model vig_digits: is a model of images"),
-        (["--seeds", "0"], "--seeds 0: must be at least 1"),
-        (["--dp", "3"], "--dp 3: differs from run to run here; leave it out"),
-        (["--partitions", "metis,louvain"], "--partitions metis,louvain: 'louvain' is not"),
-        (["--intervals", "1,x"], "--intervals 1,x: must be numbers from 1"),
-        (["--replicas", "0"], "--replicas 0: must be numbers from 1"),
-    ):
-        assert main(["bench", "intervals", "--data", "sbm:200,4", *words]) == 2
-        assert message in capsys.readouterr().err

@@ -11,7 +11,6 @@ from vigpipe import training
 from vigpipe.bench import slowed, trained
 from vigpipe.bench.learning import WAYS, bench_learning
 from vigpipe.bench.options import LearningBench
-from vigpipe.errors import InputError
 
 
 @pytest.fixture
@@ -56,56 +55,6 @@ def test_every_way_is_run_with_every_seed_and_the_same_options(commands, tmp_pat
     assert "| gossip, gradients          | 62.50% ± 17.68% | 50.00% – 75.00% | 1.00 1.00" in page
     assert "Kept at the end is the mean of the replicas, or what the server has. Seeds" in page
     assert len((tmp_path / "a" / "rows.csv").read_text().splitlines()) == 1 + 2 * len(WAYS)
-
-
-def test_with_validation_images_the_best_replica_is_kept_of_those_that_drift(commands, tmp_path):
-    bench_learning(LearningBench(validation=0.1, seeds=1, out=tmp_path / "a"))
-    for command in commands:
-        assert ("--final best" in " ".join(command)) == ("gradients" in command)
-    page = (tmp_path / "a" / "README.md").read_text()
-    assert "where gradients were averaged, the best one on the validation images, or what" in page
-
-
-def test_a_run_that_fails_ends_the_benchmark(monkeypatch, tmp_path):
-    monkeypatch.setattr(trained, "run_child", lambda command: 2)
-    with pytest.raises(InputError, match="synchronous with seed 0 ended with exit code 2"):
-        bench_learning(LearningBench(out=tmp_path / "a"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seeds": 0}, "--seeds 0: must be at least 1"),
-        ({"ways": "server,nobody"}, "--ways server,nobody: 'nobody' is part of no name: synchr"),
-        ({"strategy": "gossip"}, "--strategy gossip: every strategy is run here"),
-        ({"sleep": 61.0}, "--sleep 61 --slow 1: must be from 0 to 60, and from 1 to 1000"),
-        ({"slow": 4.0}, "--slow 4: is a multiple of --sleep, which is not given"),
-        ({"sleep": 0.1, "stages": 2}, "--sleep 0.1: is for --stages 1, not 2"),
-    ],
-)
-def test_wrong_options_are_refused(options, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        bench_learning(LearningBench(**options, out=tmp_path / "a"))
-
-
-def test_words_choose_ways_to_run_beside_the_synchronous_one(commands, tmp_path):
-    bench_learning(LearningBench(ways="server,outer", seeds=1, out=tmp_path / "a"))
-    strategies = [c[c.index("--strategy") + 1] for c in commands if "--strategy" in c]
-    assert len(commands) == 1 + len(strategies)
-    assert strategies == ["periodic", "periodic", "periodic", "server"]
-
-
-def test_with_a_slow_replica_the_runs_are_started_otherwise_and_their_time_is_told(
-    commands, tmp_path
-):
-    options = LearningBench(ways="server", seeds=1, sleep=0.2, slow=4.0, out=tmp_path / "a")
-    bench_learning(options)
-    starts = [command[2 : command.index("train")] for command in commands]
-    slowed = ["vigpipe.bench.slowed"]
-    assert starts == [[*slowed, "4", "0.2", "4.0", "4"], [*slowed, "5", "0.2", "4.0", "4"]]
-    page = (tmp_path / "a" / "README.md").read_text()
-    assert "Each replica sleeps 0.2 s before an item, and the last one 0.8 s." in page
-    assert "| 10.0      | 3.00 " in page
 
 
 @pytest.mark.parametrize(("num_replicas", "slept"), [(1, [0.8]), (2, [0.2])])

@@ -8,7 +8,6 @@ import pytest
 
 from tests.world import run_command
 from vigpipe.bench.samplers import read_run
-from vigpipe.cli import main
 
 
 def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
@@ -52,13 +51,3 @@ def test_real_runs_end_in_a_table(tmp_path):
     page = (out / "README.md").read_text()
     assert "| full@2" in page
     assert "random:4@1, seed 0: accuracy" in done.stdout
-
-
-def test_wrong_use_is_one_sentence(capsys):
-    for words, message in (
-        (["--model", "vig_digits"], "--model vig_digits: is a model of images"),
-        (["--seeds", "0"], "--seeds 0: must be at least 1"),
-        (["--parts", "3"], "--parts 3: is what --ways is for"),
-    ):
-        assert main(["bench", "samplers", "--data", "sbm:200,4", *words]) == 2
-        assert message in capsys.readouterr().err
