@@ -48,7 +48,7 @@ def test_a_script_trains_in_ranks_and_gets_rows_and_model():
         digits = vigpipe.load(run.weights)
         assert digits.model.state_dict().keys() == run.model.state_dict().keys()
         print(json.dumps([str(run.folder), told, run.summary]))
-        """,
+        """
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "\x1b" not in ended.stdout
@@ -77,7 +77,7 @@ def test_a_callback_stops_a_run_which_goes_on_later():
         run = vigpipe.train(steps=last + 2, resume="auto", on_step=told.append, **options)
         assert [row["step"] for row in told] == [last + 1, last + 2]
         assert [row["step"] for row in run.steps] == list(range(1, last + 3))
-        """,
+        """
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
@@ -110,7 +110,7 @@ def test_what_goes_wrong_is_an_exception():
             vigpipe.train(epochs=1000, out="killed", on_step=kill, {SHORT})
         except vigpipe.TrainingError as error:
             print(error.code, error)
-        """,
+        """
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     wrong, infinite, mine, killed = ended.stdout.splitlines()

@@ -1,11 +1,15 @@
 """Write folders of runs like those of vigpipe train, of any layout, in milliseconds."""
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vigpipe.job.fill import Fill
 from vigpipe.job.rows import partial_batch
@@ -21,7 +25,8 @@ FULL = 100  # samples of a full batch
 COMMIT = "0123456789abcdef0123456789abcdef01234567+"
 FORWARD, BACKWARD, TRANSFER = 0.010, 0.019, 0.001  # seconds of a micro-batch on one stage
 SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation": 0.3, "/ffn": 0.35}
-
+SHARED = tempfile.TemporaryDirectory()
+atexit.register(SHARED.cleanup)
 SHARES_OF_LAYER = {"": 1.0, "/aggregation": 0.5, "/update": 0.3}  # of a graph model's block
 
 
@@ -212,6 +217,12 @@ def write_run(
     }
     record.finish(summary)
     return folder
+
+
+@functools.cache
+def shared_run(name: str = "run", **options: Any) -> Path:
+    """Write a run as `write_run` does, once for all tests that only read it."""
+    return write_run(Path(tempfile.mkdtemp(dir=SHARED.name), name), **options)
 
 
 def _of_nodes(row: dict) -> dict:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from plotly.io import to_json
 
-from tests.report.runs import gpipe, write_run
+from tests.report.runs import gpipe, shared_run
 from vigpipe.analysis.account import PARTS
 from vigpipe.report import charts
 from vigpipe.report.read import read_runs
@@ -60,8 +60,8 @@ def test_stages_of_a_rank_are_told_apart():
     assert set(many[0]["text"]) == {"3"}  # a low row has room for one line
 
 
-def test_kinds_of_waiting_are_hatched(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run")])
+def test_kinds_of_waiting_are_hatched():
+    (run,) = read_runs([shared_run()])
     assert run.timing is not None
     assert run.timing.timeline is not None
     for drawn in (
@@ -93,8 +93,8 @@ def test_a_prediction_of_one_replica_has_no_empty_rows():
     assert titles == ["measured, step 7", "predicted, one replica"]
 
 
-def test_a_rank_s_bar_is_made_of_all_parts(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run")])
+def test_a_rank_s_bar_is_made_of_all_parts():
+    (run,) = read_runs([shared_run()])
     assert run.timing is not None
     drawn = traces(charts.account_chart(run.timing.accounts))
     assert [trace["name"] for trace in drawn] == list(PARTS)

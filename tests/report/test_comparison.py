@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from tests.report.runs import COMMIT, NUM_WARMUP, going_on, write_run
+from tests.report.runs import COMMIT, NUM_WARMUP, going_on, shared_run, write_run
 from vigpipe.analysis.bubble import Bubble
 from vigpipe.job.fill import Fill
 from vigpipe.report.comparison import (
@@ -21,9 +21,9 @@ from vigpipe.report.markup import Shortened
 from vigpipe.report.read import read_runs
 
 
-def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
-    timed = write_run(tmp_path / "timed")
-    dead = write_run(tmp_path / "dead", timed=False, finished=False, replicas=1, stages=3)
+def test_the_table_tells_what_a_run_was_and_reached():
+    timed = shared_run()
+    dead = shared_run(timed=False, finished=False, replicas=1, stages=3)
     table = dict(run_table(read_runs([timed, dead])))
     assert table["state"] == ["finished", "unfinished"]
     assert table["model"] == ["vig_digits", "vig_digits"]
@@ -41,17 +41,17 @@ def test_the_table_tells_what_a_run_was_and_reached(tmp_path):
     assert table["versions"] == ["vigpipe 0.1.0, torch 2.15.0", "–"]
 
 
-def test_validation_and_test_images_have_a_line_each(tmp_path):
-    runs = [write_run(tmp_path / "a", timed=False), write_run(tmp_path / "b", validated=True)]
+def test_validation_and_test_images_have_a_line_each():
+    runs = [shared_run(timed=False), shared_run(validated=True)]
     table = dict(run_table(read_runs(runs)))
     assert table["validation top-1"] == ["–", "75.00%, moving average 45.00%"]
     assert table["test top-1"] == ["90.00%, moving average 60.00%"] * 2
     assert "validation top-1" not in dict(run_table(read_runs(runs[:1])))
 
 
-def test_runs_of_images_and_of_a_graph_have_lines_of_their_own_beside_one_another(tmp_path):
-    images = write_run(tmp_path / "images", timed=False, validated=True)
-    nodes = write_run(tmp_path / "nodes", timed=False, validated=True, graph=True, model="sage")
+def test_runs_of_images_and_of_a_graph_have_lines_of_their_own_beside_one_another():
+    images = shared_run(timed=False, validated=True)
+    nodes = shared_run(timed=False, validated=True, graph=True, model="sage")
     runs = read_runs([images, nodes])
     table = dict(run_table(runs))
     assert table["graph"] == ["–", "1,200 nodes, 9,876 edges"]
@@ -68,8 +68,8 @@ def test_runs_of_images_and_of_a_graph_have_lines_of_their_own_beside_one_anothe
     assert not {"graph", "test accuracy", "nodes/s, median"} & set(dict(run_table(runs[:1])))
 
 
-def test_only_a_whole_hash_is_shortened(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+def test_only_a_whole_hash_is_shortened():
+    (run,) = read_runs([shared_run(timed=False)])
     for commit, shown in (
         ("0" * 40, "0" * 10),
         ("a" * 64, "a" * 10),
@@ -81,8 +81,8 @@ def test_only_a_whole_hash_is_shortened(tmp_path):
         assert cell == (commit if shown is None else Shortened(shown, commit))
 
 
-def test_facts_that_no_run_tells_have_no_line(tmp_path):
-    dead = write_run(tmp_path / "dead", timed=False, finished=False)
+def test_facts_that_no_run_tells_have_no_line():
+    dead = shared_run(timed=False, finished=False)
     table = dict(run_table(read_runs([dead])))
     assert "model" in table
     assert not {"hardware", "commit", "host", "versions", "peak memory"} & set(table)
@@ -102,10 +102,8 @@ def test_a_run_that_goes_on_tells_how_far_it_is(tmp_path):
     assert progress(replace(run, steps=())) == "it has not made its first step"
 
 
-def test_warmup_is_left_out_of_medians(tmp_path):
-    timed, untimed = read_runs(
-        [write_run(tmp_path / "timed"), write_run(tmp_path / "untimed", timed=False)]
-    )
+def test_warmup_is_left_out_of_medians():
+    timed, untimed = read_runs([shared_run(), shared_run(timed=False)])
     assert settled_steps(timed)[0].number == NUM_WARMUP + 1
     assert settled_steps(untimed)[0].number == 2
     expected = median(step.seconds for step in timed.steps[NUM_WARMUP:])
@@ -114,14 +112,10 @@ def test_warmup_is_left_out_of_medians(tmp_path):
     assert table["waiting for data a step, median"] == [f"{expected / 8:.4f} s"]
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
-def test_medians_are_of_full_batches_and_partial_ones_have_a_line(timed, told, tmp_path):
+@pytest.mark.parametrize(("timed", "told"), [(True, True), (False, False)])
+def test_medians_are_of_full_batches_and_partial_ones_have_a_line(timed, told):
     run, whole = read_runs(
-        [
-            write_run(tmp_path / "run", timed=timed, partial=28, told=told),
-            write_run(tmp_path / "whole", timed=timed),
-        ]
+        [shared_run(timed=timed, partial=28, told=told), shared_run(timed=timed)]
     )
     first = NUM_WARMUP if timed else 1
     full = [step for step in run.steps[first:] if step.number % 15]
@@ -137,10 +131,8 @@ def test_medians_are_of_full_batches_and_partial_ones_have_a_line(timed, told, t
     assert float(dict(ratios([run]))["step, ms"][0]) == pytest.approx(1e3 * expected, abs=1e-3)
 
 
-def test_sub_graphs_count_whatever_their_size_unless_the_run_tells_of_missing_ones(tmp_path):
-    old, told = read_runs(
-        [write_run(tmp_path / str(t), graph=True, partial=28, told=t) for t in (False, True)]
-    )
+def test_sub_graphs_count_whatever_their_size_unless_the_run_tells_of_missing_ones():
+    old, told = read_runs([shared_run(graph=True, partial=28, told=t) for t in (False, True)])
     assert len(settled_steps(old)) == len(old.steps) - NUM_WARMUP
     assert len(settled_steps(told)) == len(told.steps) - NUM_WARMUP - 2
     table = dict(run_table([told]))
@@ -148,8 +140,8 @@ def test_sub_graphs_count_whatever_their_size_unless_the_run_tells_of_missing_on
     assert str(cell).endswith("s of 28 of 100 sub-graphs")
 
 
-def test_a_run_of_partial_batches_only_is_told_by_these(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+def test_a_run_of_partial_batches_only_is_told_by_these():
+    (run,) = read_runs([shared_run(timed=False)])
     steps = tuple(step._replace(partial=Fill(28, 100)) for step in run.steps)
     run = replace(run, steps=steps)
     assert settled_steps(run) == steps[1:]
@@ -157,11 +149,11 @@ def test_a_run_of_partial_batches_only_is_told_by_these(tmp_path):
     assert settled_steps(replace(run, steps=())) == ()
 
 
-def test_ratios_are_to_the_first_run(tmp_path):
+def test_ratios_are_to_the_first_run():
     folders = [
-        write_run(tmp_path / "a", replicas=1, slow=1.0),
-        write_run(tmp_path / "b", replicas=1, slow=2.0),
-        write_run(tmp_path / "c", timed=False),
+        shared_run(replicas=1, slow=1.0),
+        shared_run(replicas=1, slow=2.0),
+        shared_run(timed=False),
     ]
     table = dict(ratios(read_runs(folders)))
     assert table["stage 0, forward, ms"][1].endswith("(1.00×)")
@@ -171,8 +163,8 @@ def test_ratios_are_to_the_first_run(tmp_path):
     assert float(table["images/s"][0]) > float(table["images/s"][1].split()[0])
 
 
-def test_only_options_that_differ_are_listed(tmp_path):
-    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", microbatches=8)]
+def test_only_options_that_differ_are_listed():
+    folders = [shared_run(), shared_run(microbatches=8)]
     assert differences(read_runs(folders)) == [("microbatches", ["4", "8"])]
     assert differences(read_runs(folders[:1])) == []
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.runs import write_run
+from tests.report.runs import shared_run
 from tests.report.test_charts import traces
 from vigpipe.job.fill import Fill
 from vigpipe.report import curves
@@ -23,14 +23,14 @@ def step(number, epoch, images, loss=1.0, lr=0.1, seconds=0.5):
 
 
 @pytest.fixture
-def make(tmp_path):
+def make():
     """Makes a run of the given steps and evaluations."""
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+    (run,) = read_runs([shared_run(timed=False)])
     return lambda *steps, evaluations=(): replace(run, steps=steps, evaluations=evaluations)
 
 
-def test_runs_are_drawn_over_one_another_with_one_entry_each(tmp_path):
-    runs = read_runs([write_run(tmp_path / "a<b>"), write_run(tmp_path / "b", timed=False)])
+def test_runs_are_drawn_over_one_another_with_one_entry_each():
+    runs = read_runs([shared_run("a<b>"), shared_run("b", timed=False)])
     for chart in CHARTS:
         drawn = traces(chart(runs))
         entries = [trace["name"] for trace in drawn if trace["showlegend"]]
@@ -38,14 +38,14 @@ def test_runs_are_drawn_over_one_another_with_one_entry_each(tmp_path):
         assert len({trace["line"]["color"] for trace in drawn}) == 2
 
 
-def test_the_lines_of_a_single_run_are_named(tmp_path):
-    drawn = traces(curves.loss_chart(read_runs([write_run(tmp_path / "run", timed=False)])))
+def test_the_lines_of_a_single_run_are_named():
+    drawn = traces(curves.loss_chart(read_runs([shared_run(timed=False)])))
     entries = [trace["name"] for trace in drawn if trace["showlegend"]]
     assert entries == ["training", "training, mean of the epoch", "test"]
 
 
-def test_validation_images_have_lines_of_their_own(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False, validated=True)])
+def test_validation_images_have_lines_of_their_own():
+    (run,) = read_runs([shared_run(timed=False, validated=True)])
     loss, accuracy = traces(curves.loss_chart([run])), traces(curves.accuracy_chart([run]))
     assert [trace["name"] for trace in loss[2:]] == ["test", "validation"]
     assert (loss[3]["x"], loss[3]["y"]) == ([15, 30], [0.5, 0.5])
@@ -59,8 +59,8 @@ def test_validation_images_have_lines_of_their_own(tmp_path):
     assert len({trace["line"]["dash"] for trace in accuracy}) == 5
 
 
-def test_the_scores_of_nodes_have_names_of_their_own(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False, validated=True, graph=True)])
+def test_the_scores_of_nodes_have_names_of_their_own():
+    (run,) = read_runs([shared_run(timed=False, validated=True, graph=True)])
     chart = curves.accuracy_chart([run])
     assert {trace["name"]: trace["y"] for trace in traces(chart)} == {
         "test accuracy": pytest.approx([45, 90]),
@@ -78,9 +78,9 @@ def test_the_scores_of_nodes_have_names_of_their_own(tmp_path):
     assert len({trace["line"]["dash"] for trace in traces(several)}) == 3
 
 
-def test_axes_name_what_the_runs_count(tmp_path):
-    images = write_run(tmp_path / "images", timed=False)
-    runs = read_runs([images, write_run(tmp_path / "nodes", timed=False, graph=True)])
+def test_axes_name_what_the_runs_count():
+    images = shared_run(timed=False)
+    runs = read_runs([images, shared_run(timed=False, graph=True)])
     for some, rate, score in (
         (runs[:1], "images/s", "top-1 and top-5, %"),
         (runs[1:], "nodes/s", "accuracy and F1, %"),
@@ -108,8 +108,8 @@ def test_the_last_sub_graphs_of_an_epoch_are_few_only_if_fewer_than_all_others(m
     assert throughput["x"] == [1, 2, 3, 4, 5]
 
 
-def test_partial_batches_that_a_run_tells_of_have_no_throughput(tmp_path, make):
-    (run,) = read_runs([write_run(tmp_path / "told", timed=False, partial=28, graph=True)])
+def test_partial_batches_that_a_run_tells_of_have_no_throughput(make):
+    (run,) = read_runs([shared_run(timed=False, partial=28, graph=True)])
     (throughput,) = traces(curves.throughput_chart([run]))
     assert throughput["x"] == [n for n in range(1, 31) if n % 15]
     only = [step(n, n, 28)._replace(partial=Fill(28, 100)) for n in (1, 2)]
@@ -117,8 +117,8 @@ def test_partial_batches_that_a_run_tells_of_have_no_throughput(tmp_path, make):
     assert throughput["x"] == [1, 2]
 
 
-def test_training_and_test_loss_of_an_epoch_stand_side_by_side(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", timed=False)])
+def test_training_and_test_loss_of_an_epoch_stand_side_by_side():
+    (run,) = read_runs([shared_run(timed=False)])
     training, of_epochs, test = traces(curves.loss_chart([run]))
     assert training["y"] == [step.loss for step in run.steps]
     assert of_epochs["x"] == test["x"] == [15, 30]

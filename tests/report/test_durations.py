@@ -26,18 +26,14 @@ SECONDS = {
 
 
 def names(rows):
-    return [(place, name) for place, name, _ in rows]
+    return "; ".join(f"{place}: {name}" for place, name, _ in rows)
 
 
 def test_stages_follow_the_whole_step_in_the_order_of_a_step():
-    assert names(durations.stage_rows(SECONDS)) == [
-        ("all", "step"),
-        ("all", "optimizer"),
-        ("stage 0", "forward"),
-        ("stage 0", "backward"),
-        ("stage 1", "forward"),
-        ("stage 1", "wait input"),
-    ]
+    assert names(durations.stage_rows(SECONDS)) == (
+        "all: step; all: optimizer; stage 0: forward; stage 0: backward; stage 1: forward; "
+        "stage 1: wait input"
+    )
     step = durations.stage_rows(SECONDS)[0][2]
     assert (step.mean, step.std, step.min, step.max, step.median, step.count) == (2, 1, 1, 3, 2, 3)
     assert step.p95 == pytest.approx(2.9)
@@ -45,32 +41,20 @@ def test_stages_follow_the_whole_step_in_the_order_of_a_step():
 
 def test_parts_are_pooled_over_the_blocks():
     rows = durations.part_rows(SECONDS)
-    assert names(rows) == [
-        ("stem", "forward"),
-        ("one block", "forward"),
-        ("one block", "backward"),
-        ("Grapher", "forward"),
-        ("kNN", "forward"),
-        ("aggregation", "forward"),
-        ("FFN", "forward"),
-        ("readout", "forward"),
-        ("loss", "forward"),
-    ]
+    assert names(rows) == (
+        "stem: forward; one block: forward; one block: backward; Grapher: forward; kNN: "
+        "forward; aggregation: forward; FFN: forward; readout: forward; loss: forward"
+    )
     assert rows[1][2].mean == pytest.approx(0.2)
     assert rows[1][2].count == 3
 
 
 def test_blocks_come_by_number_and_not_by_spelling():
-    assert names(durations.block_rows(SECONDS)) == [
-        ("block 2", "forward"),
-        ("block 2", "backward"),
-        ("block 2, Grapher", "forward"),
-        ("block 2, kNN", "forward"),
-        ("block 2, aggregation", "forward"),
-        ("block 2, FFN", "forward"),
-        ("block 10", "forward"),
-        ("block 10, Grapher", "forward"),
-    ]
+    assert names(durations.block_rows(SECONDS)) == (
+        "block 2: forward; block 2: backward; block 2, Grapher: forward; block 2, kNN: "
+        "forward; block 2, aggregation: forward; block 2, FFN: forward; block 10: forward; "
+        "block 10, Grapher: forward"
+    )
 
 
 def test_what_is_stacked_adds_up_to_the_median():
@@ -104,12 +88,9 @@ def test_a_layer_of_a_graph_model_has_parts_of_its_own():
     }
     assert durations.has_layers(seconds)
     assert not durations.has_layers(SECONDS)
-    assert names(durations.part_rows(seconds)) == [
-        ("one block", "forward"),
-        ("aggregation", "forward"),
-        ("update", "forward"),
-        ("loss", "forward"),
-    ]
+    assert names(durations.part_rows(seconds)) == (
+        "one block: forward; aggregation: forward; update: forward; loss: forward"
+    )
     assert durations.stacked_medians(seconds, "forward") == {
         "aggregation": {"block 0": 0.3},
         "update": {"block 0": 0.15},

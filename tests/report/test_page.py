@@ -2,12 +2,15 @@
 
 import json
 import re
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.report.browser import need_browser, share_of, visit
-from tests.report.runs import going_on, write_run
+from tests.report.browser import Visit, need_browser, share_of, visit
+from tests.report.runs import going_on, shared_run, write_run
 from vigpipe.errors import InputError
 from vigpipe.report.page import write_report
 from vigpipe.timing.boxes import COLOURS
@@ -41,11 +44,29 @@ def shown(text: str) -> str:
     return re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
 
 
-def test_the_page_holds_every_table(tmp_path):
-    out = tmp_path / "new" / "report.html"
-    write_report([write_run(tmp_path / "run")], out)
-    text = shown(out.read_text(encoding="utf-8"))
-    for words in (
+def seen_in_browser(page: Path, *, add: str = "", **window: Any) -> Visit:
+    """What a browser shows of a page with something added at its end."""
+    page.write_text(page.read_text(encoding="utf-8") + add, encoding="utf-8")
+    folder = page.with_name("browser")
+    folder.mkdir()
+    return visit(page, folder, **window)
+
+
+def lacks(text: str, *words: str) -> list[str]:
+    return [each for each in words if each not in text]
+
+
+def text_of(*runs: Path) -> str:
+    """What a reader sees of the page of some runs, as it is on the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "new", "report.html")
+        write_report(runs, out)
+        return shown(out.read_text(encoding="utf-8"))
+
+
+def test_the_page_holds_every_table():
+    text = text_of(shared_run())
+    wanted = (
         "<h1>vigpipe report: run</h1>",
         "2 replicas × 2 stages, 4 micro-batches, gpipe",
         "The bubble is 26.2% of the step; the formula for equal stages says 20.0%.",
@@ -56,50 +77,45 @@ def test_the_page_holds_every_table(tmp_path):
         "clocks agree within 0.020 ms",
         '<td title="0123456789abcdef0123456789abcdef01234567+">0123456789+</td>',
         "<dfn>bubble</dfn>: the share of a step",
-        "<dfn>imbalance</dfn>",
-        "<dfn>wait gradient</dfn>",
-        "<dfn>p95</dfn>",
+        *(f"<dfn>{term}</dfn>" for term in ("imbalance", "wait gradient", "p95")),
         "<h3>Training steps</h3>",
         "<h3>Test batches</h3>",
         '<td class="name">kNN</td><td class="name">forward</td>',
         '<td class="name">block 3, aggregation</td>',
-    ):
-        assert words in text
-    assert "Comparison" not in text
-    assert "not timed" not in text
+    )
+    assert lacks(text, *wanted) == []
+    unwanted = ("Comparison", "not timed", *PARTIAL, *VALIDATION)
+    assert lacks(text, *unwanted) == [*unwanted]
 
 
-def test_partial_batches_stand_apart_in_the_page(tmp_path):
-    write_report([write_run(tmp_path / "run", partial=28)], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    for words in (
-        "<h3>Partial batches</h3>",
+PARTIAL = ("Partial batches", "Full batches only", "partial batch, median")
+VALIDATION = (
+    "dashes and dots: of the validation images",
+    "top-1 of the validation images",
+    "<dfn>validation image</dfn>",
+    ">validation top-1<",
+)
+
+
+def test_partial_batches_stand_apart_in_the_page():
+    wanted = (
+        *PARTIAL,
         "Partial batch of 28 of 100 samples: 2 training steps, median ",
         "Partial batch of 28 of 100 samples: 1 test batch, ",
         "on the rank that took longest. Full batches only.",
         '<td class="name">step with a partial batch, median</td>',
         "at the end of an epoch, are left out if there are others",
-    ):
-        assert words in text
-    write_report([write_run(tmp_path / "whole")], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    for words in ("Partial batches", "Full batches only", "partial batch, median"):
-        assert words not in text
+    )
+    assert lacks(text_of(shared_run(partial=28)), *wanted) == []
 
 
-def test_the_page_explains_the_lines_that_its_charts_have(tmp_path):
-    loss, accuracy = "dashes and dots: of the validation images", "top-1 of the validation images"
-    for validated in (True, False):
-        run = write_run(tmp_path / str(validated), timed=False, validated=validated)
-        write_report([run], tmp_path / "report.html")
-        text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-        words = (loss, accuracy, "<dfn>validation image</dfn>", ">validation top-1<")
-        assert [word in text for word in words] == [validated] * 4
+def test_the_page_explains_the_lines_that_its_charts_have():
+    assert lacks(text_of(shared_run(timed=False, validated=True)), *VALIDATION) == []
 
 
-def test_the_page_speaks_of_nodes_where_a_run_is_on_a_graph(tmp_path):
-    images = write_run(tmp_path / "images", timed=False, validated=True)
-    nodes = write_run(tmp_path / "nodes", validated=True, graph=True, replicas=1)
+def test_the_page_speaks_of_nodes_where_a_run_is_on_a_graph():
+    images = shared_run("images", timed=False, validated=True)
+    nodes = shared_run("nodes", validated=True, graph=True, replicas=1)
     of_nodes = (
         "an epoch's training nodes; dotted: of the test nodes; dashes and dots: of the validation",
         "Solid: accuracy of the test nodes; long dashes: micro-F1, where it is not the accuracy",
@@ -107,57 +123,49 @@ def test_the_page_speaks_of_nodes_where_a_run_is_on_a_graph(tmp_path):
         *(f"<dfn>{term}</dfn>" for term in ("epoch of a graph", "validation node", "macro-F1")),
         *(f"<dfn>{term}</dfn>" for term in ("block of a graph model", "update")),
     )
-    write_report([nodes], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert [words for words in of_nodes if words not in text] == []
-    assert [words for words in ("top-", "image", "kNN", "FFN") if words in text] == []
-    write_report([images, nodes], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    for words in (
+    text = text_of(nodes)
+    assert lacks(text, *of_nodes) == []
+    assert lacks(text, "top-", "image", "kNN", "FFN") == ["top-", "image", "kNN", "FFN"]
+    of_both = (
         "an epoch's training images or nodes",
         "Solid: top-1 of the test images; dotted: top-5;",
         of_nodes[1],
         "Images or nodes a second",
         "<dfn>validation image</dfn>",
         "<dfn>validation node</dfn>",
-    ):
-        assert words in text
-
-
-def test_the_library_stands_in_the_page_once(tmp_path):
-    write_report([write_run(tmp_path / name) for name in "ab"], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert text.count("* plotly.js v") == 1
-    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=(?!\"data:)", shown(text))
+    )
+    assert lacks(text_of(images, nodes), *of_both) == []
 
 
 def test_runs_without_timing_and_without_end_are_shown_with_what_they_have(tmp_path):
-    untimed = write_run(tmp_path / "untimed", timed=False)
-    dead = write_run(tmp_path / "dead", finished=False)
-    write_report([untimed, dead], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "untimed was not timed: there is no bubble" in text
-    assert "which vigpipe train --timing records" in text
+    runs = shared_run("untimed", timed=False), shared_run("dead", finished=False)
+    write_report(runs, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("* plotly.js v") == 1
+    text = shown(page)
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=(?!\"data:)", text)
+    wanted = (
+        "untimed was not timed: there is no bubble",
+        "which vigpipe train --timing records",
+        "dead has not finished: it ended after step 30",
+        "This run has no bubble accounting; a run of vigpipe train --timing",
+        'id="chart-timeline-1"',
+        "<h2>Comparison</h2>",
+    )
+    assert lacks(text, *wanted) == []
     assert "Time of untimed" not in text
-    assert "dead has not finished: it ended after step 30" in text
-    assert "This run has no bubble accounting; a run of vigpipe train --timing" in text
-    assert 'id="chart-timeline-1"' in text
     assert 'id="chart-timeline-0"' not in text
-    assert "<h2>Comparison</h2>" in text
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path):
     begun, going = tmp_path / "begun", write_run(tmp_path / "going", timed=False, finished=False)
     with going_on(begun), going_on(going):
-        write_report([going], tmp_path / "report.html")
-        write_report([begun], tmp_path / "begun.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+        text, of_begun = text_of(going), text_of(begun)
     assert "going is still running: step 30 is done, of epoch 2 of 2." in text
     assert "has not finished" not in text
     assert 'id="chart-learning-rate"' in text
-    text = shown((tmp_path / "begun.html").read_text(encoding="utf-8"))
-    assert "begun is still running: it has not made its first step." in text
-    assert "<h2>Loss" not in text
+    assert "begun is still running: it has not made its first step." in of_begun
+    assert "<h2>Loss" not in of_begun
 
 
 def test_no_section_is_empty(tmp_path):
@@ -170,8 +178,7 @@ def test_no_section_is_empty(tmp_path):
     timeline |= {"measured": [], "predicted": []}
     (timed / "timeline.json").write_text(json.dumps(timeline))
     with going_on(begun), going_on(late):
-        write_report([begun, timed, late], tmp_path / "report.html")
-    text = shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+        text = text_of(begun, timed, late)
     headings = re.split(r"<h[2-4]>", text)
     assert all(re.search(r"<table|<div|<li>|<p>", part) for part in headings[2:])
     assert "Time of" not in text
@@ -213,10 +220,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
     # Steps of the second run take seconds, which makes wide tables.
     runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", slow=300)]
     write_report(runs, tmp_path / "report.html")
-    page = tmp_path / "report.html"
-    page.write_text(page.read_text(encoding="utf-8") + COUNT_WIDE, encoding="utf-8")
-    (tmp_path / "browser").mkdir()
-    seen = visit(page, tmp_path / "browser", width=1400, height=5500)
+    seen = seen_in_browser(tmp_path / "report.html", add=COUNT_WIDE, width=1400, height=5500)
     assert seen.console == []
     assert 'data-wide="0"' in seen.dom, "something scrolls sideways"
     assert seen.requests == []
@@ -237,9 +241,8 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
 
 @pytest.mark.browser
 def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
-    write_report([write_run(tmp_path / "run")], tmp_path / "report.html")
-    (tmp_path / "browser").mkdir()
-    seen = visit(tmp_path / "report.html", tmp_path / "browser", height=4000, dark=True)
+    write_report([shared_run()], tmp_path / "report.html")
+    seen = seen_in_browser(tmp_path / "report.html", height=4000, dark=True)
     assert share_of(seen.pixels, "#ffffff") < 0.001
     assert share_of(seen.pixels, "#16181c") > 0.5
     assert share_of(seen.pixels, COLOURS["forward"]) > 0.01
@@ -247,10 +250,8 @@ def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
 
 @pytest.mark.browser
 def test_zooming_makes_room_for_the_numbers_of_micro_batches(browser, tmp_path):
-    write_report(
-        [write_run(tmp_path / "run", stages=8, replicas=1, microbatches=64)],
-        tmp_path / "report.html",
-    )
+    page = tmp_path / "report.html"
+    write_report([shared_run(stages=8, replicas=1, microbatches=64)], page)
     zoom = """<script>addEventListener("load", async () => {
         const chart = document.getElementById("chart-timeline-0");
         const count = () => [...chart.querySelectorAll("text.bartext")]
@@ -260,10 +261,7 @@ def test_zooming_makes_room_for_the_numbers_of_micro_batches(browser, tmp_path):
         const ranges = JSON.stringify([chart.layout.xaxis.range, chart.layout.xaxis2.range]);
         document.title = `${before} numbers, then ${count() > 0}, ${ranges}`;
     })</script>"""
-    page = tmp_path / "report.html"
-    page.write_text(page.read_text(encoding="utf-8") + zoom, encoding="utf-8")
-    (tmp_path / "browser").mkdir()
-    seen = visit(page, tmp_path / "browser", height=600)
+    seen = seen_in_browser(page, add=zoom, height=600)
     assert "<title>0 numbers, then true, [[100,150],[100,150]]</title>" in seen.dom
     assert seen.console == []
 
@@ -275,8 +273,7 @@ def test_a_page_that_asks_the_network_or_fails_is_caught(browser, tmp_path):
     page.write_text(
         "<!DOCTYPE html><img src='http://example.invalid/x.png'><script>undefined_name()</script>"
     )
-    (tmp_path / "browser").mkdir()
-    seen = visit(page, tmp_path / "browser", height=400)
+    seen = seen_in_browser(page, height=400)
     assert seen.requests == ["http://example.invalid/x.png"]
     assert any("undefined_name is not defined" in line for line in seen.console)
     assert share_of(seen.pixels, COLOURS["forward"]) == 0
@@ -284,13 +281,9 @@ def test_a_page_that_asks_the_network_or_fails_is_caught(browser, tmp_path):
 
 @pytest.mark.browser
 def test_the_page_s_policy_forbids_requests_even_to_what_slipped_in(browser, tmp_path):
-    write_report([write_run(tmp_path / "run", timed=False)], tmp_path / "report.html")
     page = tmp_path / "report.html"
-    page.write_text(
-        page.read_text(encoding="utf-8") + "<img src='http://example.invalid/x.png'>",
-        encoding="utf-8",
-    )
-    (tmp_path / "browser").mkdir()
-    seen = visit(page, tmp_path / "browser", height=400)
+    write_report([shared_run(timed=False)], page)
+    image = "<img src='http://example.invalid/x.png'>"
+    seen = seen_in_browser(page, add=image, height=400)
     assert seen.requests == []
     assert any("Content Security Policy" in line for line in seen.console)

@@ -2,12 +2,17 @@
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from plotly.io import to_json
 
-from tests.report.runs import write_run
+from tests.commands.refusals import check_calls
+from tests.report.runs import shared_run, write_run
+from tests.report.test_charts import traces
 from vigpipe.errors import InputError
 from vigpipe.replication.metrics import summarize_replicas
 from vigpipe.replication.scaling import Reading, predict
@@ -46,23 +51,27 @@ ROWS = [
 ]
 
 
-def traces(figure) -> list[dict]:
-    return json.loads(str(to_json(figure)))["data"]
-
-
 def own_steps_run(
     folder: Path, lines: list[str], *, finished: bool = True, graph: bool = False
 ) -> Path:
     write_run(folder, timed=False, finished=finished, graph=graph)
     (folder / "events.jsonl").write_text("\n".join(lines))
     if finished:
-        summary = json.loads((folder / "summary.json").read_text())
-        summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW]])
+        replicas = summarize_replicas([[ACCOUNT], [SLOW]])
         samples = "training nodes" if graph else "images"
-        if prediction := predict(summary["replicas"]["each"], samples=samples):
-            summary["replicas"]["scaling"] = prediction.as_table()
-        (folder / "summary.json").write_text(json.dumps(summary))
+        if prediction := predict(replicas["each"], samples=samples):
+            replicas["scaling"] = prediction.as_table()
+        with changed_summary(folder) as summary:
+            summary["replicas"] = replicas
     return folder
+
+
+@contextmanager
+def changed_summary(folder: Path) -> Iterator[dict[str, Any]]:
+    """Write what becomes of the summary."""
+    summary = json.loads((folder / "summary.json").read_text())
+    yield summary
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def test_spans_begin_with_the_first_one_and_a_line_that_was_cut_off_is_left_out(tmp_path):
@@ -77,29 +86,34 @@ def test_spans_begin_with_the_first_one_and_a_line_that_was_cut_off_is_left_out(
     assert run.replicas.balance["busy"]["efficiency"] == 0.8
 
 
-def test_a_run_of_replicas_that_march_in_step_has_none_of_it(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run")])
+def test_a_run_of_replicas_that_march_in_step_has_none_of_it():
+    (run,) = read_runs([shared_run(timed=False)])
     assert run.replicas is None
     text = page([run])
     assert "Who did what when" not in text
     assert "efficiency" not in text
+    (alone,) = read_runs([shared_run("alone", timed=False, replicas=1)])
+    assert "Replicas of alone" not in page([alone])
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (row(0, "slept", 0, 1), "line 6: did must be one of worked, waited, .* is slept"),
-        (json.dumps({"replica": 0, "did": "worked", "from": 1}), "to must be a number, is missing"),
+def test_a_broken_row_is_named(tmp_path):
+    def read(line):
+        folder = own_steps_run(tmp_path / "run", [*ROWS, line, ""])
+        try:
+            read_runs([folder])
+        finally:
+            shutil.rmtree(folder)
+
+    slept, endless = row(0, "slept", 0, 1), json.dumps({"replica": 0, "did": "worked", "from": 1})
+    rows = [
+        (slept, "line 6: did must be one of worked, waited, ", " is slept"),
+        (endless, "to must be a number, is missing"),
         ("{", "line 6: is not JSON"),
-    ],
-)
-def test_a_broken_row_is_named(line, message, tmp_path):
-    folder = own_steps_run(tmp_path / "run", [*ROWS, line, ""])
-    with pytest.raises(InputError, match=message):
-        read_runs([folder])
+    ]
+    check_calls(read, rows)
 
 
-def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp_path):
+def test_the_page_tells_who_worked_and_what_another_replica_would_bring(tmp_path):
     text = page(read_runs([own_steps_run(tmp_path / "run", ROWS)]))
     cells = ("30", "200.0", "480", "48.0", "60.0%", "30.0%", "10.0%", "3", "2.5 MB", "600 MB")
     assert "".join(f"<td>{cell}</td>" for cell in cells) in text
@@ -107,13 +121,19 @@ def test_the_page_tells_who_worked_waited_and_averaged_and_whose_the_loss_is(tmp
     assert "steps of their own in run. Loss, accuracy" in text
     assert 'id="chart-replicas-0"' in text
     assert "partial batches" not in text.split("<h2>Replicas of run</h2>")[1]
+    # 480 images in 10 s and 160 in 11 s; one more averages for 4 / 3 as long.
+    assert (
+        "One more replica would give about 91 images/s instead of 63 (+45.3%): it pays, for 25.0% "
+        "is what it must bring. One fewer would give about 48 images/s (−23.3%): it pays"
+    ) in text
+    assert "start another run with another --dp" in text
+    assert "rule" not in text[text.index("One more replica") :]  # items of replica 1 are missing
 
 
 def test_the_page_tells_items_of_partial_batches_apart(tmp_path):
     folder = own_steps_run(tmp_path / "run", ROWS)
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["replicas"]["each"][0] |= {"partial_items": 10, "partial_busy_seconds": 1.0}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with changed_summary(folder) as summary:
+        summary["replicas"]["each"][0] |= {"partial_items": 10, "partial_busy_seconds": 1.0}
     text = page(read_runs([folder]))
     assert "<td>30</td><td>250.0</td>" in text  # 20 items in 5 seconds
     assert "Items of partial batches are told apart: 10 of replica 0 (100.0 ms each)." in text
@@ -148,10 +168,12 @@ def test_rows_of_other_replicas_are_faint_lines_of_the_loss(tmp_path):
     assert ", replica 0" in str(table["images/s, median"][0])
 
 
-def test_a_run_that_has_not_finished_has_the_picture_alone(tmp_path):
+def test_a_run_that_has_not_finished_has_the_picture_of_its_last_spans(tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "MOST_SPANS", 2)
     text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""], finished=False)]))
     assert 'id="chart-replicas-0"' in text
     assert "efficiency" not in text
+    assert "Who did what when, the last 2 of 3 spans." in text
 
 
 def test_a_bar_lies_where_the_span_was():
@@ -160,12 +182,6 @@ def test_a_bar_lies_where_the_span_was():
     assert [bar["name"] for bar in bars] == ["worked", "averaged"]
     places = [(bar["y"], bar["base"], bar["x"]) for bar in bars]
     assert places == [([0], [0.0], [2.0]), ([2], [2.0], [0.5])]
-
-
-def test_of_a_long_run_the_last_spans_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(replicas, "MOST_SPANS", 2)
-    text = page(read_runs([own_steps_run(tmp_path / "run", [*ROWS, ""])]))
-    assert "Who did what when, the last 2 of 3 spans." in text
 
 
 # ---- more replicas or fewer -----------------------------------------------------------------
@@ -189,30 +205,13 @@ def resumed(step: int, **facts: int) -> dict:
     return {"event": "resumed", "step": step, "message": "from a checkpoint", **facts}
 
 
-def test_the_page_tells_what_another_replica_would_bring(tmp_path):
-    text = page(read_runs([own_steps_run(tmp_path / "run", ROWS)]))
-    # 480 images in 10 s and 160 in 11 s; one more averages for 4 / 3 as long.
-    assert (
-        "One more replica would give about 91 images/s instead of 63 (+45.3%): it pays, for 25.0% "
-        "is what it must bring. One fewer would give about 48 images/s (−23.3%): it pays"
-    ) in text
-    assert "start another run with another --dp" in text
-    assert "rule" not in text[text.index("One more replica") :]  # items of replica 1 are missing
-
-
-def test_of_a_run_without_a_prediction_none_is_told(tmp_path):
+def test_of_a_run_without_a_prediction_none_is_told_and_one_of_nothing_is_refused(tmp_path):
     folder = own_steps_run(tmp_path / "run", ROWS)
-    summary = json.loads((folder / "summary.json").read_text())
-    del summary["replicas"]["scaling"]
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with changed_summary(folder) as summary:
+        scaling = summary["replicas"].pop("scaling")
     assert "More replicas or fewer?" not in page(read_runs([folder]))
-
-
-def test_a_prediction_of_nothing_is_refused(tmp_path):
-    folder = own_steps_run(tmp_path / "run", ROWS)
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["replicas"]["scaling"]["images_per_second"] = 0.0
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with changed_summary(folder) as summary:
+        summary["replicas"]["scaling"] = scaling | {"images_per_second": 0.0}
     with pytest.raises(InputError, match="scaling: images_per_second must be above 0, is 0"):
         read_runs([folder])
 
@@ -232,11 +231,6 @@ def test_replicas_that_march_in_step_are_told_what_the_rules_say(tmp_path):
         "Safer rule: 3 replicas instead of 2. The number of replicas was never changed. Try 3"
     ) in text
     assert "go on from its checkpoint with another --dp" in text
-
-
-def test_a_single_replica_is_told_nothing(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", replicas=1)])
-    assert "Replicas of run" not in page([run])
 
 
 def test_the_rows_of_a_run_that_went_on_tell_how_many_replicas_there_were(tmp_path):
@@ -284,10 +278,9 @@ def test_numbers_that_cannot_be_are_not_believed(tmp_path):
 
 def test_a_server_has_a_table_of_its_own_and_its_accuracy(tmp_path):
     folder = own_steps_run(tmp_path / "run", [ROWS[0], row(2, "averaged", 0.0, 1.0), ""])
-    summary = json.loads((folder / "summary.json").read_text())
     server = {**ACCOUNT, "updates": 24, "staleness": {"0": 6, "1": 18}}
-    summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW], [server]], has_server=True)
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with changed_summary(folder) as summary:
+        summary["replicas"] = summarize_replicas([[ACCOUNT], [SLOW], [server]], has_server=True)
     (run,) = read_runs([folder])
     assert run.replicas is not None
     assert run.replicas.has_server
@@ -297,7 +290,7 @@ def test_a_server_has_a_table_of_its_own_and_its_accuracy(tmp_path):
     assert "A server applied the gradients of replicas in run." in text
     (bar,) = traces(replica_chart(run.replicas.doings, run.replicas.num_replicas))
     assert bar["hovertext"][0].startswith("server averaged")
-    summary["replicas"]["server"]["staleness"] = {"late": 1}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with changed_summary(folder) as summary:
+        summary["replicas"]["server"]["staleness"] = {"late": 1}
     with pytest.raises(InputError, match="expected whole numbers as names"):
         read_runs([folder])

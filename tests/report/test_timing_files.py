@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.runs import NUM_STEPS, NUM_WARMUP, gpipe, write_run
+from tests.commands.refusals import check_calls
+from tests.report.runs import NUM_STEPS, NUM_WARMUP, gpipe, shared_run, write_run
 from vigpipe.errors import InputError
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.timing_files import COLUMNS, read_timing
@@ -18,8 +19,8 @@ def read(folder):
     return read_timing(folder, parse_object(path.read_text(), str(path)))
 
 
-def test_everything_that_was_written_is_read(tmp_path):
-    timing = read(write_run(tmp_path / "run", stages=2, replicas=2, microbatches=3, slow=1.5))
+def test_everything_that_was_written_is_read():
+    timing = read(shared_run(microbatches=3, slow=1.5))
     assert timing is not None
     assert {row.step for row in timing.rows if row.phase == "train"} == set(
         range(NUM_WARMUP + 1, NUM_STEPS + 1)
@@ -38,10 +39,8 @@ def test_everything_that_was_written_is_read(tmp_path):
     assert timing.overhead == 0.0042
 
 
-def test_files_from_before_batches_were_told_are_read_and_every_step_counts(tmp_path):
-    told, old = (
-        read(write_run(tmp_path / str(told), partial=28, told=told)) for told in (True, False)
-    )
+def test_files_from_before_batches_were_told_are_read_and_every_step_counts():
+    told, old = (read(shared_run(partial=28, told=told)) for told in (True, False))
     assert told is not None
     assert old is not None
     assert {row.samples for row in told.rows} == {100, 28}
@@ -69,15 +68,6 @@ def test_what_a_run_of_one_stage_cannot_tell_is_nothing(tmp_path):
     assert timing.step_seconds == {}
 
 
-def test_a_bubble_without_one_of_its_shares_is_refused(tmp_path):
-    folder = write_run(tmp_path / "run")
-    summary = json.loads((folder / "summary.json").read_text())
-    del summary["timing"]["bubble"]["transfer"]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(InputError, match="transfer must be a number, is missing"):
-        read(folder)
-
-
 def test_a_last_row_cut_short_is_left_out(tmp_path):
     folder = write_run(tmp_path / "run")
     whole = read(folder)
@@ -88,32 +78,45 @@ def test_a_last_row_cut_short_is_left_out(tmp_path):
     assert torn == whole
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("timing.csv", "", "the columns must be phase,.*, are missing"),
-        ("timing.csv", "a,b\n", "are a,b"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\nplay,1,0,0,-1,step,,1,0.5\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,up,1,0.5\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,inf\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1\n\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,0.5\n\n", "line 2: is not a row"),
-        ("timing.csv", f"{COLUMNS}\ntrain,1,0,0,-1,step,,1,0.5,a,9\n\n", "line 2: is not a row"),
-        ("timeline.json", "{", "is not JSON"),
-        ("timeline.json", "{}", "step must be a whole number"),
-        ("timeline.json", [[0, "forward", 0.0, 1.0]], r"measured\[0\] must be \[rank, kind"),
-        ("timeline.json", [[0, "sleep", 0.0, 1.0, 0, 0]], "kind must be one of forward, .*'sleep'"),
-        ("timeline.json", [[0, "send", 2.0, 1.0, 0, 0]], "ends at 1.0 before it starts at 2.0"),
-        ("timeline.json", [["0", "send", 0.0, 1.0, 0, 0]], 'rank must be a whole .*, is "0"'),
-    ],
-)
-def test_a_broken_file_is_named(file, content, message, tmp_path):
+ROW = f"{COLUMNS}\ntrain,1,0,0,-1,step,"
+BROKEN = [
+    ("timing.csv", "", "the columns must be phase,", ", are missing"),
+    ("timing.csv", "a,b\n", "are a,b"),
+    ("timing.csv", f"{COLUMNS}\ntrain,1\n", "line 2: is not a row"),
+    ("timing.csv", f"{COLUMNS}\nplay,1,0,0,-1,step,,1,0.5\n", "line 2: is not a row"),
+    ("timing.csv", f"{ROW}up,1,0.5\n", "line 2: is not a row"),
+    ("timing.csv", f"{ROW},1,inf\n", "line 2: is not a row"),
+    ("timing.csv", f"{ROW},1\n\n", "line 2: is not a row"),
+    ("timing.csv", f"{ROW},1,0.5\n\n", "line 2: is not a row"),
+    ("timing.csv", f"{ROW},1,0.5,a,9\n\n", "line 2: is not a row"),
+    ("timeline.json", "{", "is not JSON"),
+    ("timeline.json", "{}", "step must be a whole number"),
+    ("timeline.json", [[0, "forward", 0.0, 1.0]], "measured[0] must be [rank, kind"),
+    ("timeline.json", [[0, "sleep", 0.0, 1.0, 0, 0]], "kind must be one of forward, ", "'sleep'"),
+    ("timeline.json", [[0, "send", 2.0, 1.0, 0, 0]], "ends at 1.0 before it starts at 2.0"),
+    ("timeline.json", [["0", "send", 0.0, 1.0, 0, 0]], "rank must be a whole ", ', is "0"'),
+]
+
+
+def test_a_broken_file_is_named(tmp_path):
     folder = write_run(tmp_path / "run")
-    if isinstance(content, list):
-        known = {"step": 1, "microbatches": 1, "clock_error_seconds": 0.0, "predicted": []}
-        content = json.dumps({**known, "measured": content})
-    (folder / file).write_text(content)
-    with pytest.raises(InputError, match=message) as caught:
+
+    def read_broken(row):
+        file, content = row
+        if isinstance(content, list):
+            known = {"step": 1, "microbatches": 1, "clock_error_seconds": 0.0, "predicted": []}
+            content = json.dumps({**known, "measured": content})
+        before = (folder / file).read_bytes()
+        (folder / file).write_text(content)
+        try:
+            read(folder)
+        finally:
+            (folder / file).write_bytes(before)
+
+    rows = [((file, content), str(folder / file), *words) for file, content, *words in BROKEN]
+    check_calls(read_broken, rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["timing"]["bubble"]["transfer"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="transfer must be a number, is missing"):
         read(folder)
-    assert str(folder / file) in str(caught.value)

@@ -31,13 +31,8 @@ def test_the_summary_of_a_success_is_short():
 
 def test_the_page_has_every_part_and_where_it_comes_from():
     text = page(result())
-    for heading in (
-        "Operators",
-        "Layouts against",
-        "Messages between GPUs",
-        "Killed and",
-        "Kernel",
-    ):
+    headings = ("Operators", "Layouts against", "Messages between GPUs", "Killed and", "Kernel")
+    for heading in headings:
         assert f"<h2>{heading}" in text
     assert "8 × NVIDIA H200, 150.11 GB, 132 multiprocessors, compute capability 9.0" in text
     assert "torch 2.11.0, CUDA 13.2, cuDNN 91500, NCCL 2.29.1, Triton 3.9.0" in text

@@ -5,33 +5,29 @@ import sys
 
 import pytest
 
+from tests.commands.refusals import check_commands
 from tests.selftest.made_up import CPU
 from tests.world import run_command
 from vigpipe.bench.worker import WorkerError
 from vigpipe.cli import main
+from vigpipe.config.verbs import SelftestConfig
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--budget", "600"], "--budget 600: must be a time from 1s to 1d, such as 10m"),
-        (["--budget", "never"], "--budget never: must be a time from 1s to 1d, such as 10m"),
-        (["--budget", "0.5s"], "--budget 0.5s: must be a time"),
-        (["--parts", "operators,nccl"], "--parts operators,nccl: 'nccl' is not one of operators,"),
-    ],
-)
-def test_wrong_use_is_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["selftest", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    rows = [
+        ("--budget 600", "--budget 600: must be a time from 1s to 1d, such as 10m"),
+        ("--budget never", "--budget never: must be a time from 1s to 1d, such as 10m"),
+        ("--budget 0.5s", "--budget 0.5s: must be a time"),
+        ("--parts operators,nccl", "--parts operators,nccl: 'nccl' is not one of operators,"),
+    ]
+    check_commands(capsys, "selftest", rows)
 
 
-def test_parts_run_in_their_own_order():
+def test_the_real_parts_are_those_of_the_default_and_run_in_their_own_order():
+    assert [part.name for part in run.PARTS] == SelftestConfig().parts.split(",")
     assert [part.name for part in run.choose_parts("speed, operators")] == ["operators", "speed"]
 
 
@@ -63,10 +59,7 @@ def parts(monkeypatch):
 
 def test_a_part_that_raises_is_a_row_and_does_not_end_the_others(parts, tmp_path, capsys):
     passed = Row("one", "passed")
-    parts(
-        ("first", 1, [passed], RuntimeError("CUDA error")),
-        ("second", 1, [passed], None),
-    )
+    parts(("first", 1, [passed], RuntimeError("CUDA error")), ("second", 1, [passed], None))
     assert main(["selftest", "--parts", "first,second", "--out", str(tmp_path / "out")]) == 1
     read = json.loads((tmp_path / "out" / "result.json").read_text())
     assert [[row["outcome"] for row in part["rows"]] for part in read["parts"]] == [
@@ -114,15 +107,9 @@ def test_an_interrupted_selftest_leaves_what_it_has(parts, tmp_path):
     assert (tmp_path / "out" / "page.html").exists()
 
 
-def test_the_real_parts_have_the_names_of_the_default():
-    from vigpipe.config.verbs import SelftestConfig
-
-    assert [part.name for part in run.PARTS] == SelftestConfig().parts.split(",")
-
-
-def selftest(folder, *words, env=None):
+def selftest(folder, *words):
     command = [sys.executable, "-m", "vigpipe", "selftest", *words, "--out", str(folder)]
-    return run_command(command, {"CUDA_VISIBLE_DEVICES": "", **(env or {})})
+    return run_command(command, {"CUDA_VISIBLE_DEVICES": ""})
 
 
 @pytest.mark.multiprocess
@@ -138,12 +125,8 @@ def test_the_operators_of_this_machine(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     read = json.loads((tmp_path / "out" / "result.json").read_text())
     operators, links = (part["rows"] for part in read["parts"])
-    assert {row["values"]["operator"] for row in operators} == {
-        "knn",
-        "aggregate",
-        "norm",
-        "hidden",
-    }
+    names = {"knn", "aggregate", "norm", "hidden"}
+    assert {row["values"]["operator"] for row in operators} == names
     assert {row["outcome"] for row in operators} == {"passed"}
     assert [row["note"] for row in links] == ["it takes two GPUs"]
 

@@ -54,9 +54,7 @@ def test_speed_ups_are_against_both_baselines():
     assert cells(table, "2x2x5")[3:6] == ["2.86× (2.86 – 2.86)", "2.50× (2.50 – 2.50)", "3.33×"]
     assert cells(table, "accumulated-5")[2:] == ["–", "1.33× (1.33 – 1.33)", "–", "–", "–"]
     assert "| sequential" not in table
-
-
-def test_a_baseline_that_was_not_run_leaves_a_gap_but_is_simulated():
+    # A baseline that was not run leaves a gap, but is simulated.
     line = cells(speedup_table(make_outcome({"2x5": 2.0})), "2x5")
     assert line[3:6] == ["–", "–", "1.67×"]
     assert line[6] == "1.67×"  # the ceiling: all transfers but two are hidden
@@ -121,10 +119,9 @@ def test_rows_have_every_step(tmp_path):
         ("1", "sequential"), ("1", "2x5"), ("2", "sequential"), ("2", "2x5")]  # fmt: skip
 
 
-@pytest.mark.parametrize("names", [tuple(ALL), ("sequential",), ("2x5", "2x2x5")])
-def test_the_plot_shows_every_layout(tmp_path, names):
+def test_the_plot_shows_every_layout(tmp_path):
     path = tmp_path / "loss.png"
-    draw_losses(make_outcome({name: ALL[name] for name in names}), path)
+    draw_losses(make_outcome({name: ALL[name] for name in ("sequential", "2x2x5")}), path)
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[1] > 1000
