@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from vigpipe.data.picture import to_array
+from vigpipe.data.stored import Stored
+
 NAMES = ["cat", "dog", "emu"]
 LABELS = {"train": np.arange(12) % 3, "test": np.arange(6) % 3}
 
@@ -20,6 +23,15 @@ def noise(split: str, *channels: int) -> np.ndarray:
     """Images of a split, (n, 8, 8, *channels) uint8; the test images are others."""
     random = np.random.default_rng(len(split))
     return random.integers(0, 256, (len(LABELS[split]), 8, 8, *channels), dtype=np.uint8)
+
+
+def check_images(stored: Stored, *channels: int) -> None:
+    """Compare the labels and pixels that were read with those of the splits."""
+    for split, images in stored.splits.items():
+        assert images.labels.dtype == np.int64
+        np.testing.assert_array_equal(images.labels, LABELS[split])
+        loaded = np.stack([to_array(images.load(i)) for i in range(len(images))])
+        np.testing.assert_array_equal(loaded, noise(split, *channels).reshape(loaded.shape))
 
 
 # ---- arrays ---------------------------------------------------------------------------------

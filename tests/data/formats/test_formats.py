@@ -15,9 +15,9 @@ from tests.data.formats.small_sets import (
     write_parquet,
     write_saved,
 )
+from tests.data.refusals import check_refusals
 from vigpipe.cli import main
 from vigpipe.data import formats, open_source
-from vigpipe.errors import InputError
 
 WRITE = {
     "idx": write_idx,
@@ -48,13 +48,16 @@ def test_a_split_is_read_alike_after_it_was_pickled_for_a_worker(tmp_path, kind)
     assert train.labels.tolist() == LABELS["train"].tolist()
 
 
-@pytest.mark.parametrize("name", ["x.h5", "x.parquet", "x.arrow"])
-def test_other_files_are_refused_with_what_may_be_given(tmp_path, name):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=rf"{name}: is no data set; give a folder .* \.npz file"):
-        formats.read(tmp_path / name)
-
-
-def test_a_folder_of_none_of_the_formats_is_one_of_images(tmp_path):
-    with pytest.raises(InputError, match="has no folder train/; images are expected as"):
-        formats.read(tmp_path)
+def test_other_files_and_folders_are_refused_with_what_may_be_given(tmp_path):
+    for name in ("x.h5", "x.parquet", "x.arrow"):
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.npz").mkdir()
+    rows = [
+        ("x.h5", r"x.h5: is no data set; give a folder .* \.npz file"),
+        ("x.parquet", "x.parquet: is no data set"),
+        ("x.arrow", "x.arrow: is no data set"),
+        ("x.npz", "is not a regular file"),
+        ("empty", "has no folder train/; images are expected as"),
+    ]
+    check_refusals(rows, lambda name: formats.read(tmp_path / name))

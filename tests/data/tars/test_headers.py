@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.data.refusals import check_refusals
 from tests.data.tars.writing import END, header, member, pax, pax_records, tar_of
 from tests.test_fuzz import damaged
 from vigpipe.data.tars.headers import find_members
@@ -32,12 +33,11 @@ def find(content: bytes, start: int = 0, end: int | None = None):
 
 # ---- as tarfile -------------------------------------------------------------------------------
 
-letters = st.characters(codec="utf-8", categories=["L", "N", "P", "S"], exclude_characters="/")
-parts = st.text(letters, min_size=1, max_size=40).filter(lambda part: not part.startswith("."))
+parts = st.text("aZ09-_ .äß日🐈", min_size=1, max_size=40).filter(lambda p: not p.startswith("."))
 paths = st.lists(parts, min_size=1, max_size=6).map("/".join)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(paths | paths.map(lambda path: path * 5), st.binary(max_size=1500), max_size=6),
     st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
@@ -54,24 +54,20 @@ def test_members_are_where_tarfile_finds_them(files, format, before):
     assert [content[at : at + size] for _, at, size in expected] == list(files.values())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_tars_are_read_inside_the_file_or_refused(data):
     format = data.draw(st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
     good = tar_of({"cat/1.png": b"1" * 700, "ä" * 120: b"2", "dog/2.png": b""}, format)
     content = data.draw(damaged(good))
-    members, sentence = outcome(content)
-    assert all(at >= 0 and at + size <= len(content) for _, at, size in members)
-    assert sentence.startswith("x.tar: ") or not sentence
-    assert sentence.isprintable()
-
-
-def outcome(content: bytes) -> tuple[list[tuple[str, int, int]], str]:
-    """The members, or none and the sentence of the refusal."""
+    members, said = [], "x.tar: "
     try:
-        return find(content), ""
+        members = find(content)
     except InputError as error:
-        return [], str(error)
+        said = str(error)
+    assert all(at >= 0 and at + size <= len(content) for _, at, size in members)
+    assert said.startswith("x.tar: ")
+    assert said.isprintable()
 
 
 def test_a_pax_size_wins_over_the_headers():
@@ -119,66 +115,57 @@ def raw_name(name: bytes) -> bytes:
     return member(b"name", name + b"\0", b"L") + member(b"short")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "without the end mark"),
-        (b"hello", "without the end mark"),
-        (b"hello " * 1000, "is not a tar file"),
-        (gzip.compress(NOISE, mtime=0), "is compressed by gzip"),
-        (bz2.compress(NOISE), "is compressed by bzip2"),
-        (lzma.compress(NOISE), "is compressed by xz"),
-        (member(b"a.png", b"1" * 600)[:-600], r"a\.png: has 600 bytes, but the tar ends after 424"),
-        (member(b"a.png", b"1"), "without the end mark"),
-        (GOOD + header(b"a.png")[:300], "without the end mark"),
-        (GOOD + b"?" * 512 + END, r"header at byte 1024 is damaged \(its checksum"),
-        (GOOD + END + GOOD + END, "more behind its end mark at byte 1024"),
-        (member(b"../a.png") + END, r"\.\./a\.png: leads out of the tar"),
-        (member(b"a/../../b.png") + END, "leads out"),
-        (member(b"a/..", kind=b"5") + END, "leads out"),
-        (member(b"/etc/passwd") + END, "leads out"),
-        (pax(path=b"../a.png") + member(b"a.png") + END, "leads out"),
-        (raw_name(b"../a.png") + END, "leads out"),
-        (member(b"a.png", kind=b"1") + END, r"a\.png: is a hard link"),
-        (member(b"a.png", kind=b"2") + END, "is a symbolic link"),
-        (member(b"a.png", kind=b"3") + END, "is a device"),
-        (member(b"a.png", kind=b"4") + END, "is a device"),
-        (member(b"a.png", kind=b"6") + END, "is a pipe"),
-        (member(b"a.png", kind=b"S") + END, "is a sparse file"),
-        (member(b"a.png", kind=b"Z") + END, "unknown type b'Z'"),
-        (pax(GNU_sparse_major=b"1") + member(b"a.png") + END, "is a sparse file"),
-        (header(b"a.png", b"\xff" * 12) + END, "its size is no octal number"),
-        (header(b"a.png", b"-7") + END, "its size is no octal number"),
-        (header(b"a.png", b"89") + END, "its size is no octal number"),
-        (header(b"a.png", b"\x80" + b"\xff" * 11) + END, "but the tar ends after 1024"),
-        (header(b"a.png", 8**11 - 1) + END, "has 8589934591 bytes"),
-        (header(b"a", 5, b"5") + bytes(512) + END, "a folder of 5 bytes"),
-        (header(b"x", 8**11 - 1, b"L") + END, "announces 8589934591 bytes .* at most 65536"),
-        (header(b"x", b"\xff", b"x") + END, "announces None bytes"),
-        (member(b"x", bytes(70000), b"x") + END, "announces 70000 bytes"),
-        (raw_name(b"a" * 5000) + END, "a name of 5000 bytes, expected at most 4096"),
-        (
-            member(b"x", b"99 path=a\n", b"x") + member(b"a") + END,
-            "pax header at byte 0 is damaged",
-        ),
-        (member(b"x", b"path=a\n", b"x") + member(b"a") + END, "pax header at byte 0 is damaged"),
-        (member(b"x", b"3 \n", b"x") + member(b"a") + END, "pax header at byte 0 is damaged"),
-        (pax(size=b"-1") + member(b"a") + END, "pax header at byte 0 is damaged"),
-        (pax(size=b"9" * 4500) + member(b"a") + END, "pax header at byte 0 is damaged"),
-        (pax(size=b"9" * 19) + member(b"a") + END, "but the tar ends after"),
-        (member(b"x", pax_records(path=b"a"), b"g") + END, "gives all members one path"),
-        (pax(path=b"b") + raw_name(b"a") + END, "given two names or sizes"),
-        (pax(path=b"b") + END, "whose member is missing"),
-        (member(b"a.png") + GOOD + member(b"a.png") + END, r"a\.png: is there 2 times"),
-        (member(b"a.png") + member(b"./a.png") + END, r"a\.png: is there 2 times"),
-        (member(b"caf\xe9.png") + END, r"caf\\xe9\.png: has control characters .* not UTF-8"),
-        (member(b"a\x1b[2J.png") + END, r"a\\x1b\[2J\.png: has control characters"),
-        (pax(path=b"a\nb.png") + member(b"a") + END, r"a\\nb\.png: has control characters"),
-        (member(b"") + END, "has no name"),
-        (member(b".") + END, "has no name"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_hostile_tars_are_refused_by_name_and_reason(content, reason):
-    with pytest.raises(InputError, match=f"^x.tar: .*{reason}"):
-        find(content)
+HOSTILE = [
+    (b"", "without the end mark"),
+    (b"hello " * 1000, "is not a tar file"),
+    (gzip.compress(NOISE, mtime=0), "is compressed by gzip"),
+    (bz2.compress(NOISE), "is compressed by bzip2"),
+    (lzma.compress(NOISE), "is compressed by xz"),
+    (member(b"a.png", b"1" * 600)[:-600], r"a\.png: has 600 bytes, but the tar ends after 424"),
+    (member(b"a.png", b"1"), "without the end mark"),
+    (GOOD + header(b"a.png")[:300], "without the end mark"),
+    (GOOD + b"?" * 512 + END, r"header at byte 1024 is damaged \(its checksum"),
+    (GOOD + END + GOOD + END, "more behind its end mark at byte 1024"),
+    (member(b"../a.png") + END, r"\.\./a\.png: leads out of the tar"),
+    (member(b"a/..", kind=b"5") + END, "leads out"),
+    (member(b"/etc/passwd") + END, "leads out"),
+    (pax(path=b"../a.png") + member(b"a.png") + END, "leads out"),
+    (raw_name(b"../a.png") + END, "leads out"),
+    (member(b"a.png", kind=b"1") + END, r"a\.png: is a hard link"),
+    (member(b"a.png", kind=b"2") + END, "is a symbolic link"),
+    (member(b"a.png", kind=b"3") + END, "is a device"),
+    (member(b"a.png", kind=b"4") + END, "is a device"),
+    (member(b"a.png", kind=b"6") + END, "is a pipe"),
+    (member(b"a.png", kind=b"S") + END, "is a sparse file"),
+    (member(b"a.png", kind=b"Z") + END, "unknown type b'Z'"),
+    (pax(GNU_sparse_major=b"1") + member(b"a.png") + END, "is a sparse file"),
+    (header(b"a.png", b"\xff" * 12) + END, "its size is no octal number"),
+    (header(b"a.png", b"89") + END, "its size is no octal number"),
+    (header(b"a.png", b"\x80" + b"\xff" * 11) + END, "but the tar ends after 1024"),
+    (header(b"a.png", 8**11 - 1) + END, "has 8589934591 bytes"),
+    (header(b"a", 5, b"5") + bytes(512) + END, "a folder of 5 bytes"),
+    (header(b"x", 8**11 - 1, b"L") + END, "announces 8589934591 bytes .* at most 65536"),
+    (header(b"x", b"\xff", b"x") + END, "announces None bytes"),
+    (member(b"x", bytes(70000), b"x") + END, "announces 70000 bytes"),
+    (raw_name(b"a" * 5000) + END, "a name of 5000 bytes, expected at most 4096"),
+    (member(b"x", b"99 path=a\n", b"x") + member(b"a") + END, "pax header at byte 0 is damage"),
+    (member(b"x", b"path=a\n", b"x") + member(b"a") + END, "pax header at byte 0 is damaged"),
+    (member(b"x", b"3 \n", b"x") + member(b"a") + END, "pax header at byte 0 is damaged"),
+    (pax(size=b"-1") + member(b"a") + END, "pax header at byte 0 is damaged"),
+    (pax(size=b"9" * 4500) + member(b"a") + END, "pax header at byte 0 is damaged"),
+    (pax(size=b"9" * 19) + member(b"a") + END, "but the tar ends after"),
+    (member(b"x", pax_records(path=b"a"), b"g") + END, "gives all members one path"),
+    (pax(path=b"b") + raw_name(b"a") + END, "given two names or sizes"),
+    (pax(path=b"b") + END, "whose member is missing"),
+    (member(b"a.png") + GOOD + member(b"a.png") + END, r"a\.png: is there 2 times"),
+    (member(b"a.png") + member(b"./a.png") + END, r"a\.png: is there 2 times"),
+    (member(b"caf\xe9.png") + END, r"caf\\xe9\.png: has control characters .* not UTF-8"),
+    (member(b"a\x1b[2J.png") + END, r"a\\x1b\[2J\.png: has control characters"),
+    (pax(path=b"a\nb.png") + member(b"a") + END, r"a\\nb\.png: has control characters"),
+    (member(b"") + END, "has no name"),
+    (member(b".") + END, "has no name"),
+]
+
+
+def test_hostile_tars_are_refused_by_name_and_reason():
+    check_refusals(HOSTILE, find, "^x.tar: .*")
