@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.data.refusals import check_refusals
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
@@ -15,6 +16,8 @@ from vigpipe.run.facts import prepare
 PERIODIC = TrainConfig(strategy="periodic", dp=2)
 GOSSIP = TrainConfig(strategy="gossip", dp=3)
 SERVER = TrainConfig(strategy="server", dp=3)
+SHARED = TrainConfig(shards=2)
+HALO = TrainConfig(model="gcn", shards=2, split="halo", halo="stale")
 
 
 def test_what_the_user_leaves_open_is_filled_in():
@@ -54,89 +57,88 @@ def test_options_that_are_resolved_stay_as_they_are(config):
     assert with_replication_defaults(resolved) == resolved
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (TrainConfig(average_every=5), "--average-every 5: says how replicas that take steps"),
-        (TrainConfig(items="pool"), "--items pool: says how"),
-        (TrainConfig(final="mean"), "--final mean: says how"),
-        (TrainConfig(replay=Path("runs/a")), "--replay runs/a: does again what replicas"),
-        (replace(PERIODIC, sync="drain"), "--sync drain: .* leave it out"),
-        (replace(PERIODIC, elastic=True), "--elastic: changes the number of replicas"),
-        (replace(PERIODIC, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
-        (
-            replace(PERIODIC, average="gradients", outer_momentum=0.5),
-            "--outer-momentum 0.5: is for --average outer, and --average is gradients",
-        ),
-        (replace(PERIODIC, timing=True), "--timing: accounts for steps"),
-        (TrainConfig(pairs="any"), "--pairs any: says how"),
-        (replace(PERIODIC, gossip_between="hosts"), "--gossip-between hosts: is for --strategy"),
-        (replace(PERIODIC, answer="item"), "--answer item: is for --strategy gossip"),
-        (replace(GOSSIP, average="outer"), "--average outer: needs the mean of all replicas"),
-        (replace(GOSSIP, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
-        (replace(GOSSIP, pairs="sets"), "must be even, and --dp is 3; choose --pairs any"),
-        (replace(GOSSIP, pairs="sets", dp=2, answer="interval"), "--answer interval: with --pairs"),
-        (TrainConfig(overlap=2), "--overlap 2: says how .* add --strategy periodic"),
-        (replace(GOSSIP, overlap=2), "--overlap 2: is for averages of weights of all replicas"),
-        (
-            replace(PERIODIC, average="gradients", overlap=0),
-            "--overlap 0: .* and --average is gradients; leave it out, or choose",
-        ),
-        (
-            replace(PERIODIC, overlap=20),
-            "--overlap 20: must be less than --average-every, which is 20",
-        ),
-        (replace(PERIODIC, trace=True), "--trace: accounts for steps"),
-        (TrainConfig(staleness=2), "--staleness 2: says how .* add --strategy server"),
-        (
-            replace(GOSSIP, staleness="none"),
-            "--staleness none: is for --strategy server, .* and --strategy is gossip",
-        ),
-        (
-            replace(SERVER, average_every=5),
-            "--average-every 5: is about replicas that are averaged",
-        ),
-        (replace(SERVER, final="mean"), "--final mean: is about .* take the weights of the server"),
-        (replace(SERVER, pairs="any"), "--pairs any: is for --strategy gossip"),
-        (replace(SERVER, sync="drain"), "--sync drain: .* leave it out"),
-        (replace(SERVER, timing=True), "--timing: accounts for steps"),
-        (replace(SERVER, compress="bfloat16"), "--compress bfloat16: is for sums and averages"),
-        (TrainConfig(compress="zip"), "--compress zip: must be none; bfloat16; top-k:RATIO"),
-        (
-            TrainConfig(compress="bfloat16", dtype="float16"),
-            "--compress bfloat16: keeps what it leaves out .* choose --dtype bfloat16",
-        ),
-        (TrainConfig(dp=2, compress="top-k:1", sync="double"), "--sync double: .* or choose drain"),
-        (TrainConfig(dp=2, compress="bfloat16", sync="ddp"), "--sync ddp: .* or choose drain"),
-        (replace(PERIODIC, compress="top-k:0.1"), "--compress top-k:0.1: .* choose --compress bfl"),
-        (
-            replace(GOSSIP, compress="powersgd:2", average="weights"),
-            "--compress powersgd:2: sends the largest part of a difference, .* no common weights",
-        ),
-        (TrainConfig(shards=2, sync="ddp"), "--sync ddp: .* in which the ranks of --shards 2 exch"),
-        (
-            TrainConfig(shards=2, dp=2, strategy="subnetworks"),
-            "--shards 2: lets ranks share the channels of a model, .* leave one of the two out",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(config, message):
-    with pytest.raises(InputError, match=message):
-        with_replication_defaults(config)
+def test_a_graph_is_shared_by_rows_and_columns_unless_it_is_said_otherwise():
+    assert with_replication_defaults(TrainConfig(model="gcn", shards=2)).split == "mixed"
+    assert with_replication_defaults(HALO) == HALO
 
 
-@pytest.mark.parametrize(
-    ("changed", "on_host", "message"),
-    [
-        ({"dp": 3, "stages": 2}, 3, "a host has 3 of 6 ranks, with --stages 2; start a multiple"),
-        ({"dp": 3}, 2, "expected the same number of whole replicas on every host"),
-        ({"dp": 6, "pairs": "sets"}, 2, "their number must be even, and there are 3"),
-    ],
-)
-def test_hosts_with_unequal_replicas_are_refused(changed, on_host, message):
-    config = replace(GOSSIP, gossip_between="hosts", batch_size=12, **changed)
-    with pytest.raises(InputError, match=message):
-        prepare(config, torch.float32, ranks_on_host=on_host)
+REFUSED = [
+    (TrainConfig(average_every=5), "--average-every 5: says how replicas that take steps"),
+    (TrainConfig(items="pool"), "--items pool: says how"),
+    (TrainConfig(final="mean"), "--final mean: says how"),
+    (TrainConfig(replay=Path("runs/a")), "--replay runs/a: does again what replicas"),
+    (TrainConfig(divided="tied"), "--divided tied: is for --strategy subnetworks"),
+    (replace(PERIODIC, sync="drain"), "--sync drain: .* leave it out"),
+    (replace(PERIODIC, elastic=True), "--elastic: changes the number of replicas"),
+    (replace(PERIODIC, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
+    (
+        replace(PERIODIC, average="gradients", outer_momentum=0.5),
+        "--outer-momentum 0.5: is for --average outer, and --average is gradients",
+    ),
+    (replace(PERIODIC, timing=True), "--timing: accounts for steps"),
+    (TrainConfig(pairs="any"), "--pairs any: says how .* add --strategy gossip"),
+    (replace(PERIODIC, gossip_between="hosts"), "--gossip-between hosts: is for --strategy"),
+    (replace(PERIODIC, answer="item"), "--answer item: is for --strategy gossip"),
+    (replace(GOSSIP, average="outer"), "--average outer: needs the mean of all replicas"),
+    (replace(GOSSIP, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
+    (replace(GOSSIP, pairs="sets"), "must be even, and --dp is 3; choose --pairs any"),
+    (replace(GOSSIP, pairs="sets", dp=2, answer="interval"), "--answer interval: with --pairs"),
+    (TrainConfig(overlap=2), "--overlap 2: says how .* add --strategy periodic"),
+    (replace(GOSSIP, overlap=2), "--overlap 2: is for averages of weights of all replicas"),
+    (
+        replace(PERIODIC, average="gradients", overlap=0),
+        "--overlap 0: .* and --average is gradients; leave it out, or choose",
+    ),
+    (replace(PERIODIC, overlap=20), "--overlap 20: .* less than --average-every, which is 20"),
+    (replace(PERIODIC, trace=True), "--trace: accounts for steps"),
+    (TrainConfig(staleness=2), "--staleness 2: says how .* add --strategy server"),
+    (replace(GOSSIP, staleness="none"), "--staleness none: is for .* and --strategy is gossip"),
+    (replace(SERVER, average_every=5), "--average-every 5: is about replicas that are averaged"),
+    (replace(SERVER, final="mean"), "--final mean: is about .* take the weights of the server"),
+    (replace(SERVER, pairs="any"), "--pairs any: is for --strategy gossip"),
+    (replace(SERVER, sync="drain"), "--sync drain: .* leave it out"),
+    (replace(SERVER, timing=True), "--timing: accounts for steps"),
+    (replace(SERVER, compress="bfloat16"), "--compress bfloat16: is for sums and averages"),
+    (TrainConfig(compress="zip"), "--compress zip: must be none; bfloat16; top-k:RATIO"),
+    (
+        TrainConfig(compress="bfloat16", dtype="float16"),
+        "--compress bfloat16: keeps what it leaves out .* choose --dtype bfloat16",
+    ),
+    (TrainConfig(dp=2, compress="top-k:1", sync="double"), "--sync double: .* or choose drain"),
+    (TrainConfig(dp=2, compress="bfloat16", sync="ddp"), "--sync ddp: .* or choose drain"),
+    (replace(PERIODIC, compress="top-k:0.1"), "--compress top-k:0.1: .* choose --compress bfl"),
+    (
+        replace(GOSSIP, compress="powersgd:2", average="weights"),
+        "--compress powersgd:2: sends the largest part of a difference, .* no common weights",
+    ),
+    (replace(SHARED, sync="ddp"), "--sync ddp: .* in which the ranks of --shards 2 exch"),
+    (
+        replace(SHARED, dp=2, strategy="subnetworks"),
+        "--shards 2: lets ranks share the channels of a model, .* leave one of the two out",
+    ),
+    (replace(HALO, split=None), "--halo stale: says what .* --split is mixed; leave it out"),
+    (replace(HALO, recompute="always"), "--halo stale with --recompute always: a repeated"),
+    (replace(SHARED, chunks=3, split="halo"), "--chunks 3: is for .* and --split is halo; leave"),
+    (TrainConfig(adjacency="split"), "--adjacency split: is .* and --shards is 1; leave"),
+    (
+        replace(SHARED, adjacency="split", chunks=2),
+        "--adjacency split with --chunks 2: edges would tra",
+    ),
+]
+
+
+def test_what_does_not_go_together_is_refused():
+    check_refusals(REFUSED, with_replication_defaults)
+
+
+def test_hosts_with_unequal_replicas_are_refused():
+    hosts = replace(GOSSIP, gossip_between="hosts", batch_size=12)
+    rows = [
+        (replace(hosts, stages=2), 3, "a host has 3 of 6 ranks, with --stages 2; start a mult"),
+        (hosts, 2, "expected the same number of whole replicas on every host"),
+        (replace(hosts, dp=6, pairs="sets"), 2, "their number must be even, and there are 3"),
+    ]
+    check_refusals(rows, lambda run, num: prepare(run, torch.float32, ranks_on_host=num))
 
 
 def test_a_server_needs_a_rank_for_each_stage():
@@ -162,20 +164,20 @@ def test_one_host_says_that_nothing_is_averaged():
     assert "--strategy gossip: there is one host, so nothing is averaged" in run.notes
 
 
-@pytest.mark.parametrize(
-    ("first_line", "num_hosts"),
-    [
-        ('{"start": {"replicas": 3}}\n{"replica": 0', 3),
-        ('{"start": {"replicas": "3"}}', None),
-        ('{"replica": 0, "step": 1, "item": 0}', None),
-        ("[]", None),
-        ("torn", None),
-    ],
-)
-def test_what_several_hosts_did_is_done_again_on_one(first_line, num_hosts, tmp_path):
+FIRST_LINES = {
+    '{"start": {"replicas": 3}}\n{"replica": 0': 3,
+    '{"start": {"replicas": "3"}}': None,
+    '{"replica": 0, "step": 1, "item": 0}': None,
+    "[]": None,
+    "torn": None,
+}
+
+
+@pytest.mark.parametrize("line", FIRST_LINES)
+def test_what_several_hosts_did_is_done_again_on_one(line, tmp_path):
     assert recorded_replicas(tmp_path) is None
-    (tmp_path / "events.jsonl").write_text(first_line)
-    assert recorded_replicas(tmp_path) == num_hosts
+    (tmp_path / "events.jsonl").write_text(line)
+    assert recorded_replicas(tmp_path) == FIRST_LINES[line]
     config = replace(GOSSIP, gossip_between="hosts", dp=6, batch_size=12)
-    run = prepare(config, torch.float32, num_hosts=num_hosts)
-    assert run.layout.num_teams == (num_hosts or 1)
+    run = prepare(config, torch.float32, num_hosts=FIRST_LINES[line])
+    assert run.layout.num_teams == (FIRST_LINES[line] or 1)
