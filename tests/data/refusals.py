@@ -30,4 +30,4 @@ def check_refusals(rows: Iterable[tuple], read: Callable[..., Any], begin: str =
             said = f"{error!r}, where a sentence was expected"
         failures.append(f"row {number}, {words!r}: {said}")
     if failures:
-        pytest.fail("\n".join(failures))
+        pytest.fail("\n".join(failures), pytrace=False)

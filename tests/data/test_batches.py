@@ -18,7 +18,7 @@ from vigpipe.data.batches import (
 )
 from vigpipe.model.keyed_dropout import PADDING
 
-many = settings(deadline=None, max_examples=100)
+many = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -53,43 +53,26 @@ def test_three_samples_of_ten_leave_the_last_micro_batch_empty():
 
 @many
 @given(cuts())
-def test_replicas_together_take_every_position_once_and_in_order(case):
-    positions = [p for row in micro_batches(*case) for p in row if p != PADDING]
-    assert positions == list(range(case[0]))
-
-
-@many
-@given(cuts())
-def test_sizes_differ_by_at_most_one_and_fall(case):
-    sizes = [sum(p != PADDING for p in row) for row in micro_batches(*case)]
+def test_positions_come_once_in_order_in_even_micro_batches_with_padding_behind(case):
+    num_samples, batch_size, num_microbatches, num_replicas = case
+    rows = micro_batches(*case)
+    real = [[p for p in row if p != PADDING] for row in rows]
+    assert [p for samples in real for p in samples] == list(range(num_samples))
+    sizes = [len(samples) for samples in real]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-@many
-@given(cuts())
-def test_padding_stands_at_the_ends_of_micro_batches(case):
-    for row in micro_batches(*case):
-        padding = [p == PADDING for p in row]
-        assert padding == sorted(padding)
-
-
-@many
-@given(cuts())
-def test_a_full_step_has_no_row_to_spare(case):
-    _, batch_size, num_microbatches, num_replicas = case
-    rows = micro_batches(batch_size, batch_size, num_microbatches, num_replicas)
+    assert [row[: len(samples)] for row, samples in zip(rows, real, strict=True)] == real
     assert len(rows) == num_microbatches * num_replicas
-    assert PADDING not in rows[0]
+    full = micro_batches(batch_size, batch_size, num_microbatches, num_replicas)
+    assert PADDING not in full[0]  # no row to spare
 
 
 # ---- the order of an epoch ------------------------------------------------------------------
 
 
-@many
-@given(st.integers(0, 2**32), st.integers(0, 1000), st.integers(0, 200))
-def test_an_epochs_order_is_a_permutation(seed, epoch, num_samples):
-    assert sorted(epoch_order(seed, epoch, num_samples)) == list(range(num_samples))
+def test_an_epochs_order_is_a_permutation():
+    for num_samples in (0, 1, 2, 7, 200):
+        assert sorted(epoch_order(2**32, 1000, num_samples)) == list(range(num_samples))
 
 
 def test_an_epochs_order_depends_on_seed_and_epoch_and_nothing_else():
@@ -154,14 +137,6 @@ def test_an_epoch_visits_every_image_once_in_the_order_of_the_seed(n, batch_size
             found = [v.copies for v in visits if v.copies is not None]
             assert np.concatenate(found).tolist() == copies.tolist()
         assert all(len(v.indices) == batch_size for v in visits[:-1])
-
-
-def test_what_a_step_visits_does_not_depend_on_what_was_asked_for_before():
-    one_after_another, at_random = TrainingOrder(23, 5, 7), TrainingOrder(23, 5, 7)
-    expected = [one_after_another(step) for step in range(15)]
-    for step in (14, 3, 3, 8, 0, 11):
-        assert at_random(step).indices.tolist() == expected[step].indices.tolist()
-        assert at_random(step).epoch == expected[step].epoch == step // 5 + 1
 
 
 def test_images_that_are_scored_come_in_order():

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from timm.data.mixup import Mixup, mixup_target
+from timm.data.mixup import Mixup, mixup_target, rand_bbox
 
 from vigpipe.data.mix import Mix, Mixture
 
@@ -62,8 +60,6 @@ def test_timm_mixes_alike_with_the_same_numbers(name, batch, monkeypatch):
 
 
 def test_a_box_is_that_of_timm_around_the_same_centre(monkeypatch):
-    from timm.data.mixup import rand_bbox
-
     for step in range(50):
         generator = np.random.default_rng([3, step, 1, 0x6D6978])
         share = generator.beta(1.0, 1.0)
@@ -75,14 +71,6 @@ def test_a_box_is_that_of_timm_around_the_same_centre(monkeypatch):
         assert (ours[0], ours[2]) == (top, left)
         # timm 1.0.27 loses the last pixel of boxes of an odd length.
         assert {ours[1] - bottom, ours[3] - right} <= {0, 1}
-
-
-def test_the_share_of_a_box_is_what_is_left_of_the_image():
-    images = torch.zeros(2, 1, *SIZE)
-    images[1] = 1
-    for step in range(20):
-        mixture = mix(mixup=0.0).draw(step, 0)
-        assert mixed(images, mixture)[1].mean().item() == pytest.approx(mixture.share, abs=1e-6)
 
 
 def test_either_is_drawn_about_every_other_time_where_both_are_on():
@@ -110,11 +98,10 @@ def test_smoothing_alone_leaves_images_and_gives_timms_labels(batch):
     torch.testing.assert_close(plain.labels(labels, mixture, torch.float32), expected)
 
 
-@given(st.integers(0, 9), st.integers(0, 100), st.sampled_from([torch.float32, torch.float64]))
-def test_labels_are_probabilities(num_samples, step, dtype):
-    labels = torch.arange(num_samples) % 7
-    soft = mix().labels(labels, mix().draw(step, 0), dtype)
-    assert soft.shape == (num_samples, 7)
-    assert soft.dtype == dtype
-    torch.testing.assert_close(soft.sum(1), torch.ones(num_samples, dtype=dtype))
-    assert (soft >= 0).all()
+def test_labels_are_probabilities():
+    for step in range(10):  # of as many samples
+        dtype = torch.float32 if step % 2 else torch.float64
+        soft = mix().labels(torch.arange(step) % 7, mix().draw(step, 0), dtype)
+        assert (soft.shape, soft.dtype) == ((step, 7), dtype)
+        torch.testing.assert_close(soft.sum(1), torch.ones(step, dtype=dtype))
+        assert (soft >= 0).all()

@@ -2,7 +2,6 @@ import json
 import pickle
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,7 +14,6 @@ from tests.data.formats.small_sets import (
     NAMES,
     check_images,
     features,
-    noise,
     table,
     write_saved,
     write_stream,
@@ -61,13 +59,6 @@ def test_images_are_mapped_by_each_process_and_not_pickled(tmp_path):
     again = pickle.loads(pickled)
     np.testing.assert_array_equal(again(7), load(7))
     assert pa.total_allocated_bytes() - before < 64  # bits that say which rows have bytes, at most
-
-
-def test_threads_may_load_at_the_same_time(tmp_path):
-    load = pickle.loads(pickle.dumps(read(write_saved(tmp_path)).train.load))
-    with ThreadPoolExecutor(8) as threads:
-        loaded = np.stack(list(threads.map(load, [i % 12 for i in range(240)])))
-    np.testing.assert_array_equal(loaded, np.tile(noise("train", 3), (20, 1, 1, 1)))
 
 
 def test_an_image_that_is_only_a_path_is_a_bad_image(tmp_path):
