@@ -11,7 +11,7 @@ from timm.loss.cross_entropy import SoftTargetCrossEntropy
 from timm.utils.model_ema import ModelEmaV3
 
 from tests.test_cli import make_pictures
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.cli import main
 from vigpipe.commands.check import differences, trace
@@ -107,19 +107,9 @@ def test_a_part_of_a_recipe_turns_augmentation_on_and_no_augment_turns_all_off()
 
 
 def test_no_moving_average_stays_at_its_first_weights():
-    with pytest.raises(
-        InputError, match=r"--ema 1: .* to 0.999999; with 1 the average would never"
-    ):
-        check_numbers(TrainConfig(ema=1))
     config = resolved(recipe="imagenet", batch_size=1)  # decays by 1024 to the batch
     assert config.ema == MOST_EMA
     check_numbers(config)
-
-
-@pytest.mark.parametrize(("name", "value"), [("mixup", -0.1), ("smoothing", 1.0), ("ema", 1.5)])
-def test_a_number_out_of_range_is_told(name, value):
-    with pytest.raises(InputError, match=f"--{name} {value}"):
-        check_numbers(replace(TrainConfig(), **{name: value}))
 
 
 # ---- labels that are probabilities ----------------------------------------------------------
@@ -171,9 +161,7 @@ def recipe_run(rank, world_size, config) -> Any:
         average = evaluate(rank_state, ("test",))
         to = rank_state.run.layout.pipeline_size - 1
         state = gather_named(rank_state.state(), rank_state.pipeline_group, to)
-    after = gather_named(
-        rank_state.state(), rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1
-    )
+    after = gather_named(rank_state.state(), rank_state.pipeline_group, to)
     return (kept, plain, average, state, after) if rank_state.is_writer else None
 
 
@@ -181,7 +169,9 @@ def on_layout(config, stages, dp):
     config = replace(config, stages=stages, dp=dp, microbatches=4 // dp)
     if stages * dp == 1:
         return recipe_run(0, 1, config)
-    (kept,) = [run for run in run_ranks(recipe_run, stages * dp, config) if run is not None]
+    (kept,) = [
+        run for run in run_ranks(recipe_run, stages * dp, config, timeout=GUARD) if run is not None
+    ]
     return kept
 
 
@@ -191,9 +181,9 @@ def alone(full):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("stages", "dp"), [(2, 1), (2, 2)])
-def test_a_full_recipe_gives_the_same_run_on_every_layout(stages, dp, full, alone):
-    kept, plain, average, state, _ = on_layout(full, stages, dp)
+@pytest.mark.parametrize(("stages", "dp", "workers"), [(2, 1, 2), (2, 2, 0)])
+def test_a_full_recipe_gives_the_same_run_on_every_layout(stages, dp, workers, full, alone):
+    kept, plain, average, state, _ = on_layout(replace(full, workers=workers), stages, dp)
     for row in differences(kept, alone[0]):
         assert row.identical if dp == 1 else row.within(torch.float32), row
     assert plain["test"].num_samples == average["test"].num_samples == 8
@@ -219,13 +209,6 @@ def test_the_average_is_timms_and_the_weights_come_back(full, alone):
     assert not torch.equal(after["pos_embed"], state["pos_embed"])
 
 
-@pytest.mark.multiprocess
-def test_workers_change_nothing(full, alone):
-    kept, plain, average, _, _ = on_layout(replace(full, workers=2), 2, 1)
-    assert all(row.identical for row in differences(kept, alone[0]))
-    assert (plain, average) == alone[1:3]
-
-
 @pytest.mark.parametrize("part", ["mixup", "cutmix", "smoothing", "erasing"])
 def test_every_part_of_the_recipe_shows_in_the_losses(part, full, alone):
     without = make_rank_state(prepare(replace(full, **{part: 0.0}), torch.float32), 0, CPU)
@@ -234,9 +217,8 @@ def test_every_part_of_the_recipe_shows_in_the_losses(part, full, alone):
     assert kept.losses[0] != alone[0].losses[0]
 
 
-@pytest.mark.parametrize("recipe", ["imagenet", "cifar"])
-def test_a_run_leaves_its_average_its_scores_and_what_the_weights_are_of(recipe, full, tmp_path):
-    options = ["--data", full.data, "--recipe", recipe, "--image-size", "8x10", "--steps", "2"]
+def test_a_run_leaves_its_average_its_scores_and_what_the_weights_are_of(full, tmp_path):
+    options = ["--data", full.data, "--recipe", "cifar", "--image-size", "8x10", "--steps", "2"]
     options += ["--batch-size", "13", "--ema", "0.5", "--threads", "1", "--out", str(tmp_path)]
     assert main(["train", *options]) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import signal
 from collections import deque
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from tests.test_cli import make_pictures
 from tests.warm import server
 from tests.world import wait_until
 from vigpipe.data import Augmentation, open_source
@@ -30,18 +29,9 @@ def _server():
     server()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Two classes of four train images and two test images each."""
-    root = tmp_path_factory.mktemp("pictures")
-    noise = np.random.default_rng(0)
-    for split, count in (("train", 4), ("test", 2)):
-        for name in ("cat", "dog"):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = noise.integers(0, 256, (40, 36, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
-    return root
+@pytest.fixture
+def folder(tmp_path):
+    return make_pictures(tmp_path / "pictures", 4, 2, (40, 36))
 
 
 def asked(*indices, split=0, epoch=0, copies=None):
@@ -80,11 +70,9 @@ def test_workers_read_the_same_bits_epoch_after_epoch(folder):
 
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("_server")
-def test_an_unreadable_image_is_the_same_sentence_from_a_worker(folder, tmp_path):
-    root = tmp_path / "pictures"
-    shutil.copytree(folder, root)
-    (root / "train" / "dog" / "1.png").write_bytes(b"no picture")
-    split = open_source(str(root), image_size=8).train
+def test_an_unreadable_image_is_the_same_sentence_from_a_worker(folder):
+    (folder / "train" / "dog" / "1.png").write_bytes(b"no picture")
+    split = open_source(str(folder), image_size=8).train
     sentences = []
     for num_workers in (0, 1):
         reader = Reader([split], num_workers, (3, 8, 8), 2)
