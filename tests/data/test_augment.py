@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from timm.data.transforms_factory import create_transform
 
+from tests.data.refusals import check_refusals
 from vigpipe.data import Augmentation, open_source, transforms
 from vigpipe.data.augment import TimmAugment, keep_one_bit
 from vigpipe.data.picture import to_array
 from vigpipe.data.pixels import Normalise, Pixels
-from vigpipe.errors import InputError
 
 FULL = Augmentation("box", "rand-m9-mstd0.5-inc1", 0.4, 0.25)
 SHIFT = Augmentation("shift", "none", 0.0, 0.0)
@@ -38,12 +38,8 @@ def augmented(ours, images, seeds):
 
 def states():
     state: Any = np.random.get_state()
-    return (
-        random.getstate(),
-        state[1].tolist(),
-        state[2],
-        torch.random.get_rng_state().tolist(),
-    )
+    of_torch = torch.random.get_rng_state().tolist()
+    return random.getstate(), state[1].tolist(), state[2], of_torch
 
 
 def test_a_seeded_image_is_the_one_of_timm():
@@ -63,7 +59,7 @@ def test_a_seeded_image_is_the_one_of_timm():
     ours = TimmAugment(FULL, (96, 96), 0.5, 3, flip=True)
     for step in theirs.transforms:
         keep_one_bit(step)
-    for seed in range(60):
+    for seed in range(40):
         pixels = picture((110, 130), seed)
         (image,) = augmented(ours, [pixels], [seed])
         state = random.getstate()
@@ -127,11 +123,9 @@ def test_greys_pass_through_every_operation():
     assert torch.isfinite(x).all()
 
 
-@pytest.mark.parametrize("name", ["rand-x9", "nonsense"])
-def test_an_unknown_augmentation_is_named(name):
-    with pytest.raises(InputError, match=f"--auto-augment {name}: timm knows no such") as caught:
-        open_source("digits", augment=Augmentation(auto_augment=name))
-    assert "\n" not in str(caught.value)
+def test_an_unknown_augmentation_is_named():
+    rows = [(n, f"--auto-augment {n}: timm knows no such") for n in ("rand-x9", "nonsense")]
+    check_refusals(rows, lambda n: open_source("digits", augment=Augmentation(auto_augment=n)))
 
 
 def test_a_source_augments_train_images_by_seed_epoch_index_and_copy():

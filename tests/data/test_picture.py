@@ -17,19 +17,11 @@ def test_an_array_and_pillows_image_hold_the_same_pixels(shape):
     image = to_pil(pixels)
     assert image.mode == {1: "L", 3: "RGB"}[shape[2]]
     assert size_of(image) == size_of(pixels) == shape[:2]
-    back = to_array(image)
-    assert back.shape == shape
-    assert (back == pixels).all()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_both_are_written_channel_by_channel(shape):
-    pixels = noise(shape)
-    for picture in (pixels, to_pil(pixels)):
+    np.testing.assert_array_equal(to_array(image), pixels)
+    for picture in (pixels, image):
         out = np.zeros((shape[2], *shape[:2]), dtype=np.uint8)
         write_channels(picture, out)
-        for channel in range(shape[2]):
-            assert (out[channel] == pixels[:, :, channel]).all()
+        np.testing.assert_array_equal(out, pixels.transpose(2, 0, 1))
 
 
 def test_what_needs_no_change_is_not_copied():

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vigpipe.data import pixels
 from vigpipe.data.pixels import Erasure, Normalise, Pixels
@@ -15,20 +13,18 @@ def arithmetic(images, white, mean, std):
     return x.sub_(mean).div_(std)
 
 
-@settings(deadline=None, max_examples=50)
-@given(
-    st.integers(0, 9),
-    st.sampled_from([(255, 0.0, 1.0), (240, 0.0, 1.0), (255, 0.485, 0.229), (255, 0.5, 1 / 3)]),
-    st.integers(0, 2**32),
-)
-def test_the_table_has_the_bits_of_the_arithmetic(num_images, look, seed):
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(256, (num_images, 3, 7, 5), dtype=torch.uint8, generator=generator)
-    parts = [Pixels(part) for part in images.split(4)] if num_images else []
-    found = Normalise(*look)(parts, num_images, (3, 7, 5))
-    assert torch.equal(found, arithmetic(images, *look))
-    doubled = Normalise(*look, dtype=torch.float64)(parts, num_images, (3, 7, 5))
-    assert torch.equal(doubled, found.double())
+LOOKS = [(255, 0.0, 1.0), (240, 0.0, 1.0), (255, 0.485, 0.229), (255, 0.5, 1 / 3)]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_table_has_the_bits_of_the_arithmetic(look):
+    for num_images in (0, 1, 4, 9):
+        images = torch.randint(256, (num_images, 3, 40, 25), dtype=torch.uint8)
+        parts = [Pixels(part) for part in images.split(4)] if num_images else []
+        found = Normalise(*look)(parts, num_images, (3, 40, 25))
+        assert torch.equal(found, arithmetic(images, *look))
+        doubled = Normalise(*look, dtype=torch.float64)(parts, num_images, (3, 40, 25))
+        assert torch.equal(doubled, found.double())
 
 
 @pytest.mark.parametrize("in_cache", [1, 100, 1 << 20])
