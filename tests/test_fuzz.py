@@ -44,7 +44,7 @@ from vigpipe.planning.profile import read_profile
 
 # Outside of tests what Pillow and torch warn of is no error.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NUMBERS = [80, pytest.param(800, marks=pytest.mark.heavy)]  # of files, always the same
+NUMBERS = [250, pytest.param(800, marks=pytest.mark.heavy)]  # of files, always the same
 
 
 def search(number: int, files: st.SearchStrategy, read: Callable[[Any], None]) -> None:
