@@ -36,9 +36,9 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_pat
     is_the_same(folder, whole)
 
 
-def test_a_replica_that_is_killed_costs_no_sub_graph(tmp_path):
+@pytest.mark.heavy
+def test_a_replica_that_is_killed_costs_no_sub_graph(folder):
     data = [*GRAPH, "--steps", str(NUM_STEPS), "--microbatches", "2", "--checkpoint-every", "4"]
-    folder = tmp_path / "run"
     done = run_with("forward:3:2:kill", "2x2", GOSSIP, folder, data=data)
     assert done.returncode == 0, done.stderr
     is_done_without({1}, "2x2", folder, "nodes")
