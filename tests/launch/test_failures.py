@@ -103,14 +103,7 @@ def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"kind": "lost peer"},
-        {"job": "another"},
-        {"time": 0.0},
-    ],
-)
+@pytest.mark.parametrize("other", [{"kind": "lost peer"}, {"job": "another"}, {"time": 0.0}])
 def test_a_lost_peer_speaks_when_nobody_knows_the_cause(tmp_path, capfd, other):
     record(tmp_path, message="old news", **other)
     assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70

@@ -126,7 +126,7 @@ def test_start_local_runs_every_rank_with_its_arguments_as_they_are(toy):
 def test_one_failing_rank_ends_all_and_is_told_once(toy, mode, message, code):
     done = run_command(toy.line("local", mode), toy.env)
     if mode != "early":
-        assert time.time() - toy.met_at() < 10
+        assert time.time() - toy.met_at() < PROMPT
     assert done.returncode == code
     assert "lost a peer" not in done.stderr
     lines = done.stderr.splitlines()
@@ -151,7 +151,8 @@ def test_one_failing_rank_of_torchrun_is_told_once(toy, mode, message):
     [
         ("local", signal.SIGINT, 130),
         ("local", signal.SIGTERM, 143),
-        ("torchrun", signal.SIGINT, 1),  # hands SIGINT on, which Python would not see in gloo
+        # It hands SIGINT on, which Python would not see in gloo.
+        pytest.param("torchrun", signal.SIGINT, 1, marks=pytest.mark.heavy),
     ],
 )
 def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launcher, number, code):
@@ -159,7 +160,7 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
         wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
         wait_until(lambda: is_blocked(toy), "rank 0 waits in its all-reduce")
         os.kill(command.popen.pid, number)
-        done = command.wait(10)
+        done = command.wait(PROMPT)
     assert done.returncode == code
     assert "KeyboardInterrupt" not in done.stderr
     if launcher == "local":
@@ -184,7 +185,7 @@ def test_a_signal_while_the_launcher_is_still_importing_torch(toy):
     with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
         wait_until(lambda: catches(command.popen.pid, signal.SIGHUP), "start_local has begun")
         os.kill(command.popen.pid, signal.SIGINT)
-        done = command.wait(15)
+        done = command.wait(PROMPT)
     assert done.returncode == 130
     assert done.stderr == ""
     assert toy.files_left() == []
@@ -209,19 +210,9 @@ sys.exit(local.start_local(2, "builtins:print", [], 1))
     assert toy.files_left() == []
 
 
-def test_the_ranks_of_a_killed_launcher_end_too(toy):
-    with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
-        wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
-        assert {toy.met(0), toy.met(1), command.popen.pid} < set(command.processes())
-        os.kill(command.popen.pid, signal.SIGKILL)
-        done = command.wait(5)
-    # Python's own helper clears the launcher's semaphores away, and said so.
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
-
-
 def test_a_killed_import_server_ends_the_run_with_a_sentence(toy):
     """It ended with code 255, and nobody said why."""
-    with start_command(toy.line("local", "hang"), toy.env, fresh=True) as command:
+    with start_command(toy.line("local", "hang"), toy.env) as command:
         wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
         stat = Path(f"/proc/{toy.met(0)}/stat").read_text().rpartition(")")[2].split()
         assert int(stat[1]) in command.processes()

@@ -94,20 +94,26 @@ def test_a_one_node_step_listens_on_loopback_only():
 COLLECTIVE_SECONDS = 2.0
 
 
-def meet_late_as_torchrun(rank: int, world_size: int, port: int) -> str:
-    """Rank 1 comes later than a collective would wait, and leaves rank 0 alone in one."""
+def as_torchrun(rank: int, port: int, restart: int = 0) -> Launch:
+    """Leave the test's world to meet again as ranks of torchrun, whose store has that port."""
     dist.destroy_process_group()
-    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
     env = {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restart)}
     os.environ.update(env)
+    return from_environment(env)
+
+
+def meet_late_as_torchrun(rank: int, world_size: int, port: int) -> str:
+    """Rank 1 comes later than a collective would wait, and leaves rank 0 alone in one."""
+    me = as_torchrun(rank, port)
+    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
     if rank == 0:
         words.set("rank 0 is waiting", "")
     else:
         words.wait(["rank 0 is waiting"])
         time.sleep(1.5 * COLLECTIVE_SECONDS)
-    rendezvous.init_process_group(from_environment(env), "gloo", COLLECTIVE_SECONDS)
+    rendezvous.init_process_group(me, "gloo", COLLECTIVE_SECONDS)
     if rank == 1:
         words.wait(["rank 0 has given up"])
         return ""
@@ -133,17 +139,12 @@ def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
     words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
     sums = []
     for restart in range(2):
-        dist.destroy_process_group()
-        env = {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        env |= {"TORCHELASTIC_RESTART_COUNT": str(restart)}
-        os.environ.update(env)
+        me = as_torchrun(rank, port, restart)
         if rank == 0 and restart:
             words.wait(["rank 1 is waiting"])
         elif restart:
             words.set("rank 1 is waiting", "")
-        rendezvous.init_process_group(from_environment(env), "gloo", 20)
+        rendezvous.init_process_group(me, "gloo", 20)
         ranks: list[int] = [0] * world_size
         dist.all_gather_object(ranks, rank + restart)
         sums.append(sum(ranks))

@@ -37,8 +37,9 @@ with SecondSignal([signal.SIGTERM, signal.SIGINT], float(patience)):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("where", ["C", "Python"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("where", "number", "code"), [("C", signal.SIGTERM, 143), ("Python", signal.SIGINT, 130)]
+)
 def test_a_second_signal_ends_what_is_stuck(where, number, code, tmp_path):
     line = [sys.executable, "-c", CODE, where, "inf", str(tmp_path)]
     with start_command(line) as command:
