@@ -38,14 +38,6 @@ def steps(folder):
     return [int(path.name[-8:]) for path in list_checkpoints(folder)]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Evaluated after the steps 3, 6 and 8, with every checkpoint."""
-    folder = tmp_path_factory.mktemp("best") / "run"
-    assert run(replace(KEEPING, checkpoint_every=1, keep=99, keep_best=None), folder) == 0
-    return folder
-
-
 # ---- which is better ------------------------------------------------------------------------
 
 
@@ -84,7 +76,7 @@ def test_the_moving_average_counts_where_there_is_one():
 
 
 @pytest.mark.multiprocess
-def test_the_best_stays_beside_the_newest_and_is_exported(whole, tmp_path, monkeypatch, capsys):
+def test_the_best_stays_beside_the_newest_and_is_exported(tmp_path, monkeypatch, capsys):
     play(monkeypatch, scores(0.5), scores(0.9), scores(0.7))
     folder = tmp_path / "run"
     assert run(KEEPING, folder) == 0
@@ -98,7 +90,7 @@ def test_the_best_stays_beside_the_newest_and_is_exported(whole, tmp_path, monke
     best, same = tmp_path / "best.safetensors", tmp_path / "same.safetensors"
     assert main(["checkpoint", "export", "--best", str(folder), str(best)]) == 0
     assert "step-00000006, the best by top-1 90.00%" in capsys.readouterr().out
-    there = whole / "checkpoints" / "step-00000006"
+    there = folder / "checkpoints" / "step-00000006"
     assert main(["checkpoint", "export", str(there), str(same)]) == 0
     assert best.read_bytes() == same.read_bytes()
     assert main(["checkpoint", "list", str(folder)]) == 0

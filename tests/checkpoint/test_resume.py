@@ -120,7 +120,7 @@ def cut_off(whole, folder, step):
     return folder
 
 
-@pytest.mark.parametrize("step", [1, 5, 8])  # 3 and others: where a run is asked to stop
+@pytest.mark.parametrize("step", [5, 8])  # 3 and 8: where a run is asked to stop
 def test_the_same_layout_goes_on_bit_for_bit(whole, step, tmp_path):
     folder = cut_off(whole, tmp_path / "run", step)
     assert run(replace(SMALL, resume="auto"), folder) == 0
@@ -132,7 +132,6 @@ def test_the_same_layout_goes_on_bit_for_bit(whole, step, tmp_path):
 @pytest.mark.parametrize(
     "layout",
     [
-        {"dp": 2, "microbatches": 2},
         {"stages": 2, "dp": 2, "microbatches": 2, "schedule": "1f1b"},
         {"stages": 2, "schedule": "interleaved1f1b", "virtual_stages": 2},
     ],
@@ -156,16 +155,17 @@ def test_another_layout_goes_on_within_the_contract(whole, layout, tmp_path):
     assert largest_difference(files(back), files(whole)) <= bound
 
 
-@pytest.mark.parametrize("opt", ["adam", "nadamw", "sgd", "rmsprop", "lion"])
+# Each kind of state: a counter beside two tensors of each weight, one tensor, and another two.
+@pytest.mark.parametrize("opt", ["nadamw", "sgd", "rmsprop"])
 def test_every_other_optimizer_goes_on(opt, tmp_path):
-    config = replace(SMALL, opt=opt, lr=1e-3, steps=4, dtype="float32", **CHEAP)
+    config = replace(SMALL, opt=opt, lr=1e-3, steps=2, dtype="float32", **CHEAP)
     assert run(config, tmp_path / "whole") == 0
-    folder = cut_off(tmp_path / "whole", tmp_path / "run", 2)
+    folder = cut_off(tmp_path / "whole", tmp_path / "run", 1)
     assert run(replace(config, resume="auto"), folder) == 0
     assert largest_difference(files(folder), files(tmp_path / "whole")) == 0
 
 
-@pytest.mark.parametrize("step", [2, 3, 8])
+@pytest.mark.parametrize("step", [3, 8])
 def test_asked_to_stop_a_run_saves_and_loses_not_even_an_evaluation(
     whole, step, tmp_path, monkeypatch
 ):
@@ -185,28 +185,23 @@ def test_asked_to_stop_a_run_saves_and_loses_not_even_an_evaluation(
     assert rows(folder) == rows(whole)
 
 
-def test_a_longer_run_goes_on_and_says_what_changes(whole, tmp_path, capsys):
-    folder = cut_off(whole, tmp_path / "run", 8)
-    assert run(replace(SMALL, steps=10, resume="auto"), folder) == 0
-    assert "the run has 10 steps, not 8" in capsys.readouterr().out
-    assert [row["step"] for row in rows(folder) if "step" in row] == list(range(1, 11))
-
-
 def test_a_finished_run_can_be_made_longer_though_it_saved_never(tmp_path, capsys):
     config = replace(SMALL, checkpoint_every="never", ema=None, **CHEAP)
-    assert run(replace(config, steps=4), tmp_path / "run") == 0
-    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000004"]
-    assert run(replace(config, steps=9, resume="auto"), tmp_path / "run") == 0
-    assert "going on after step 4" in capsys.readouterr().out
+    assert run(replace(config, steps=2), tmp_path / "run") == 0
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000002"]
+    assert run(replace(config, steps=4, resume="auto"), tmp_path / "run") == 0
+    said = capsys.readouterr().out
+    assert "going on after step 2" in said
+    assert "the run has 4 steps, not 2" in said
     # The learning rates are those of the new length, from the first new step on.
-    assert run(replace(config, steps=9), tmp_path / "new") == 0
+    assert run(replace(config, steps=4), tmp_path / "new") == 0
     longer, new = (
         [row for row in rows(tmp_path / name) if "step" in row] for name in ("run", "new")
     )
-    assert [row["step"] for row in longer] == list(range(1, 10))
-    assert [row["lr"] for row in longer[4:]] == [row["lr"] for row in new[4:]]
-    assert longer[3]["lr"] != new[3]["lr"]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 9
+    assert [row["step"] for row in longer] == [1, 2, 3, 4]
+    assert [row["lr"] for row in longer[2:]] == [row["lr"] for row in new[2:]]
+    assert longer[1]["lr"] != new[1]["lr"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
 
 
 def test_a_finished_run_that_goes_on_unchanged_is_the_same_and_says_so(whole, tmp_path, capsys):
@@ -235,10 +230,9 @@ def test_auto_falls_back_to_the_newest_that_is_whole_and_says_so(whole, tmp_path
 
 def test_auto_begins_anew_where_there_is_nothing_and_says_so(whole, tmp_path, capsys):
     folder = cut_off(whole, tmp_path / "run", 0)
-    assert run(replace(SMALL, resume="auto"), folder) == 0
+    assert run(replace(SMALL, steps=1, resume="auto"), folder) == 0
     assert f"{folder} holds no checkpoint: starting anew" in capsys.readouterr().out
-    assert largest_difference(files(folder), files(whole)) == 0
-    assert rows(folder) == rows(whole)
+    assert [row.get("step") for row in rows(folder)] == [1, None]  # and the evaluation
 
 
 def test_without_a_whole_checkpoint_nothing_is_begun_anew_in_silence(whole, tmp_path):
@@ -250,13 +244,13 @@ def test_without_a_whole_checkpoint_nothing_is_begun_anew_in_silence(whole, tmp_
 
 
 def test_a_named_checkpoint_is_taken_or_refused_but_not_replaced(whole, tmp_path):
-    folder = cut_off(whole, tmp_path / "run", 4)
+    folder = cut_off(whole, tmp_path / "run", 7)
     fresh = tmp_path / "fresh"
     assert run(replace(SMALL, resume=str(list_checkpoints(folder)[1])), fresh) == 0
-    assert [row["step"] for row in rows(fresh) if "step" in row] == [4, 5, 6, 7, 8]
+    assert [row["step"] for row in rows(fresh) if "step" in row] == [7, 8]
     assert largest_difference(files(fresh), files(whole)) == 0
     flip(list_checkpoints(folder)[1] / "stage0-replica0.safetensors")
-    with pytest.raises(InputError, match=r"step-00000003/.*SHA-256"):
+    with pytest.raises(InputError, match=r"step-00000006/.*SHA-256"):
         run(replace(SMALL, resume=str(list_checkpoints(folder)[1])), tmp_path / "fresh2")
     assert run(replace(SMALL, resume=str(folder)), tmp_path / "fresh3") == 0  # a run: its newest
 
@@ -278,10 +272,18 @@ def test_another_run_s_checkpoint_is_refused(whole, changes, message, tmp_path):
         run(replace(SMALL, resume=str(whole), **changes), tmp_path / "run")
 
 
-def test_other_images_are_refused(whole, tmp_path):
+@pytest.mark.parametrize(
+    ("split", "count", "message"),
+    [
+        ("train", 47, "training images was 48, is 47"),
+        ("validation", 9, "validation images was 10, is 9"),
+    ],
+)
+def test_other_images_are_refused(whole, split, count, message, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(images_of(run), train=FirstOf(images_of(run).train, 47))
-    with pytest.raises(InputError, match="training images was 48, is 47"):
+    source = images_of(run)
+    other = replace(source, **{split: FirstOf(getattr(source, split), count)})
+    with pytest.raises(InputError, match=message):
         train(with_images(run, other), 0, CPU, tmp_path)
 
 
@@ -299,13 +301,6 @@ def test_a_checkpoint_from_before_an_option_existed_goes_on_with_its_default(who
 def test_without_validation_images_the_data_are_told_as_before_there_were_any():
     fingerprint = make_job(replace(SMALL, validation=0.0)).fingerprint
     assert fingerprint.keys() == {"training images", "test images", "SHA-256 of the labels"}
-
-
-def test_other_validation_images_are_refused(whole, tmp_path):
-    run = make_job(replace(SMALL, resume=str(whole)))
-    other = replace(images_of(run), validation=FirstOf(images_of(run).validation, 9))
-    with pytest.raises(InputError, match="validation images was 10, is 9"):
-        train(with_images(run, other), 0, CPU, tmp_path)
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

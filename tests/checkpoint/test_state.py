@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vigpipe.checkpoint.state import (
-    _old_residuals,
-    _restore_compressor,
-    residuals,
-)
+from vigpipe.checkpoint.state import _old_residuals, _restore_compressor, residuals
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.shards import Shards
