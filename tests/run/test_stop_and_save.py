@@ -10,11 +10,7 @@ import pytest
 
 from vigpipe.config.interval import Interval
 from vigpipe.errors import InputError
-from vigpipe.run.stop_and_save import (
-    ASKS_TO_STOP,
-    SaveAndStop,
-    parse_stop_before,
-)
+from vigpipe.run.stop_and_save import ASKS_TO_STOP, SaveAndStop, parse_stop_before
 
 
 def test_steps_are_counted_from_the_start_of_the_run():
