@@ -3,9 +3,10 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from PIL import Image
 
 from tests.analysis.test_bubble import recorded, rows_of
 from tests.oracle import images_of, shortened, with_images
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe.analysis.bubble import explain_bubble
 from vigpipe.analysis.run_timing import (
     Timing,
@@ -39,8 +40,7 @@ from vigpipe.timing.clock import read_clocks
 from vigpipe.timing.recorder import PHASES, Event, Row, Step
 
 CPU = torch.device("cpu")
-NUM_STEPS = 3
-BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=NUM_STEPS, drop_path=0.2, seed=3)
+BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=3, drop_path=0.2, seed=3)
 PYRAMID = replace(BASE, model="pvig_cifar_ti", image_size=32, steps=2)
 TIMED = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
 
@@ -65,17 +65,13 @@ def trained(config: TrainConfig, rank: int, run: Run | None = None) -> RankState
     return rank_state
 
 
-def compared(config: TrainConfig, rank: int) -> tuple[list[str], Timing | None]:
+def compared(rank: int, config: TrainConfig) -> tuple[list[str], Timing | None]:
     """Names of this rank's tensors that timing changes, and the timing of all ranks."""
     clocks = read_clocks()
     plain, timed = trained(config, rank), trained(replace(config, **TIMED), rank)
     state = timed.state()
     changed = [name for name, value in plain.state().items() if not torch.equal(value, state[name])]
     return changed, gather_timing(timed, clocks)
-
-
-def on_every_rank(rank: int, world_size: int, configs: list[TrainConfig]) -> list[Any]:
-    return [compared(config, rank) for config in configs]
 
 
 def checked(config: TrainConfig, answers: list[tuple[list[str], Timing | None]]) -> Timing:
@@ -158,18 +154,29 @@ def region_names(step: Step, direction: str) -> set[str]:
 @pytest.mark.parametrize(
     "config",
     [
-        replace(BASE, microbatches=4, graph="window,reuse", aggregator="maxmean"),
-        replace(BASE, microbatches=3, recompute="except-last", clip=1.0, ema=0.9, mixup=0.2),
+        replace(
+            BASE,
+            microbatches=3,
+            recompute="except-last",
+            graph="window,reuse",
+            aggregator="maxmean",
+            clip=1.0,
+            ema=0.9,
+            mixup=0.2,
+        ),
         replace(BASE, model="vig_study", drop_path=None, microbatches=2, graph="knn"),
         # A sample a micro-batch; k, 1 x k in the aggregation, pooled neighbours.
-        replace(PYRAMID, batch_size=2, microbatches=2, recompute="always", aggregator="edge"),
+        pytest.param(
+            replace(PYRAMID, batch_size=2, microbatches=2, recompute="always", aggregator="edge"),
+            marks=pytest.mark.heavy,
+        ),
     ],
-    ids=["digits", "digits-recompute", "study", "pyramid"],
+    ids=["digits", "study", "pyramid"],
 )
 def test_timing_changes_no_bit_of_one_process(config, monkeypatch):
     # Measured, it is 0 where a busy machine hides it.
     monkeypatch.setattr("vigpipe.analysis.run_timing.stamp_seconds", lambda clock, device: 1e-7)
-    timing = checked(config, on_every_rank(0, 1, [config]))
+    timing = checked(config, [compared(0, config)])
     assert timing.bubble is None
     assert timing.clock_error_seconds == 0
     assert 0 < timing.overhead < 1
@@ -179,46 +186,85 @@ def test_timing_changes_no_bit_of_one_process(config, monkeypatch):
     assert ("block 1/grapher" in region_names(step, "recompute")) == (config.recompute != "never")
 
 
+def timed_with_few_images(rank: int, config: TrainConfig) -> Timing | None:
+    clocks, run = read_clocks(), prepare(config, torch.float32)
+    run = with_images(run, shortened(images_of(run), 11, 11))
+    return gather_timing(trained(config, rank, run), clocks)
+
+
+def timed_by_drifting_clocks(rank: int, config: TrainConfig) -> Timing | None:
+    """Rank 1's clock is 5 s ahead at the start, and gains a second every second."""
+    real = time.perf_counter
+    begin = real()
+    if rank == 1:
+        time.perf_counter = lambda: begin + 5 + 2 * (real() - begin)
+    try:
+        clocks = read_clocks()
+        return gather_timing(trained(config, rank), clocks)
+    finally:
+        time.perf_counter = real
+
+
+OF_TWO_STAGES = replace(BASE, stages=2, microbatches=3, steps=2)
+SCHEDULES = {  # gpipe is that of the replicas below
+    "1f1b": {"recompute": "always", "graph": "knn,lookahead", "aggregator": "sage,gin"},
+    "interleaved1f1b": {"virtual_stages": 2, "microbatches": 4},
+    "loopedbfs": {"virtual_stages": 2},
+}
+ON_TWO_RANKS: dict[str, tuple[Callable[[int, TrainConfig], Any], TrainConfig]] = {
+    **{
+        name: (compared, replace(OF_TWO_STAGES, schedule=name, **options))
+        for name, options in SCHEDULES.items()
+    },
+    # Eleven images in batches of 8: every other step has 3 of them.
+    "partial": (
+        timed_with_few_images,
+        replace(BASE, **(TIMED | {"timing_steps": 2}), dp=2, microbatches=2, steps=7),
+    ),
+    "drifting": (timed_by_drifting_clocks, replace(OF_TWO_STAGES, **TIMED, steps=6)),
+}
+REPLICAS = replace(BASE, stages=2, dp=2, microbatches=2, steps=2)
+ON_FOUR_RANKS = {
+    "drain": (compared, REPLICAS),
+    "ddp": (compared, replace(REPLICAS, sync="ddp", schedule="1f1b")),
+}
+
+
+def on_every_rank(rank: int, world_size: int, names: list[str]) -> dict[str, Any]:
+    jobs = ON_TWO_RANKS | ON_FOUR_RANKS
+    return {name: work(rank, config) for name, (work, config) in ((n, jobs[n]) for n in names)}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks() -> dict[str, list[Any]]:
+    """What every rank returned, by the name of what it did."""
+    by_rank = run_ranks(on_every_rank, 2, list(ON_TWO_RANKS), timeout=GUARD)
+    return {name: [answers[name] for answers in by_rank] for name in ON_TWO_RANKS}
+
+
 @pytest.mark.multiprocess
-def test_timing_changes_no_bit_under_any_schedule():
-    configs = [
-        replace(BASE, stages=2, microbatches=3),
-        replace(BASE, stages=2, microbatches=3, schedule="1f1b"),
-        replace(BASE, stages=2, microbatches=4, schedule="interleaved1f1b", virtual_stages=2),
-        replace(BASE, stages=2, microbatches=3, schedule="loopedbfs", virtual_stages=2),
-        replace(
-            PYRAMID,
-            stages=2,
-            microbatches=4,
-            schedule="1f1b",
-            recompute="always",
-            graph="knn,lookahead",
-            aggregator="sage,gin",
-        ),
-    ]
-    by_rank = run_ranks(on_every_rank, 2, configs, timeout=120)
-    for config, *answers in zip(configs, *by_rank, strict=True):
-        timing = checked(config, answers)
-        bubble = timing.bubble
-        assert bubble is not None
-        reasons = bubble.fill_and_drain + bubble.imbalance + bubble.variation + bubble.transfer
-        assert reasons == pytest.approx(bubble.measured)
-        assert 0 < bubble.measured < 1
-        assert 0 < timing.clock_error_seconds < 1
-        assert len(timing.peak_bytes) == 2
-        first, last = (timing.steps["train"][rank][-1] for rank in (0, 1))
-        assert "loss" in region_names(last, "forward") & region_names(last, "backward")
-        assert "loss" not in region_names(first, "forward")
-        assert ("block 0" in region_names(first, "recompute")) == (config.recompute == "always")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_timing_changes_no_bit_under_any_schedule(on_two_ranks, schedule):
+    config = ON_TWO_RANKS[schedule][1]
+    timing = checked(config, on_two_ranks[schedule])
+    bubble = timing.bubble
+    assert bubble is not None
+    reasons = bubble.fill_and_drain + bubble.imbalance + bubble.variation + bubble.transfer
+    assert reasons == pytest.approx(bubble.measured)
+    assert 0 < bubble.measured < 1
+    assert 0 < timing.clock_error_seconds < 1
+    assert len(timing.peak_bytes) == 2
+    first, last = (timing.steps["train"][rank][-1] for rank in (0, 1))
+    assert "loss" in region_names(last, "forward") & region_names(last, "backward")
+    assert "loss" not in region_names(first, "forward")
+    assert ("block 0" in region_names(first, "recompute")) == (config.recompute == "always")
 
 
 @pytest.mark.multiprocess
 def test_timing_changes_no_bit_with_replicas():
-    base = replace(BASE, stages=2, dp=2, microbatches=2)
-    configs = [base, replace(base, sync="ddp", schedule="1f1b")]
-    by_rank = run_ranks(on_every_rank, 4, configs, timeout=120)
-    for config, *answers in zip(configs, *by_rank, strict=True):
-        timing = checked(config, answers)
+    by_rank = run_ranks(on_every_rank, 4, list(ON_FOUR_RANKS), timeout=GUARD)
+    for name, (_, config) in ON_FOUR_RANKS.items():
+        timing = checked(config, [answers[name] for answers in by_rank])
         assert {own.replica for own in timing.accounts} == {0, 1}
         assert all(own.seconds["all-reduce"] > 0 for own in timing.accounts)
         for rank in range(4):
@@ -231,18 +277,9 @@ def test_timing_changes_no_bit_with_replicas():
                 assert kinds.count("all-reduce") == (2 if config.sync == "ddp" else 1)
 
 
-def timed_with_few_images(rank: int, world_size: int, config: TrainConfig) -> Timing | None:
-    clocks, run = read_clocks(), prepare(config, torch.float32)
-    run = with_images(run, shortened(images_of(run), 11, 11))
-    return gather_timing(trained(config, rank, run), clocks)
-
-
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("layout", [{"stages": 2}, {"dp": 2}])
-def test_partial_batches_are_recorded_apart_on_all_ranks(layout):
-    """Eleven images in batches of 8: every other step has 3 of them."""
-    config = replace(BASE, **(TIMED | {"timing_steps": 2}), **layout, microbatches=2, steps=7)
-    (timing,) = [t for t in run_ranks(timed_with_few_images, 2, config) if t is not None]
+def test_partial_batches_are_recorded_apart_on_all_ranks(on_two_ranks):
+    (timing,) = [t for t in on_two_ranks["partial"] if t is not None]
     of_steps = {row.step: (row.samples, row.full_batch) for row in timing.rows}
     train = {row.step: row.samples for row in timing.rows if row.phase == "train"}
     assert train == {2: 3, 3: 8, 4: 3, 5: 8}  # and none after that
@@ -253,29 +290,16 @@ def test_partial_batches_are_recorded_apart_on_all_ranks(layout):
     own = [r for r in timing.rows if r.rank == 0 and r.name == "step" and r.phase == "train"]
     expected = sum(row.seconds for row in own if row.step in (3, 5)) / 2
     assert timing.accounts[0].step_seconds == pytest.approx(expected)
-    assert (timing.bubble is None) == ("dp" in layout)
     summary = timing.summary()
     assert summary["step_seconds"]["count"] == 2
-    assert [(b["phase"], b["samples"]) for b in summary["partial_batches"]] == [
-        *(("train", 3), ("test", 3)),
-    ]
-
-
-def timed_by_drifting_clocks(rank: int, world_size: int, config: TrainConfig) -> Timing | None:
-    """Rank 1's clock is 5 s ahead at the start, and gains 0.1 s every second."""
-    real = time.perf_counter
-    begin = real()
-    if rank == 1:
-        time.perf_counter = lambda: begin + 5 + 1.1 * (real() - begin)
-    clocks = read_clocks()
-    return gather_timing(trained(config, rank), clocks)
+    partial = [(batch["phase"], batch["samples"]) for batch in summary["partial_batches"]]
+    assert partial == [("train", 3), ("test", 3)]
 
 
 @pytest.mark.multiprocess
-def test_spans_of_ranks_whose_clocks_drift_are_in_the_order_of_cause_and_effect():
+def test_spans_of_ranks_whose_clocks_drift_are_in_the_order_of_cause_and_effect(on_two_ranks):
     """With one offset from the end of the run, a stage's spans lay before those they wait for."""
-    config = replace(BASE, **TIMED, stages=2, microbatches=2, steps=12)
-    timing = run_ranks(timed_by_drifting_clocks, 2, config)[1]
+    timing = on_two_ranks["drifting"][1]
     error = timing.clock_error_seconds
     assert error > 0
     for first, second in zip(timing.steps["train"][0], timing.steps["train"][1], strict=True):
@@ -329,33 +353,23 @@ def made_up(layout: Layout = LAYOUT, num_steps: int = 2) -> Timing:
 def test_a_summary_has_step_accounts_bubble_and_memory():
     summary = made_up().summary()
     assert json.loads(json.dumps(summary)) == summary
-    assert summary["step_seconds"] == {
-        "mean": 12,
-        "std": 0,
-        "min": 12,
-        "max": 12,
-        "median": 12,
-        "p95": 12,
-        "count": 2,
-    }
+    same = dict.fromkeys(("mean", "min", "max", "median", "p95"), 12)
+    assert summary["step_seconds"] == same | {"std": 0, "count": 2}
     assert (summary["warmup_steps"], summary["overhead"]) == (4, 0.0123)
     assert (summary["clock_error_seconds"], summary["peak_bytes"]) == (3e-5, [10**7, 2 * 10**7])
     assert [own["compute"] for own in summary["accounting"]] == [9, 9]
     assert summary["bubble"]["measured"] == pytest.approx(0.25)
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def test_files_of_a_run(tmp_path, run):
     timing = made_up()
     write_timing(timing, run, tmp_path, CPU)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {
-        "timing.csv",
-        "timing.md",
-        "timeline.json",
-        "trace.json",
-        "timeline.png",
-        "timeline.svg",
-    }
+    pictures = {"trace.json", "timeline.png", "timeline.svg"}
+    assert names_in(tmp_path) == {"timing.csv", "timing.md", "timeline.json", *pictures}
     timeline = json.loads((tmp_path / "timeline.json").read_text())
     assert (timeline["step"], timeline["microbatches"]) == (1, 3)
     for name in ("measured", "predicted"):
@@ -374,8 +388,7 @@ def test_files_of_a_run(tmp_path, run):
 def test_without_trace_there_are_no_pictures(tmp_path, run):
     config = replace(run.config, trace=False, timing=True)
     write_timing(made_up(), replace(run, config=config), tmp_path, CPU)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"timing.csv", "timing.md", "timeline.json"}
+    assert names_in(tmp_path) == {"timing.csv", "timing.md", "timeline.json"}
 
 
 def test_a_run_that_ended_in_the_warm_up_says_so(tmp_path, run):
@@ -385,7 +398,7 @@ def test_a_run_that_ended_in_the_warm_up_says_so(tmp_path, run):
     assert timing.summary()["bubble"] is None
     assert describe(timing).startswith("No step was timed: the run ended in the warm-up of 4.")
     write_timing(timing, run, tmp_path, CPU)
-    assert {path.name for path in tmp_path.iterdir()} == {"timing.csv", "timing.md"}
+    assert names_in(tmp_path) == {"timing.csv", "timing.md"}
 
 
 def test_the_description_has_the_account_and_the_bubble():
