@@ -1,6 +1,9 @@
-"""Which operators of torch are called."""
+"""Operators of torch: which are called, and which of its checks take no time."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
+
+# Checks of torch.library.opcheck; the others, which compile, take a second each.
+QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 class Called(TorchDispatchMode):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.model.gnn.graphs import edge_index, from_dense, pyg, random_adjacency, to_dense
 from vigpipe.ops.adjacency import Adjacency, Layered, Sampled
 
+some = settings(deadline=None, max_examples=40)
 graphs = st.builds(
     random_adjacency, st.integers(0, 12), st.sampled_from([0.0, 0.2, 0.7, 1.0]), st.integers(0, 99)
 )
@@ -45,7 +46,7 @@ def test_a_picture():
     assert (rows.indptr.tolist(), rows.indices.tolist()) == ([0, 0, 2], [0, 2])
 
 
-@settings(deadline=None)
+@some
 @given(graphs)
 def test_the_transpose_is_that_of_the_matrix(graph):
     turned, edges = graph.transposed, graph.turned_edges
@@ -54,7 +55,7 @@ def test_the_transpose_is_that_of_the_matrix(graph):
     assert torch.equal(turned.indices, graph.targets[edges])
 
 
-@settings(deadline=None)
+@some
 @given(graphs)
 def test_every_node_gets_one_self_loop(graph):
     expected = to_dense(graph) | torch.eye(graph.num_targets, dtype=torch.bool)
@@ -64,7 +65,7 @@ def test_every_node_gets_one_self_loop(graph):
     assert graph.with_loops() is looped
 
 
-@settings(deadline=None)
+@some
 @given(graphs)
 def test_weights_of_gcn_are_those_of_torch_geometric(graph):
     num_nodes, looped = graph.num_targets, graph.with_loops()
@@ -80,7 +81,7 @@ def test_weights_of_gcn_are_those_of_torch_geometric(graph):
     assert looped.weights("gcn", torch.float32) is narrow
 
 
-@settings(deadline=None)
+@some
 @given(graphs, st.data())
 def test_rows_have_degrees_loops_and_weights_of_the_whole(graph, data):
     n = graph.num_targets
@@ -157,7 +158,7 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
     assert graph.to("cpu") is graph
 
 
-@settings(deadline=None)
+@some
 @given(graphs)
 def test_where_all_edges_are_sampled_weights_are_those_of_the_graph(graph):
     looped = graph.with_loops()

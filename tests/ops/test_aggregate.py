@@ -32,7 +32,7 @@ def neighbour_sum(x, graph, **options):
     return ops.aggregate(None, x, graph, mode="sum", **options)
 
 
-@pytest.fixture(params=["fused", "plain"], autouse=True)
+@pytest.fixture(params=["fused", "plain"])
 def fused(request):
     assert ops.versions("cpu")["aggregate"].startswith("C++")
     return {"fused": request.param == "fused"}
@@ -42,15 +42,6 @@ def fused(request):
 def test_max_relative_equals_gathering_to_the_last_bit(dtype, fused):
     x, graph = case(dtype)
     assert torch.equal(max_relative(x, graph, **fused), max_relative_by_gather(x, graph))
-
-
-def test_gradient_of_max_relative_equals_gathering(fused):
-    x, graph = case()
-    expected = gradient(max_relative_by_gather(x, graph), x)
-    # Rounding of sums of a few terms in float64.
-    torch.testing.assert_close(
-        gradient(max_relative(x, graph, **fused), x), expected, rtol=1e-12, atol=1e-12
-    )
 
 
 def test_on_a_tie_the_first_neighbour_gets_the_gradient(fused):
@@ -70,20 +61,6 @@ def test_sum_equals_gathering(dtype, fused):
     torch.testing.assert_close(
         neighbour_sum(x, graph, **fused), expected, rtol=tolerance, atol=tolerance
     )
-
-
-def test_gradient_of_the_sum_equals_gathering(fused):
-    x, graph = case()
-    expected = gradient(gathered(x, graph).sum(2), x)
-    torch.testing.assert_close(
-        gradient(neighbour_sum(x, graph, **fused), x), expected, rtol=1e-12, atol=1e-12
-    )
-
-
-def test_images_do_not_mix(fused):
-    x, graph = case()
-    alone = [max_relative(x[i : i + 1], graph[i : i + 1], **fused) for i in range(3)]
-    assert torch.equal(max_relative(x, graph, **fused), torch.cat(alone))
 
 
 def test_strided_features_are_read_right(fused):
@@ -120,7 +97,7 @@ def graphs(draw):
     return draw(st.integers(0, 2**32)), num_images, num_nodes, num_candidates, k, num_channels
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(graphs(), st.sampled_from(MODES), st.booleans(), st.booleans())
 def test_every_mode_and_its_gradients_equal_gathering(case, mode, interleave, is_relative):
     seed, num_images, num_nodes, num_candidates, k, num_channels = case
@@ -138,15 +115,16 @@ def test_every_mode_and_its_gradients_equal_gathering(case, mode, interleave, is
     arguments = (x, y, graph, weights, mode, interleave and x is not None)
     inputs = [t for t in (x, y, weights) if t is not None]
     expected = by_gathering(*arguments)
-    found = ops.aggregate(*arguments)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    # The terms of a sum are few; float64 rounds them in any order.
     grad = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
-    for ours, theirs in zip(
-        torch.autograd.grad(found, inputs, grad, allow_unused=True, materialize_grads=True),
-        torch.autograd.grad(expected, inputs, grad, allow_unused=True, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    materialized = {"allow_unused": True, "materialize_grads": True}
+    wanted = torch.autograd.grad(expected, inputs, grad, **materialized)
+    for fused in (True, False):
+        found = ops.aggregate(*arguments, fused=fused)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        made = torch.autograd.grad(found, inputs, grad, **materialized)
+        for ours, theirs in zip(made, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_more_neighbours_than_a_byte_counts(fused):
@@ -158,7 +136,7 @@ def test_more_neighbours_than_a_byte_counts(fused):
     torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-12)
 
 
-def test_nan_wins_a_maximum(fused):
+def test_nan_wins_a_maximum():
     x = torch.tensor([[[1.0], [torch.nan], [2.0]]])
     graph = torch.tensor([[[0, 1, 2]] * 3])
     found = ops.aggregate(None, x, graph, mode="max")
@@ -166,23 +144,11 @@ def test_nan_wins_a_maximum(fused):
 
 
 @pytest.mark.parametrize("bad", [-1, 7])
-def test_an_index_of_no_candidate_is_an_error(bad, fused):
+def test_an_index_of_no_candidate_is_an_error(bad):
     x, graph = case()
     graph[1, 2, 3] = bad
     with pytest.raises(IndexError, match=r"there are 7 candidates, 0 to 6"):
         ops.aggregate(x, None, graph)
-
-
-def test_gradcheck(fused):
-    x, graph = case()
-    for mode in ("max", "max_mean"):
-        assert torch.autograd.gradcheck(
-            lambda x, mode=mode: ops.aggregate(x, None, graph, None, mode, True, **fused), x
-        )
-    weights = torch.rand(graph.shape, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x, w: ops.aggregate(None, x, graph, w, "sum", **fused), (x, weights)
-    )
 
 
 def test_no_images(fused):

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.world import run_command, start_command
+from vigpipe import ops
 from vigpipe.ops import compiler
 
 # What is made is as good without optimisation, and made in a third of the time.
-REPORT = """
-from vigpipe import ops
+UNOPTIMISED = """
 from vigpipe.ops import compiler
 compiler._FLAGS = (*compiler._FLAGS, "-O0")
+"""
+REPORT = """
+from vigpipe import ops
 print(ops.versions("cpu")["knn"])
 """
 USE = """
 import torch
 from vigpipe import ops
-from vigpipe.ops import compiler
-compiler._FLAGS = (*compiler._FLAGS, "-O0")
 print(ops.knn(torch.eye(3).unsqueeze(0), None, None, 1).flatten().tolist())
 """
 
@@ -32,18 +33,44 @@ def run(code, **environment):
     return done.stdout.strip(), done.stderr.strip()
 
 
-def test_two_processes_compile_once_and_both_use_it(tmp_path):
-    environment = {"VIGPIPE_CACHE": str(tmp_path)}
+def compile_in_two_processes(prelude, **environment):
     with (
-        start_command([sys.executable, "-c", REPORT], environment) as one,
-        start_command([sys.executable, "-c", REPORT], environment) as other,
+        start_command([sys.executable, "-c", prelude + REPORT], environment) as one,
+        start_command([sys.executable, "-c", prelude + REPORT], environment) as other,
     ):
-        ended = [process.wait(180) for process in (one, other)]
+        ended = [process.wait() for process in (one, other)]
     assert all(done.stdout.startswith("C++ (compiled by ") for done in ended)
     told = "".join(done.stderr for done in ended)
     assert told.count("compiling the C++ operators") == 1
-    assert len(list(tmp_path.glob("*.so"))) == 1
-    assert run(USE, VIGPIPE_CACHE=str(tmp_path)) == ("[0, 1, 2]", "")  # silent from then on
+    assert len(list(Path(environment["VIGPIPE_CACHE"]).glob("*.so"))) == 1
+    assert run(prelude + USE, **environment) == ("[0, 1, 2]", "")  # silent from then on
+
+
+def fake_compiler(tmp_path, script):
+    """A program that knows its version, and does what a script says otherwise."""
+    path = tmp_path / "some-c++"
+    path.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 0\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_two_processes_compile_once_and_both_use_it(tmp_path):
+    """By a compiler that has the library already; it refuses the first flags for a machine."""
+    made = ops.versions("cpu")["knn"].split(": ")[1].split(".so")[0] + ".so"
+    calls = tmp_path / "calls"
+    told = f'echo "$@" >> {calls}\ncase "$*" in *vector-width*) exit 1; esac\n'
+    compiler = fake_compiler(tmp_path, f'{told}for last; do :; done\ncp {made} "$last"')
+    cache = tmp_path / "cache"
+    compile_in_two_processes("", VIGPIPE_CACHE=str(cache), CXX=compiler)
+    with_width, without = calls.read_text().splitlines()
+    assert "-mprefer-vector-width=512 -fopenmp" in with_width
+    assert "-march=native -fopenmp" in without
+    assert all("-O3 -fPIC -shared" in flags for flags in (with_width, without))
+
+
+@pytest.mark.heavy
+def test_two_processes_compile_once_what_is_in_c(tmp_path):
+    compile_in_two_processes(UNOPTIMISED, VIGPIPE_CACHE=str(tmp_path))
 
 
 def test_without_a_compiler_the_plain_version_serves_and_says_so_once(tmp_path):
@@ -56,10 +83,8 @@ def test_without_a_compiler_the_plain_version_serves_and_says_so_once(tmp_path):
 
 
 def test_a_compiler_that_fails_is_told_with_its_first_error(tmp_path):
-    broken = tmp_path / "broken-c++"
-    broken.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'x: error: no' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    output, errors = run(USE, CXX=str(broken), VIGPIPE_CACHE=str(tmp_path / "cache"))
+    broken = fake_compiler(tmp_path, "echo 'x: error: no' >&2\nexit 1")
+    output, errors = run(USE, CXX=broken, VIGPIPE_CACHE=str(tmp_path / "cache"))
     assert output == "[0, 1, 2]"
     assert f"could not be made: {broken} ended with code 1: x: error: no;" in errors
     assert not list((tmp_path / "cache").glob("*.so"))

@@ -61,7 +61,6 @@ def test_factors_are_multiplied_out_at_the_end(before, threads, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     terms = torch.randn(before, 5, 16, generator=generator)
     lefts, rights = (torch.randn(3, 4, n, generator=generator).double() for n in (5, 16))
-    number = torch.get_num_threads()
     torch.set_num_threads(threads)
     own, expected = begun(5, 16), torch.zeros(5, 16).double()
     for term in terms:
@@ -71,7 +70,6 @@ def test_factors_are_multiplied_out_at_the_end(before, threads, monkeypatch):
         own.add_product(left, right)
         expected += (left.T @ right).float()
     own.end()
-    torch.set_num_threads(number)
     torch.testing.assert_close(own.total, expected, rtol=0, atol=1e-6)  # one float32 rounding
     own.begin()
     own.end()

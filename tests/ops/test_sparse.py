@@ -1,6 +1,5 @@
 """Neighbours reduced on a sparse graph: values, gradients, empty rows, and no bit by chance."""
 
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -8,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.autograd import gradcheck
 
 from tests.model.gnn.graphs import from_dense, random_adjacency, to_dense
+from tests.ops.threads import assert_threads_change_nothing
 from vigpipe.ops import sparse
 from vigpipe.ops.adjacency import Adjacency
 
@@ -22,7 +21,6 @@ GRAPHS = {
     "no edges": from_dense(torch.zeros(5, 5, dtype=torch.bool)),
     "rows": random_adjacency(30, 0.2).rows(2, 9),
 }
-every = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
 versions = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 SLOPE = 0.2
 
@@ -127,21 +125,28 @@ def inputs_of(name, graph, heads=2, channels=3, dtype=torch.float64):
     ]
 
 
-def case(name, graph, fused=True):
-    function, slow, _ = CASES[name]
-    return partial(function, fused=fused), slow, inputs_of(name, graph)
-
-
-@every
-@versions
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_loops_and_dense_matrices(name, graph, fused):
-    if not graph.num_targets and name == "maximum":
-        assert sparse.maximum(graph, torch.zeros(0, 3), fused=fused).shape == (0, 3)
-        return
-    function, slow, inputs = case(name, graph, fused)
-    ours, theirs = outcome(function, graph, *inputs), outcome(slow, graph, *inputs)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+def test_equal_to_loops_and_dense_matrices(name):
+    function, slow, _ = CASES[name]
+    for of_graph, graph in GRAPHS.items():
+        if name == "maximum" and not graph.num_targets:
+            continue
+        inputs = inputs_of(name, graph)
+        theirs = outcome(slow, graph, *inputs)
+        for fused in (True, False):
+            ours = outcome(partial(function, fused=fused), graph, *inputs)
+            torch.testing.assert_close(
+                ours,
+                theirs,
+                rtol=1e-12,
+                atol=1e-12,
+                msg=lambda why, i=(of_graph, fused): f"{i}: {why}",
+            )
+
+
+@versions
+def test_the_maximum_of_no_rows_is_none(fused):
+    assert sparse.maximum(GRAPHS["nothing"], torch.zeros(0, 3), fused=fused).shape == (0, 3)
 
 
 @st.composite
@@ -175,36 +180,14 @@ def test_fused_and_plain_agree_on_any_graph(graph, name, heads, channels, dtype)
     torch.testing.assert_close(fused, plain, rtol=rounding, atol=rounding)
 
 
-@versions
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_finite_differences(name, fused):
-    graph = random_adjacency(9, 0.3)
-    function, _, inputs = case(name, graph, fused)
-    assert gradcheck(lambda *inputs: function(graph, *inputs), inputs)
-
-
-@contextmanager
-def threads(number):
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", CASES)
-def test_bits_do_not_depend_on_threads(name, dtype):
+def test_bits_do_not_depend_on_threads(name):
     """Thousands of edges, as torch gives few numbers to one thread; some end in one node."""
     graph = random_adjacency(900, 0.02)
-    function, inputs = CASES[name][0], inputs_of(name, graph, channels=48, dtype=dtype)
-    results = []
-    for number in (1, 2, 3):
-        with threads(number):
-            results.append(outcome(function, graph, *inputs))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    for dtype in (torch.float32, torch.float64):
+        inputs = inputs_of(name, graph, channels=48, dtype=dtype)
+        call = partial(outcome, CASES[name][0], graph, *inputs)
+        assert_threads_change_nothing(call, (1, 2, 3))
 
 
 @versions
@@ -226,11 +209,11 @@ def test_a_maximum_of_negative_numbers_and_of_nan(fused):
     assert y[:, 1].isnan().all()
 
 
-@every
 @versions
-def test_a_maximum_without_a_gradient_is_the_same(graph, fused):
-    x, maximum = features(graph, 3), partial(sparse.maximum, fused=fused)
-    assert torch.equal(maximum(graph, x.detach()), maximum(graph, x))
+def test_a_maximum_without_a_gradient_is_the_same(fused):
+    for graph in GRAPHS.values():
+        x, maximum = features(graph, 3), partial(sparse.maximum, fused=fused)
+        assert torch.equal(maximum(graph, x.detach()), maximum(graph, x))
 
 
 @pytest.mark.parametrize("name", CASES)
