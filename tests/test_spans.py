@@ -2,15 +2,7 @@
 
 import pytest
 
-from vigpipe.spans import (
-    COMPUTE,
-    KINDS,
-    WAITING,
-    Span,
-    by_rank,
-    seconds_by_kind,
-    step_seconds,
-)
+from vigpipe.spans import COMPUTE, KINDS, WAITING, Span, by_rank, seconds_by_kind, step_seconds
 
 SPANS = [
     Span(1, "forward", 3.0, 4.5, 1, 0),

@@ -24,11 +24,7 @@ def test_grid_sum_equals_the_sum_over_its_edges(height, width, batch, channels):
 
 def test_grid_neighbours_of_every_node_of_a_3x4_grid():
     degrees = grid_neighbour_sum(torch.ones(1, 12, 1), 3, 4).view(3, 4).int().tolist()
-    assert degrees == [
-        [3, 5, 5, 3],
-        [5, 8, 8, 5],
-        [3, 5, 5, 3],
-    ]
+    assert degrees == [[3, 5, 5, 3], [5, 8, 8, 5], [3, 5, 5, 3]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

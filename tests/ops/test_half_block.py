@@ -71,9 +71,10 @@ def statistics(model):
     return [b for m in model.modules() if isinstance(m, BatchNorm) for b in m.buffers()]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("drop_path", [0.0, 0.2])
-@pytest.mark.parametrize("which", [GRAPHER, FFN])
+@pytest.mark.parametrize(
+    ("which", "drop_path", "threads"),
+    [(GRAPHER, 0.0, 1), (GRAPHER, 0.2, 3), (FFN, 0.0, 3), (FFN, 0.2, 1)],
+)
 def test_results_sums_and_statistics(which, drop_path, threads, runs, monkeypatch):
     one, other = make(which, drop_path), make(which, drop_path)
     sums = [DoubleGradients(model.parameters(), None) for model in (one, other)]
@@ -98,8 +99,7 @@ def test_results_sums_and_statistics(which, drop_path, threads, runs, monkeypatc
     assert runs == [True] * 4
 
 
-@pytest.mark.parametrize("rescale", [1.0, 2.0])
-@pytest.mark.parametrize("which", [GRAPHER, FFN])
+@pytest.mark.parametrize(("which", "rescale"), [(GRAPHER, 2.0), (FFN, 1.0), (FFN, 2.0)])
 def test_gradients_that_nobody_sums(which, rescale, runs, monkeypatch):
     one, other = make(which, rescale=rescale), make(which, rescale=rescale)
     (x,) = drawn(1)

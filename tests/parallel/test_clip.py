@@ -39,12 +39,6 @@ def test_one_process_clips_as_torch_does(max_norm):
         torch.testing.assert_close(gradients(ours)[name], gradient, rtol=1e-8, atol=0)
 
 
-def test_clipped_gradients_have_the_norm_asked_for():
-    made = parameters()
-    assert clip_gradients(made, ORDER, 0.5, None) > 0.5
-    assert clip_gradients(made, ORDER, 1e9, None) == pytest.approx(0.5, rel=1e-12)
-
-
 def test_gradients_below_the_bound_are_left_alone():
     made, before = parameters(), parameters()
     clip_gradients(made, ORDER, 1e9, None)

@@ -1,6 +1,7 @@
 """Which rank is which stage of which replica, and which degrees do not go together."""
 
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -25,10 +26,7 @@ def drawn(layout, cell):
 
 
 def test_ranks_of_two_replicas_of_three_stages():
-    assert drawn(Layout(3, 3, 2), str) == [
-        "0 1 2",
-        "3 4 5",
-    ]
+    assert drawn(Layout(3, 3, 2), str) == ["0 1 2", "3 4 5"]
 
 
 def test_stages_of_ranks_that_hold_two_each():
@@ -50,11 +48,13 @@ def test_the_ranks_of_a_replica_hold_every_stage_once(num_stages, num_replicas, 
         assert ranks == list(range(r * num_stages, (r + 1) * num_stages))  # neighbours
 
 
-def place_of(rank, world_size, layout):
+def place_of(layout):
+    """Of this rank, its place in its replicas' group and in its pipeline, and all members."""
     groups = make_groups(layout, 5.0)
-    assert groups.replicas is not None
-    assert groups.pipeline is not None
-    return groups.replicas.rank(), groups.pipeline.rank(), members_of(groups)
+    of_replica, of_pipeline = (
+        None if group is None else group.rank() for group in (groups.replicas, groups.pipeline)
+    )
+    return of_replica, of_pipeline, members_of(groups)
 
 
 def members_of(groups):
@@ -80,59 +80,53 @@ def test_every_two_replicas_have_a_link_or_each_worker_and_the_server():
         assert {n: g for n, g in gossiping.items() if n.startswith("link")} == links
 
 
-def members_in_teams(rank, world_size):
-    """Four replicas of one stage, in two teams; and two of two stages, each a team."""
-    four, two = Layout(1, 1, 4, num_teams=2), Layout(2, 2, 2, num_teams=2)
-    return [members_of(make_groups(layout, 5.0)) for layout in (four, two)]
+OF_FOUR = {
+    "pipelines": Layout(2, 2, 2),
+    "two replicas a team": Layout(1, 1, 4, num_teams=2),
+    "a pipeline a team": Layout(2, 2, 2, num_teams=2),
+    "shards": Layout(num_replicas=2, num_shards=2),
+    "shards in teams": Layout(1, 1, 2, num_teams=2, num_shards=2),
+}
+
+
+def places_of(rank, world_size):
+    return {name: place_of(layout) for name, layout in OF_FOUR.items()}
 
 
 @pytest.mark.multiprocess
 def test_the_groups_agree_with_the_layout():
-    layout = Layout(2, 2, 2)
-    members = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
-    for rank, place in enumerate(run_ranks(place_of, 4, layout)):
-        pipeline, replicas = members[rank]
-        of_stage = ("replicas", "teammates", "summed")
-        together = {"pipeline": pipeline, **dict.fromkeys(of_stage, replicas)}
-        assert place == (layout.replica_index(rank), layout.pipeline_rank(rank), together)
-
-
-@pytest.mark.multiprocess
-def test_a_team_adds_up_by_itself_and_meets_the_others_place_by_place():
-    for rank, (four, two) in enumerate(run_ranks(members_in_teams, 4)):
-        team, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
-        summed = {"teammates": team, "summed": team}
-        assert four == {"replicas": [0, 1, 2, 3], **summed, "between": across, "team": team}
-        assert two == {"pipeline": team, "replicas": across, "between": across, "team": team}
+    """A team adds up by itself and meets the others place by place; shards add up with all."""
+    for rank, found in enumerate(run_ranks(places_of, 4)):
+        own, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        of_team = {"teammates": own, "summed": own, "between": across, "team": own}
+        members = {
+            "pipelines": {"pipeline": own, "replicas": across}
+            | {"teammates": across, "summed": across},
+            "two replicas a team": {"replicas": [0, 1, 2, 3], **of_team},
+            "a pipeline a team": {"pipeline": own, "replicas": across, "between": across}
+            | {"team": own},
+            "shards": {"shards": own, "replicas": across, "teammates": across}
+            | {"summed": [0, 1, 2, 3]},
+            "shards in teams": {"shards": own, "summed": own, "team": own}
+            | {"replicas": across, "between": across},
+        }
+        for name, layout in OF_FOUR.items():
+            replica, position, groups = found[name]
+            assert groups == members[name], name
+            assert replica == (layout.replica_index(rank) if "replicas" in groups else None)
+            assert position == (layout.pipeline_rank(rank) if "pipeline" in groups else None)
 
 
 def test_ranks_of_two_replicas_of_three_shards():
     layout = Layout(num_replicas=2, num_shards=3)
     assert layout.world_size == 6
     assert [(layout.replica_index(rank), layout.shard_of(rank)) for rank in range(6)] == [
-        *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)),
+        *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
     ]
     assert {layout.stages_of(rank) for rank in range(6)} == {(0,)}
     assert str(layout) == "2 replicas × 3 shards, 1 micro-batch, gpipe"
     with pytest.raises(InputError, match="8 ranks were started, but --shards 3 x --dp 2 needs 6"):
         layout.check_world(8)
-
-
-def members_with_shards(rank, world_size):
-    """Two replicas of two shards in one team, and in a team each."""
-    layouts = Layout(num_replicas=2, num_shards=2), Layout(1, 1, 2, num_teams=2, num_shards=2)
-    return [members_of(make_groups(layout, 5.0)) for layout in layouts]
-
-
-@pytest.mark.multiprocess
-def test_shards_add_up_with_all_of_their_team_and_have_a_group_of_their_own():
-    for rank, (one, two) in enumerate(run_ranks(members_with_shards, 4)):
-        shards, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
-        everybody = [0, 1, 2, 3]
-        counterparts = {"replicas": across, "teammates": across}
-        assert one == {"shards": shards, "summed": everybody, **counterparts}
-        alone = {"shards": shards, "summed": shards, "team": shards}
-        assert two == {**alone, "replicas": across, "between": across}
 
 
 def wait_for_nobody(rank, world_size):
@@ -152,13 +146,12 @@ def wait_for_nobody(rank, world_size):
 @pytest.mark.multiprocess
 def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
     seconds = run_ranks(wait_for_nobody, 4)
-    assert max(s for s in seconds if s is not None) < 3
+    assert max(s for s in seconds if s is not None) < 20  # and torch waits for the world's minute
 
 
 # ---- degrees that do not go together --------------------------------------------------------
 
 
-@pytest.mark.parametrize("degree", [0, -1])
 @pytest.mark.parametrize(
     ("field", "flag"),
     [
@@ -168,9 +161,10 @@ def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
         ("virtual_stages", "--virtual-stages"),
     ],
 )
-def test_a_degree_below_one_is_an_error(field, flag, degree):
-    with pytest.raises(InputError, match=f"^{flag} {degree}: must be at least 1$"):
-        Layout(**{field: degree})
+def test_a_degree_below_one_is_an_error(field, flag):
+    for degree in (0, -1):
+        with pytest.raises(InputError, match=f"^{flag} {degree}: must be at least 1$"):
+            Layout(**{field: degree})
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -187,29 +181,29 @@ def test_1f1b_needs_a_micro_batch_a_stage():
     Layout(3, 2, schedule="gpipe")
 
 
-@pytest.mark.parametrize("num_stages", range(1, 6))
-@pytest.mark.parametrize("num_microbatches", range(1, 16))
-def test_interleaved_takes_what_torch_takes(num_stages, num_microbatches):
+def test_interleaved_takes_what_torch_takes():
     """The condition of torch's ScheduleInterleaved1F1B."""
-    rounds = max(1, num_microbatches // num_stages)
-    if num_microbatches % rounds == 0:
-        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
-        return
-    with pytest.raises(InputError, match=f"not a multiple of {rounds}; choose --microb") as caught:
-        Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
-    *_, one, _, other = str(caught.value).split()
-    assert int(one) < num_microbatches < int(other)
-    for better in (one, other):
-        Layout(num_stages, int(better), 1, "interleaved1f1b", 2)
+    for num_stages, num_microbatches in product(range(1, 6), range(1, 16)):
+        rounds = max(1, num_microbatches // num_stages)
+        if num_microbatches % rounds == 0:
+            Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+            continue
+        expected = f"not a multiple of {rounds}; choose --microb"
+        with pytest.raises(InputError, match=expected) as caught:
+            Layout(num_stages, num_microbatches, 1, "interleaved1f1b", 2)
+        *_, one, _, other = str(caught.value).split()
+        assert int(one) < num_microbatches < int(other)
+        for better in (one, other):
+            Layout(num_stages, int(better), 1, "interleaved1f1b", 2)
 
 
-@pytest.mark.parametrize("world_size", [1, 5, 7])
-def test_another_number_of_ranks_is_an_error(world_size):
+def test_another_number_of_ranks_is_an_error():
     layout = Layout(3, 3, 2)
     layout.check_world(6)
-    expected = f"^{world_size} ranks were started, but --stages 3 x --dp 2 needs 6; start 6 ranks"
-    with pytest.raises(InputError, match=expected):
-        layout.check_world(world_size)
+    for number in (1, 5, 7):
+        expected = f"^{number} ranks were started, but --stages 3 x --dp 2 needs 6; start 6 ranks"
+        with pytest.raises(InputError, match=expected):
+            layout.check_world(number)
 
 
 def test_a_layout_prints_itself():

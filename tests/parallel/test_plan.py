@@ -30,26 +30,15 @@ def test_ten_blocks_on_four_stages():
 
 @many
 @given(counts)
-def test_an_even_plan_has_each_block_once_and_in_order(case):
+def test_an_even_plan_has_each_block_once_and_stages_differ_by_one_block_at_most(case):
     num_blocks, num_stages = case
     plan = even_plan(num_blocks, num_stages)
     assert plan.num_stages == num_stages
     assert [block for stage in plan.stages for block in stage] == list(range(num_blocks))
-
-
-@many
-@given(counts)
-def test_stages_of_an_even_plan_differ_by_one_block_at_most_and_fall(case):
-    sizes = [len(stage) for stage in even_plan(*case).stages]
+    sizes = [len(stage) for stage in plan.stages]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-@many
-@given(counts)
-def test_an_even_plan_is_valid_as_a_plan_file(case):
-    plan = even_plan(*case)
-    assert checked_plan([list(stage) for stage in plan.stages], case[0], "here") == plan
+    assert checked_plan([list(stage) for stage in plan.stages], num_blocks, "here") == plan
 
 
 @pytest.mark.parametrize("num_stages", [0, -1, 5])
@@ -75,49 +64,46 @@ def test_a_plan_file_is_read(tmp_path):
     assert read_plan(path, "vig_digits", 4) == Plan(((0,), (1, 2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("stages", "expected"),
-    [
-        ("[[0, 1], [3]]", "block 2 is in no stage; all of 0 to 3 must be"),
-        ("[[0], [3]]", "block 1, 2 is in no stage; all of 0 to 3 must be"),
-        ("[[0, 1], [1, 2, 3]]", "block 1 is in stages 0 and 1; a block belongs to exactly one"),
-        ("[[0, 1, 1], [2, 3]]", "block 1 is in stages 0 and 0; a block belongs to exactly one"),
-        ("[[0, 2], [1, 3]]", "block 2 comes after block 0; blocks must stay in order"),
-        ("[[2, 3], [0, 1]]", "block 0 comes after block 3; blocks must stay in order"),
-        ("[[0, 1], [2, 3, 4]]", "stage 1 names block 4; the model has blocks 0 to 3"),
-        ("[[-1, 0, 1], [2, 3]]", "stage 0 names block -1; the model has blocks 0 to 3"),
-        ("[[0, 1], [], [2, 3]]", "stage 1 must be a list of at least one block number, got []"),
-        ("[[0, 1], 2]", "stage 1 must be a list of at least one block number, got 2"),
-        ('[[0, 1], "23"]', "stage 1 must be a list of at least one block number, got '23'"),
-        ('[[0, "1"], [2, 3]]', "stage 0: '1' is not a block number"),
-        ("[[0, 1.0], [2, 3]]", "stage 0: 1.0 is not a block number"),
-        ("[[0, true], [2, 3]]", "stage 0: True is not a block number"),
-        ("[[[0], 1], [2, 3]]", "stage 0: [0] is not a block number"),
-        ("[]", "stages must be a list of lists of block numbers, got []"),
-        ("2", "stages must be a list of lists of block numbers, got 2"),
-    ],
-)
-def test_a_wrong_cut_is_an_error(tmp_path, stages, expected):
-    path = written(tmp_path, f'model = "vig_digits"\nstages = {stages}\n')
-    with pytest.raises(InputError, match=re.escape(f"{path}: {expected}")):
-        read_plan(path, "vig_digits", 4)
+WRONG_CUTS = [
+    ("[[0, 1], [3]]", "block 2 is in no stage; all of 0 to 3 must be"),
+    ("[[0], [3]]", "block 1, 2 is in no stage; all of 0 to 3 must be"),
+    ("[[0, 1], [1, 2, 3]]", "block 1 is in stages 0 and 1; a block belongs to exactly one"),
+    ("[[0, 1, 1], [2, 3]]", "block 1 is in stages 0 and 0; a block belongs to exactly one"),
+    ("[[0, 2], [1, 3]]", "block 2 comes after block 0; blocks must stay in order"),
+    ("[[2, 3], [0, 1]]", "block 0 comes after block 3; blocks must stay in order"),
+    ("[[0, 1], [2, 3, 4]]", "stage 1 names block 4; the model has blocks 0 to 3"),
+    ("[[-1, 0, 1], [2, 3]]", "stage 0 names block -1; the model has blocks 0 to 3"),
+    ("[[0, 1], [], [2, 3]]", "stage 1 must be a list of at least one block number, got []"),
+    ("[[0, 1], 2]", "stage 1 must be a list of at least one block number, got 2"),
+    ('[[0, 1], "23"]', "stage 1 must be a list of at least one block number, got '23'"),
+    ('[[0, "1"], [2, 3]]', "stage 0: '1' is not a block number"),
+    ("[[0, 1.0], [2, 3]]", "stage 0: 1.0 is not a block number"),
+    ("[[0, true], [2, 3]]", "stage 0: True is not a block number"),
+    ("[[[0], 1], [2, 3]]", "stage 0: [0] is not a block number"),
+    ("[]", "stages must be a list of lists of block numbers, got []"),
+    ("2", "stages must be a list of lists of block numbers, got 2"),
+]
+WRONG_FILES = [
+    ('model = "m"\nstages = [[0]]\nnote = 1', "unknown key 'note'; a plan has the keys model"),
+    ("stages = [[0]]", "the key 'model' is missing; a plan has the keys model and stages"),
+    ('model = "m"', "the key 'stages' is missing; a plan has the keys model and stages"),
+    ('model = "n"\nstages = [[0]]', "this plan is for model 'n', but --model is 'm'"),
+    ("model = 3\nstages = [[0]]", "this plan is for model 3, but --model is 'm'"),
+    ("stages [[0]]", "not a TOML file ("),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('model = "m"\nstages = [[0]]\nnote = 1', "unknown key 'note'; a plan has the keys model"),
-        ("stages = [[0]]", "the key 'model' is missing; a plan has the keys model and stages"),
-        ('model = "m"', "the key 'stages' is missing; a plan has the keys model and stages"),
-        ('model = "n"\nstages = [[0]]', "this plan is for model 'n', but --model is 'm'"),
-        ("model = 3\nstages = [[0]]", "this plan is for model 3, but --model is 'm'"),
-        ("stages [[0]]", "not a TOML file ("),
-    ],
-)
-def test_a_wrong_file_is_an_error(tmp_path, text, expected):
-    path = written(tmp_path, text)
-    with pytest.raises(InputError, match=re.escape(f"{path}: {expected}")):
-        read_plan(path, "m", 1)
+def test_a_wrong_file_is_an_error(tmp_path):
+    rows = [(f'model = "m"\nstages = {stages}\n', says) for stages, says in WRONG_CUTS]
+    failed = []
+    for text, says in [*rows, *WRONG_FILES]:
+        path = written(tmp_path, text)
+        try:
+            told = f"it is read: {read_plan(path, 'm', 4)}"
+        except InputError as error:
+            told = str(error)
+        failed += [] if f"{path}: {says}" in told else [(text, says, told)]
+    assert not failed
 
 
 def test_a_file_that_is_no_text_is_an_error(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe.parallel import shards as module
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.shared_memory import Pool, Window
@@ -45,49 +45,56 @@ def shards_of_all(world_size: int) -> Shards:
 
 def exchanged(rank, world_size, how):
     """Every rank gives rank j column j of its matrix, and some rows to all; what this one gets."""
-    torch.set_num_threads(1)
-    module.MEMORY_BYTES = 1 << 60 if how == "sockets" else 0
-    if how == "elsewhere":
-        module.this_machine = lambda: f"machine {rank}"
-    shards, found = shards_of_all(world_size), []
-    assert bool(shards._windows) == (how != "elsewhere")
-    for dtype in TYPES:
-        own = matrix(rank, dtype)
-        columns = shards.exchange(
-            Gifts(
-                copies_of(lambda to, own=own: own[:, to : to + 1]),
-                [(5, world_size)] * world_size,
-                lambda of, to: (slice(None), slice(of, of + 1)),
-                own,
-            ),
-            "columns",
-        )
-        counts = shards.counts(NUM_ROWS)
-        rows = shards.gathered(own[: counts[rank]], counts, "rows")
-        found.append((columns.clone(), rows.clone()))
-    total = shards.total(torch.full((3,), rank + 1.0), "sums")
-    return found, total, dict(shards.sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MEMORY_BYTES", 1 << 60 if how == "sockets" else 0)
+        if how == "elsewhere":
+            patch.setattr(module, "this_machine", lambda: f"machine {rank}")
+        shards, found = shards_of_all(world_size), []
+        assert bool(shards._windows) == (how != "elsewhere")
+        for dtype in TYPES:
+            own = matrix(rank, dtype)
+            columns = shards.exchange(
+                Gifts(
+                    copies_of(lambda to, own=own: own[:, to : to + 1]),
+                    [(5, world_size)] * world_size,
+                    lambda of, to: (slice(None), slice(of, of + 1)),
+                    own,
+                ),
+                "columns",
+            )
+            counts = shards.counts(NUM_ROWS)
+            rows = shards.gathered(own[: counts[rank]], counts, "rows")
+            found.append((columns.clone(), rows.clone()))
+        total = shards.total(torch.full((3,), rank + 1.0), "sums")
+        return found, total, dict(shards.sent)
+
+
+WAYS = ("memory", "sockets", "elsewhere")
+
+
+def exchanged_in_every_way(rank, world_size):
+    return {how: exchanged(rank, world_size, how) for how in WAYS}
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("how", ["memory", "sockets", "elsewhere"])
-def test_every_rank_gets_what_the_others_have_for_it(how):
-    size = 3
-    counts = [3, 2, 2]
-    for rank, (found, total, sent) in enumerate(run_ranks(exchanged, size, how)):
+def test_every_rank_gets_what_the_others_have_for_it():
+    size, counts = 3, [3, 2, 2]
+    by_rank = run_ranks(exchanged_in_every_way, size, timeout=GUARD)
+    for (rank, ways), how in itertools.product(enumerate(by_rank), WAYS):
+        found, total, sent = ways[how]
         for dtype, (columns, rows) in zip(TYPES, found, strict=True):
             matrices = [matrix(r, dtype) for r in range(size)]
-            assert torch.equal(columns, torch.stack([m[:, rank] for m in matrices], dim=1))
-            whole = [m[:n] for m, n in zip(matrices, counts, strict=True)]
-            assert torch.equal(rows, torch.cat(whole))
+            assert torch.equal(columns, torch.stack([m[:, rank] for m in matrices], dim=1)), how
+            kept = [m[:n] for m, n in zip(matrices, counts, strict=True)]
+            assert torch.equal(rows, torch.cat(kept)), how
             assert columns.dtype == rows.dtype == dtype
-        assert total.tolist() == [6.0] * 3
+        assert total.tolist() == [6.0] * 3, how
         itemsizes = sum(dtype.itemsize for dtype in TYPES)
         assert sent == {
             "columns": 5 * (size - 1) * itemsizes,
             "rows": counts[rank] * 6 * (size - 1) * itemsizes,
             "sums": 2 * (size - 1) * 12 // size,
-        }
+        }, how
 
 
 def test_memory_is_used_again_once_its_tensor_is_gone():

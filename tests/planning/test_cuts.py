@@ -30,7 +30,7 @@ def terms(draw):
     return Terms(*(np.where(fits, array, np.inf) for array in arrays))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(terms())
 def test_the_best_cut_is_the_best_of_all(terms):
     num_stages, size, _ = terms.f.shape
@@ -45,7 +45,7 @@ def test_the_best_cut_is_the_best_of_all(terms):
         assert len({*found}) == len(found)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(terms())
 def test_the_even_cut_has_the_cheapest_dearest_stage(terms):
     num_stages, size, _ = terms.f.shape

@@ -17,6 +17,7 @@ from vigpipe.spans import COMPUTE, by_rank, step_seconds
 
 SCHEDULES = get_args(Schedule)
 SECONDS = st.floats(0.01, 10)
+some = settings(deadline=None, max_examples=40)
 
 
 def equal(num_stages, num_microbatches, f, b, **others):
@@ -99,6 +100,7 @@ def longest_path(order, costs, replicas, ddp, ahead):
     return done
 
 
+@some
 @given(st.integers(1, 5), st.integers(1, 8), SECONDS, SECONDS)
 def test_equal_stages_take_the_known_time(num_ranks, num_microbatches, f, b):
     for schedule in SCHEDULES[:2]:  # GPipe, 1F1B
@@ -112,6 +114,7 @@ def test_equal_stages_take_the_known_time(num_ranks, num_microbatches, f, b):
 
 # Interleaving: with M a multiple of S, (V M + S - 1) (f + b), f and b of one of the V parts; so the
 # bubble is (S - 1) / (V M + S - 1), about 1 / V of GPipe's. Looped: for every M of at least S.
+@some
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 3), SECONDS, SECONDS)
 def test_several_equal_stages_a_rank_shrink_the_bubble(num_ranks, virtual, rounds, f, b):
     # Interleaved, looped:
@@ -127,6 +130,7 @@ def test_several_equal_stages_a_rank_shrink_the_bubble(num_ranks, virtual, round
 
 # A rank that asks for a transfer when it gets to the action has a longer stage by it. One that asks
 # for the next transfer, too, waits for none of them but the first, if they are not too long.
+@some
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=5), st.integers(1, 8))
 def test_unequal_stages_under_gpipe(stages, num_microbatches):
     f, b, over = (list(column) for column in zip(*stages, strict=True))
@@ -151,7 +155,7 @@ def test_unequal_stages_under_gpipe(stages, num_microbatches):
         assert step_seconds(simulate(order, costs, ahead=1)) == pytest.approx(step)
 
 
-@settings(deadline=None)
+@some
 @given(
     layouts(),
     st.integers(1, 3),
@@ -174,6 +178,7 @@ def test_a_step_is_the_longest_path_and_longer_where_processors_are_shared(
         assert step_seconds(shared) >= step * (1 - 1e-9)
 
 
+@some
 @given(layouts(), st.floats(0, 5), st.sampled_from([0, 1, inf]))
 def test_slower_transfers_never_shorten_a_step(layout, more, ahead):
     degrees, costs = layout
@@ -183,7 +188,7 @@ def test_slower_transfers_never_shorten_a_step(layout, more, ahead):
     assert step_seconds(simulate(order, slower, ahead=ahead)) >= before * (1 - 1e-9)
 
 
-@settings(deadline=None)
+@some
 @given(
     layouts(most_microbatches=4),
     st.integers(1, 3),
@@ -206,7 +211,7 @@ def test_spans_cover_every_rank_without_overlap(layout, replicas, ranks_per_host
         assert len(reduces) == (replicas > 1) * (degrees[2] if ddp else 1)
 
 
-@settings(deadline=None)
+@some
 @given(layouts(3, 4), st.integers(2, 3), st.sampled_from([None, 1, 2, 3, 6]), st.booleans())
 def test_one_replica_stands_for_those_that_do_the_same(layout, replicas, ranks_per_host, ddp):
     degrees, costs = layout

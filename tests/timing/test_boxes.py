@@ -4,14 +4,7 @@ from itertools import pairwise
 from typing import get_args
 
 from vigpipe.spans import Kind, Span
-from vigpipe.timing.boxes import (
-    COLOURS,
-    HATCHES,
-    by_look,
-    explanation,
-    label,
-    places_of_stages,
-)
+from vigpipe.timing.boxes import COLOURS, HATCHES, by_look, explanation, label, places_of_stages
 
 # Four stages on two ranks, and the same again as a second replica.
 LOOPED = [

@@ -60,7 +60,7 @@ def test_partial_batches_are_told_by_phase_and_size_on_their_slowest_rank():
     assert train.seconds == pytest.approx([9.0, 2.6, 2.7])
     assert not train.are_counted
     assert [(b.phase, b.samples, b.seconds) for b in (larger, smaller)] == [
-        *(("test", 280, [0.7]), ("test", 28, [0.5])),
+        *(("test", 280, [0.7]), ("test", 28, [0.5]))
     ]
     assert larger.are_counted
 

@@ -71,35 +71,24 @@ def test_a_box_too_narrow_for_its_number_has_none(tmp_path):
     assert "22" not in text.split()
 
 
-def test_short_steps_are_told_in_milliseconds(tmp_path):
-    draw_timeline({"some": [Span(0, "forward", 3.0, 3.025, 0, 0)]}, [tmp_path / "some.svg"])
-    assert "some: 25 ms" in text_of(tmp_path / "some.svg")
-
-
-def test_only_kinds_that_occur_are_explained(tmp_path):
-    draw_timeline({"some": SPANS[:1]}, [tmp_path / "some.svg"])
+def test_a_title_is_text_and_no_mathematics_and_only_kinds_that_occur_are_explained(tmp_path):
+    spans = [Span(0, "forward", 3.0, 3.025, 0, 0)]
+    draw_timeline({"a $\\frac{ b$ c": spans}, [tmp_path / "some.svg"])
     text = text_of(tmp_path / "some.svg")
+    assert "a $\\frac{ b$ c: 25 ms" in text
     assert "forward" in text
     assert "optimizer" not in text
 
 
-def test_one_line_explains_what_the_boxes_hold(pictures, tmp_path):
+def test_stages_of_a_rank_are_named_and_explained_and_the_later_ones_are_paler(pictures, tmp_path):
     assert "The number in a box is the micro-batch; a box" in text_of(pictures[1])
-    draw_timeline({"some": LOOPED}, [tmp_path / "some.svg"])
-    text = text_of(tmp_path / "some.svg")
+    svg, png = tmp_path / "some.svg", tmp_path / "some.png"
+    draw_timeline({"some": LOOPED}, [svg, png])
+    text = text_of(svg)
     assert "with the stage below it (s1 is stage 1)" in text
     for word in ("s0", "s1", "s2", "s3", "forward, stages 0–1", "forward, stages 2–3"):
         assert word in text, word
-
-
-def test_later_stages_of_a_rank_are_paler(tmp_path):
-    draw_timeline({"some": LOOPED}, [tmp_path / "some.png"])
-    pixels = np.asarray(Image.open(tmp_path / "some.png").convert("RGB")).reshape(-1, 3)
+    pixels = np.asarray(Image.open(png).convert("RGB")).reshape(-1, 3)
     first, later = (look.colour for look in by_look(LOOPED, places_of_stages(LOOPED)))
     areas = [int((pixels == rgb(colour)).all(1).sum()) for colour in (first, later)]
     assert min(areas) > 0.8 * max(areas) > 5000
-
-
-def test_a_title_is_text_and_no_mathematics(tmp_path):
-    draw_timeline({"a $\\frac{ b$ c": SPANS[:1]}, [tmp_path / "some.svg"])
-    assert "a $\\frac{ b$ c: 1000 ms" in text_of(tmp_path / "some.svg")
