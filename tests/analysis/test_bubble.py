@@ -224,13 +224,3 @@ def test_mean_times_are_over_steps_replicas_and_microbatches():
         "forward": [[2.0, 2.0], [3.0, 3.0]],
         "backward": [[2.0, 2.0], [3.0, 3.0]],
     }
-
-
-def test_the_predicted_step_of_equal_stages():
-    spans = simulated(GPIPE, equal)
-    assert step_seconds(spans) == (3 + 2 - 1) * (1.0 + 2.0)
-    assert {
-        (s.kind, s.stage, s.microbatch) for s in spans if s.kind in ("forward", "backward")
-    } == {
-        (kind, stage, m) for kind in ("forward", "backward") for stage in (0, 1) for m in range(3)
-    }

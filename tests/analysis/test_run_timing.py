@@ -41,7 +41,8 @@ from vigpipe.timing.recorder import PHASES, Event, Row, Step
 
 CPU = torch.device("cpu")
 BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=3, drop_path=0.2, seed=3)
-PYRAMID = replace(BASE, model="pvig_cifar_ti", image_size=32, steps=2)
+CLIPPED = replace(BASE, microbatches=3, clip=1.0, ema=0.9, mixup=0.2)
+PYRAMID = replace(BASE, model="pvig_cifar_ti", image_size=32, steps=2, batch_size=2)
 TIMED = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
 
 
@@ -58,9 +59,8 @@ def trained(config: TrainConfig, rank: int, run: Run | None = None) -> RankState
         busy = rank_state.busy_seconds
         assert busy > 0
         evaluate(rank_state, ("test",), 2 * run.batch_size)
-        assert (
-            rank_state.stopwatch.lap().busy_seconds() == busy
-        )  # who is slow in training is what it is for
+        # It is for telling who is slow in training.
+        assert rank_state.stopwatch.lap().busy_seconds() == busy
     rank_state.feed.close()
     return rank_state
 
@@ -154,20 +154,11 @@ def region_names(step: Step, direction: str) -> set[str]:
 @pytest.mark.parametrize(
     "config",
     [
-        replace(
-            BASE,
-            microbatches=3,
-            recompute="except-last",
-            graph="window,reuse",
-            aggregator="maxmean",
-            clip=1.0,
-            ema=0.9,
-            mixup=0.2,
-        ),
+        replace(CLIPPED, recompute="except-last", graph="window,reuse", aggregator="maxmean"),
         replace(BASE, model="vig_study", drop_path=None, microbatches=2, graph="knn"),
         # A sample a micro-batch; k, 1 x k in the aggregation, pooled neighbours.
         pytest.param(
-            replace(PYRAMID, batch_size=2, microbatches=2, recompute="always", aggregator="edge"),
+            replace(PYRAMID, microbatches=2, recompute="always", aggregator="edge"),
             marks=pytest.mark.heavy,
         ),
     ],

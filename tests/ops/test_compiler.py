@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.world import run_command, start_command
-from vigpipe import ops
 from vigpipe.ops import compiler
 
 # What is made is as good without optimisation, and made in a third of the time.
@@ -56,12 +55,12 @@ def fake_compiler(tmp_path, script):
 
 def test_two_processes_compile_once_and_both_use_it(tmp_path):
     """By a compiler that has the library already; it refuses the first flags for a machine."""
-    made = ops.versions("cpu")["knn"].split(": ")[1].split(".so")[0] + ".so"
+    made = compiler.library().functions
+    assert made is not None
     calls = tmp_path / "calls"
     told = f'echo "$@" >> {calls}\ncase "$*" in *vector-width*) exit 1; esac\n'
-    compiler = fake_compiler(tmp_path, f'{told}for last; do :; done\ncp {made} "$last"')
-    cache = tmp_path / "cache"
-    compile_in_two_processes("", VIGPIPE_CACHE=str(cache), CXX=compiler)
+    some = fake_compiler(tmp_path, f'{told}for last; do :; done\ncp {made._name} "$last"')
+    compile_in_two_processes("", VIGPIPE_CACHE=str(tmp_path / "cache"), CXX=some)
     with_width, without = calls.read_text().splitlines()
     assert "-mprefer-vector-width=512 -fopenmp" in with_width
     assert "-march=native -fopenmp" in without
