@@ -1,6 +1,7 @@
 """Linear, BatchNorm, graph convolution and GELU in one, against one after the other."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_torch_finds_nothing_wrong_with_it(has_conv):
     conv, grid = (rest, GRID) if rest else ([None] * 3, (0, 0))
     arguments = [x, total, weight, bias, scale, shift, 1e-5, *conv, second, *grid]
     leaves = [t.requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments]
-    checks = {"test_utils": QUICK} if has_conv else {}
+    checks: dict[str, Any] = {"test_utils": QUICK} if has_conv else {}
     torch.library.opcheck(torch.ops.vigpipe.folded.default, tuple(leaves), **checks)
 
 

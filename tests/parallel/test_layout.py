@@ -2,6 +2,7 @@
 
 import time
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -163,8 +164,9 @@ def test_the_groups_give_up_at_the_timeout_and_not_at_torch_s_own():
 )
 def test_a_degree_below_one_is_an_error(field, flag):
     for degree in (0, -1):
+        options: dict[str, Any] = {field: degree}
         with pytest.raises(InputError, match=f"^{flag} {degree}: must be at least 1$"):
-            Layout(**{field: degree})
+            Layout(**options)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
