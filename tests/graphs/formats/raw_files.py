@@ -97,7 +97,7 @@ def write_ogb(folder, split, seed):
 def write_planetoid(root, name, parts, write=write_python2):
     """Write Planetoid's files into root/<name>/raw, and return that folder."""
     folder = root / name / "raw"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for part, content in parts.items():
         path = folder / f"ind.{name.lower()}.{part}"
         if part == "test.index":

@@ -9,6 +9,7 @@ import pytest
 
 from tests.graphs.formats.raw_files import write_ogb
 from tests.graphs.formats.test_against_torch_geometric import read
+from tests.graphs.refusals import check_refused, restored
 from vigpipe.errors import InputError
 from vigpipe.graphs.formats import ogb
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
@@ -60,36 +61,32 @@ def test_an_archive_is_fetched_and_only_what_is_read_is_kept(tmp_path, monkeypat
     assert read("ogbn-arxiv", tmp_path / "here").sha256 == graph.sha256
 
 
-HOSTILE = {
-    "not packed": (
-        "raw/edge",
-        b"1,2",
-        r"edge\.csv\.gz: is not a compressed table of numbers \(Not a",
-    ),
-    "cut short": ("raw/edge", packed("1,2\n3,4\n")[:-9], "edge.* is not a compressed table"),
-    "a word": ("raw/edge", packed("1,2\n3,x\n"), "edge.* is not a compressed table of numbers"),
-    "three ends": ("raw/edge", packed("1,2,3\n"), r"edge\.csv\.gz: has 3 columns, expected 2"),
-    "no such node": ("raw/edge", packed("1,60\n"), "edge 0 goes from node 1 to node 60"),
-    "nan": ("raw/node-feat", packed("1,nan\n" * 60), "feature 1 of node 0 is not a finite number"),
-    "empty": ("raw/node-label", packed(""), r"node-label\.csv\.gz: is empty"),
-    "a row less": ("raw/node-feat", packed("1,2\n" * 59), "labels of 60 nodes, but features of 59"),
-    "no node of the split": (
-        "split/time/test",
-        packed("60\n"),
-        "no list of numbers of nodes from 0",
-    ),
-    "all nodes": ("split/time/test", packed("\n".join(map(str, range(60)))), "of another part"),
-}
+TABLE_OF_NUMBERS = "is not a compressed table of numbers"
+HOSTILE = [
+    ("raw/edge", b"1,2", rf"edge\.csv\.gz: {TABLE_OF_NUMBERS} \(Not a"),
+    ("raw/edge", packed("1,2\n3,4\n")[:-9], f"edge.* {TABLE_OF_NUMBERS}"),
+    ("raw/edge", packed("1,2\n3,x\n"), f"edge.* {TABLE_OF_NUMBERS}"),
+    ("raw/edge", packed("1,2,3\n"), r"edge\.csv\.gz: has 3 columns, expected 2"),
+    ("raw/edge", packed("1,60\n"), "edge 0 goes from node 1 to node 60"),
+    ("raw/node-feat", packed("1,nan\n" * 60), "feature 1 of node 0 is not a finite number"),
+    ("raw/node-label", packed(""), r"node-label\.csv\.gz: is empty"),
+    ("raw/node-feat", packed("1,2\n" * 59), "labels of 60 nodes, but features of 59"),
+    ("split/time/test", packed("60\n"), "no list of numbers of nodes from 0"),
+    ("split/time/test", packed("\n".join(map(str, range(60)))), "of another part"),
+]
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_tables_are_one_sentence(case, tmp_path):
-    file, content, message = HOSTILE[case]
-    write_ogb(tmp_path / "ogbn_arxiv", "time", 3)
-    (tmp_path / "ogbn_arxiv" / f"{file}.csv.gz").write_bytes(content)
-    with pytest.raises(InputError, match=message) as refused:
-        read("ogbn-arxiv", tmp_path)
-    assert "\n" not in str(refused.value)
+def test_hostile_tables_are_one_sentence(tmp_path):
+    folder = tmp_path / "ogbn_arxiv"
+    write_ogb(folder, "time", 3)
+
+    def attempt(table, content):
+        path = folder / f"{table}.csv.gz"
+        with restored(path):
+            path.write_bytes(content)
+            read("ogbn-arxiv", tmp_path)
+
+    check_refused(HOSTILE, attempt, folder)
 
 
 def test_tables_that_unpack_to_too_much_are_left(tmp_path, monkeypatch):
