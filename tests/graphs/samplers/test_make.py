@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.graphs.partitions.small_graphs import make_graph
+from tests.graphs.refusals import check_refused
 from tests.graphs.samplers.matrices import GRAPH
 from vigpipe.config.choices import SAMPLERS
 from vigpipe.config.options import TrainConfig, with_model_defaults
-from vigpipe.errors import InputError
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.samplers.layered import InLayers
 from vigpipe.graphs.samplers.make import make_sampler
@@ -99,14 +99,13 @@ def test_one_fanout_is_for_all_layers_and_several_go_from_the_last_one_back():
         assert [int(layer.in_degrees.max()) for layer in layers] == expected
 
 
-@pytest.mark.parametrize("sampler", ["saint-edge", "fastgcn"])
-def test_a_graph_without_edges_is_refused_where_edges_are_drawn(sampler):
+def test_a_graph_without_what_is_drawn_is_refused():
     nothing = replace(make_graph(3, [], []), split=np.full(3, TRAIN, np.int8))
-    with pytest.raises(InputError, match=f"--sampler {sampler}: draws edges, and small has none"):
-        made(nothing, sampler=sampler)
-
-
-@pytest.mark.parametrize("sampler", ["neighbour", "fastgcn"])
-def test_a_graph_without_training_nodes_is_refused_where_these_are_taken(sampler):
-    with pytest.raises(InputError, match=f"--sampler {sampler}: takes the training nodes of a gr"):
-        made(make_graph(3, [0], [1]), sampler=sampler)
+    untrained = make_graph(3, [0], [1])
+    rows = [
+        (nothing, "saint-edge", "--sampler saint-edge: draws edges, and small has none"),
+        (nothing, "fastgcn", "--sampler fastgcn: draws edges, and small has none"),
+        (untrained, "neighbour", "--sampler neighbour: takes the training nodes of a gr"),
+        (untrained, "fastgcn", "--sampler fastgcn: takes the training nodes of a gr"),
+    ]
+    check_refused(rows, lambda graph, sampler: made(graph, sampler=sampler))
