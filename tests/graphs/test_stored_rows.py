@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
@@ -29,6 +29,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("kind", ["numbers", "dense", "sparse"])
+@settings(max_examples=30, deadline=None)
 @given(sizes=SIZES, data=st.data())
 def test_rows_are_those_of_one_array(kind, sizes, data):
     n = sum(sizes)

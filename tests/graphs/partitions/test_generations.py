@@ -59,8 +59,8 @@ def test_measured_parts_are_even_in_time_and_keep_edges(method):
     assert "the slowest part goes from" in generations.describe(1)
 
 
-@settings(deadline=None)
-@given(graphs(most_nodes=12), st.data())
+@settings(deadline=None, max_examples=40)
+@given(graphs(most_nodes=8), st.data())
 def test_balancing_moves_nodes_only_where_there_is_room(graph, data):
     num_parts = data.draw(st.integers(1, graph.num_nodes))
     parts = make_partition(graph, "random", num_parts, 0).parts
@@ -79,8 +79,8 @@ def test_balancing_moves_nodes_only_where_there_is_room(graph, data):
     assert (loads[0][parts[moved]] > limit).all()
 
 
-@settings(deadline=None)
-@given(graphs(most_nodes=12), st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+@given(graphs(most_nodes=8), st.integers(1, 5))
 def test_edges_between_parts_are_those_of_a_loop(graph, num_parts):
     partition = make_partition(graph, "random", min(num_parts, graph.num_nodes), 0)
     expected = np.zeros((partition.num_parts,) * 2, dtype=np.int64)

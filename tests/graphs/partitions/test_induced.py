@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import edges_of, graphs, make_graph
@@ -25,6 +25,7 @@ def an_array(nodes):
     return np.array(sorted(nodes), dtype=np.int64)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_edges_are_those_with_both_ends_among_the_nodes(data):
     graph = data.draw(graphs())

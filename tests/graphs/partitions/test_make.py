@@ -1,6 +1,7 @@
 """Partitions made by all four methods."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import blocks_graph, edges_of, graphs, make_graph
-from vigpipe.errors import InputError
+from tests.graphs.refusals import check_refused
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.make import fill_empty, make_partition
 from vigpipe.graphs.partitions.partition import METHODS
@@ -18,7 +19,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 
 @every_method
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_parts_are_disjoint_have_all_nodes_and_keep_the_edges_inside(method, data):
     graph = data.draw(graphs())
@@ -109,24 +110,18 @@ def test_as_many_random_parts_as_nodes_have_one_node_each():
 
 
 @every_method
-@pytest.mark.parametrize("num_parts", [-1, 0, 4, 10**30])
-def test_more_parts_than_nodes_are_refused(method, num_parts):
-    with pytest.raises(InputError, match=r"small: cannot be cut into .* from 1 to 3$"):
-        make_partition(make_graph(3, [0], [1]), method, num_parts, seed=0)
+def test_parts_that_cannot_be_are_refused(method):
+    small = make_graph(3, [0], [1])
+    rows = [(num, r"small: cannot be cut into .* from 1 to 3$") for num in (-1, 0, 4, 10**30)]
+    check_refused(rows, lambda num_parts: make_partition(small, method, num_parts, seed=0))
 
 
-def test_wrong_methods_and_seeds_are_refused():
-    graph = make_graph(3, [0], [1])
-    with pytest.raises(
-        InputError, match="no 'louvain' parts; choose random, metis, spectral or walks"
-    ):
-        make_partition(graph, "louvain", 2, seed=0)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="seed of its parts is -1; choose 0 or more"):
-        make_partition(graph, "metis", 2, seed=-1)
-
-
-def test_spectral_parts_of_a_large_graph_are_refused():
+def test_wrong_methods_seeds_and_large_spectral_graphs_are_refused():
     path = np.arange(MOST_NODES + 1)
-    graph = make_graph(MOST_NODES + 1, path[:-1], path[1:])
-    with pytest.raises(InputError, match=r"at most 5,000 .* 5,001 have; choose metis or walks"):
-        make_partition(graph, "spectral", 2, seed=0)
+    small, large = make_graph(3, [0], [1]), make_graph(MOST_NODES + 1, path[:-1], path[1:])
+    rows: list[Any] = [
+        (small, "louvain", 2, 0, "no 'louvain' parts; choose random, metis, spectral or walks"),
+        (small, "metis", 2, -1, "seed of its parts is -1; choose 0 or more"),
+        (large, "spectral", 2, 0, r"at most 5,000 .* 5,001 have; choose metis or walks"),
+    ]
+    check_refused(rows, make_partition)

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.graphs.prepared.folders import DENSE, OTHER, write
+from tests.graphs.refusals import check_refused, restored
 from vigpipe.errors import InputError
 from vigpipe.graphs.prepared.read import check_folder, open_folder
 
@@ -36,23 +37,22 @@ FILES = ["nodes.safetensors", "edges/00002.safetensors", "features/00005.safeten
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_bit_is_found(other, name):
+def test_a_file_that_is_changed_cut_or_gone_is_found(other, name):
     content = bytearray((other / name).read_bytes())
     content[-3] ^= 1
-    (other / name).write_bytes(content)
-    message = rf"{name}: has the SHA-256 [0-9a-f]{{12}}…, but the manifest says [0-9a-f]{{12}}…; co"
-    with pytest.raises(InputError, match=message):
+
+    def attempt(content):
+        (other / name).unlink()
+        if content is not None:
+            (other / name).write_bytes(content)
         check_folder(other)
 
-
-@pytest.mark.parametrize("name", FILES)
-def test_so_is_a_file_that_is_not_wholly_there_or_not_at_all(other, name):
-    os.truncate(other / name, 7)
-    with pytest.raises(InputError, match=rf"{name}: has 7 bytes, but the manifest says [0-9]+; co"):
-        check_folder(other)
-    (other / name).unlink()
-    with pytest.raises(InputError, match=rf"{name}: cannot be read \(No such file"):
-        check_folder(other)
+    rows = [
+        (content, r"has the SHA-256 [0-9a-f]{12}…, but the manifest says [0-9a-f]{12}…; co"),
+        (content[:7], r"has 7 bytes, but the manifest says [0-9]+; co"),
+        (None, r"cannot be read \(No such file"),
+    ]
+    check_refused([(content, f"{name}: {message}") for content, message in rows], attempt)
 
 
 def test_a_damaged_part_stops_only_who_needs_it(folder):
@@ -74,106 +74,103 @@ def forge_bytes(folder, name, content):
     (folder / name).write_bytes(content)
     table = json.loads((folder / "manifest.json").read_text())
     facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    table["files"][name] = facts
+    table["files"][str(name)] = facts
     (folder / "manifest.json").write_text(json.dumps(table))
 
 
-NODES, EDGES, FEATURES = (
-    "nodes.safetensors",
-    "edges/00001.safetensors",
-    "features/00001.safetensors",
-)
-FORGED = {
-    "edges from nowhere": (
-        EDGES,
-        {"indices": lambda a: a + 300},
-        r"indices are not all in 0 … 299",
-    ),
-    "negative edges": (EDGES, {"indices": lambda a: -1 - a}, "indices are not all in"),
-    "too few edges": (EDGES, {"indices": lambda a: a[1:].copy()}, r"indices is int32 of shape"),
-    "floats as edges": (EDGES, {"indices": lambda a: a.astype(np.float32)}, "indices is float32"),
-    "no edges": (EDGES, {"indices": None}, "'indices'"),
-    "columns beyond": (FEATURES, {"indices": lambda a: a + 90}, "indices are not all in 0 … 89"),
-    "rows that descend": (FEATURES, {"indptr": lambda a: a[::-1].copy()}, "indptr does not ascend"),
-    "too few values": (FEATURES, {"values": lambda a: a[1:].copy()}, "indptr does not ascend"),
-    "doubles": (FEATURES, {"values": lambda a: a.astype(np.float64)}, "values is float64"),
-    "edges that descend": (NODES, {"indptr": lambda a: a[::-1].copy()}, "indptr does not ascend"),
-    "fewer nodes": (NODES, {"split": lambda a: a[1:].copy()}, r"split is int8 of shape \(299,\)"),
-    "another split": (NODES, {"split": lambda a: a + np.int8(2)}, "split are not all in -1 … 2"),
-    "a node twice": (NODES, {"numbers": lambda a: a * 0}, "numbers has a node twice"),
-    "numbers beyond": (NODES, {"numbers": lambda a: a + 1}, "numbers are not all in 0 … 299"),
-    "other labels": (NODES, {"labels": lambda a: a[:, 1:].copy()}, r"labels is bool of shape"),
-    "loops beyond": (NODES, {"loops": lambda a: a + 300}, "loops are not all in 0 … 299"),
-}
+NODES, EDGES, FEATURES = "nodes", "edges/00001", "features/00001"
+FORGED = [
+    (EDGES, "indices", lambda a: a + 300, r"indices are not all in 0 … 299"),
+    (EDGES, "indices", lambda a: -1 - a, "indices are not all in"),
+    (EDGES, "indices", lambda a: a[1:].copy(), r"indices is int32 of shape"),
+    (EDGES, "indices", lambda a: a.astype(np.float32), "indices is float32"),
+    (EDGES, "indices", lambda a: None, "'indices'"),
+    (FEATURES, "indices", lambda a: a + 90, "indices are not all in 0 … 89"),
+    (FEATURES, "indptr", lambda a: a[::-1].copy(), "indptr does not ascend"),
+    (FEATURES, "values", lambda a: a[1:].copy(), "indptr does not ascend"),
+    (FEATURES, "values", lambda a: a.astype(np.float64), "values is float64"),
+    (NODES, "indptr", lambda a: a[::-1].copy(), "indptr does not ascend"),
+    (NODES, "split", lambda a: a[1:].copy(), r"split is int8 of shape \(299,\)"),
+    (NODES, "split", lambda a: a + np.int8(2), "split are not all in -1 … 2"),
+    (NODES, "numbers", lambda a: a * 0, "numbers has a node twice"),
+    (NODES, "numbers", lambda a: a + 1, "numbers are not all in 0 … 299"),
+    (NODES, "labels", lambda a: a[:, 1:].copy(), r"labels is bool of shape"),
+    (NODES, "loops", lambda a: a + 300, "loops are not all in 0 … 299"),
+]
+FORGED_DENSE = [
+    (NODES, "labels", lambda a: np.full(300, 4), "labels are not all in -1 … 3"),
+    (FEATURES, "x", lambda a: np.zeros((1, 5), np.float32), r"x is float32 of shape \(1,"),
+]
 
 
-@pytest.mark.parametrize("kind", FORGED)
-def test_a_forged_file_reads_nothing_beyond_its_arrays(other, kind):
-    name, changes, message = FORGED[kind]
-    arrays = load_file(other / name)
-    forge(other, name, **{k: None if f is None else f(arrays[k]) for k, f in changes.items()})
-    with pytest.raises(InputError, match=rf"{name}: .*{message}.*; copy it again, or prepare"):
-        check_folder(other)
+def test_a_forged_file_reads_nothing_beyond_its_arrays(folder, other):
+    for of_graph, forged in ((other, FORGED), (folder, FORGED_DENSE)):
+
+        def attempt(file, key, change, of_graph=of_graph):
+            path = of_graph / f"{file}.safetensors"
+            arrays = load_file(path)
+            with restored(path, of_graph / "manifest.json"):
+                forge(of_graph, path.relative_to(of_graph), **{key: change(arrays[key])})
+                check_folder(of_graph)
+
+        rows = [
+            (*row, rf"{row[0]}\.safetensors: .*{message}.*; copy it again, or prepare")
+            for *row, message in forged
+        ]
+        check_refused(rows, attempt)
 
 
-def test_so_do_forged_labels_and_dense_features(folder):
-    forge(folder, NODES, labels=np.full(300, 4))
-    with pytest.raises(InputError, match="labels are not all in -1 … 3"):
-        check_folder(folder)
-    forge(folder, NODES, labels=np.full(300, 3))
-    forge(folder, FEATURES, x=np.zeros((1, 5), np.float32))
-    with pytest.raises(InputError, match=r"features/00001.safetensors: x is float32 of shape \(1,"):
-        check_folder(folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x10\0\0\0\0\0\0\0" + b"{" * 40])
-def test_bytes_that_are_no_safetensors_are_none(folder, content):
-    forge_bytes(folder, EDGES, content)
-    with pytest.raises(InputError, match=rf"{EDGES}: is not a safetensors file of arrays; copy"):
+def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folder, other):
+    def attempt(folder, name, content):
+        forge_bytes(folder, name, content)
         check_folder(folder)
 
-
-@pytest.mark.parametrize("content", ["{}", "[1]", json.dumps([1] * 300)])
-def test_names_that_are_none_are_refused(other, content):
-    forge_bytes(other, "names.json", content.encode())
-    with pytest.raises(InputError, match=r"names\.json: (is no list of|has a name that)"):
-        check_folder(other)
-
-
-WRONG = {
-    "format": ("other", "is not the manifest of a prepared graph; give a folder that"),
-    "version": (2, "has another version of the format than 1; prepare the folder with the vigpipe"),
-    "nodes": (301, "part_nodes do not add up to nodes; it was changed"),
-    "edges": (-1, "edges is no whole number of 0 or more"),
-    "features": (0, "kept_edges or features are out of range"),
-    "stored": (1.5, "stored is no whole number"),
-    "multi_label": (1, "multi_label is neither true nor false"),
-    "class_names": (["a", "\x1b[2J"], "class_names is no text, or has control characters"),
-    "source": (3, "source is no text"),
-    "scaling": ("log", "scaling is none of raw, row, tfidf"),
-    "symmetric": (None, "symmetric is neither"),
-    "partition": ("best", "partition is none of"),
-    "seed": (True, "seed is no whole number"),
-    "kept_edges": (1 << 40, "kept_edges or features are out of range"),
-    "seconds": (-1, "seconds are no duration"),
-    "part_nodes": ([0, 300], "part_nodes is no whole number of 1 or more"),
-    "graph_sha256": ("z" * 64, "graph_sha256 has no SHA-256"),
-    "files": ({}, "files are not those of its parts"),
-}
+    edges = f"{EDGES}.safetensors"
+    no_arrays = rf"{edges}: is not a safetensors file of arrays; copy"
+    contents = [b"", b"\xff" * 100, b"\x10\0\0\0\0\0\0\0" + b"{" * 40]
+    rows = [
+        *((folder, edges, content, no_arrays) for content in contents),
+        (other, "names.json", b"{}", r"names\.json: is no list of"),
+        (other, "names.json", b"[1]", r"names\.json: is no list of"),
+        (other, "names.json", json.dumps([1] * 300).encode(), r"names\.json: has a name that"),
+    ]
+    check_refused(rows, attempt)
 
 
-@pytest.mark.parametrize("key", WRONG)
-@pytest.mark.parametrize("absent", [False, True])
-def test_a_manifest_with_a_wrong_value_is_refused(folder, key, absent):
+WRONG = [
+    ("format", "other", "is not the manifest of a prepared graph; give a folder that"),
+    ("version", 2, "has another version of the format than 1; prepare the folder with the vigpipe"),
+    ("nodes", 301, "part_nodes do not add up to nodes; it was changed"),
+    ("edges", -1, "edges is no whole number of 0 or more"),
+    ("features", 0, "kept_edges or features are out of range"),
+    ("stored", 1.5, "stored is no whole number"),
+    ("multi_label", 1, "multi_label is neither true nor false"),
+    ("class_names", ["a", "\x1b[2J"], "class_names is no text, or has control characters"),
+    ("source", 3, "source is no text"),
+    ("scaling", "log", "scaling is none of raw, row, tfidf"),
+    ("symmetric", None, "symmetric is neither"),
+    ("partition", "best", "partition is none of"),
+    ("seed", True, "seed is no whole number"),
+    ("kept_edges", 1 << 40, "kept_edges or features are out of range"),
+    ("seconds", -1, "seconds are no duration"),
+    ("part_nodes", [0, 300], "part_nodes is no whole number of 1 or more"),
+    ("graph_sha256", "z" * 64, "graph_sha256 has no SHA-256"),
+    ("files", {}, "files are not those of its parts"),
+]
+
+
+def test_a_manifest_with_a_wrong_value_or_without_one_is_refused(folder):
     path = folder / "manifest.json"
     table = json.loads(path.read_text())
-    table[key], message = WRONG[key]
-    if absent:
-        del table[key]
-        message = message if key in ("format", "version") else f"'{key}'"
-    path.write_text(json.dumps(table))
-    with pytest.raises(InputError, match=rf"^{path}: .*{message}"):
+
+    def attempt(key, **value):
+        changed = {name: old for name, old in table.items() if name != key}
+        path.write_text(json.dumps({**changed, **value}))
         open_folder(folder)
+
+    check_refused(WRONG, lambda key, value: attempt(key, **{key: value}), f"{path}: ")
+    absent = [(k, m if k in ("format", "version") else f"'{k}'") for k, _, m in WRONG]
+    check_refused(absent, attempt, f"{path}: ")
 
 
 def test_files_outside_of_the_folder_are_not_read(folder):
