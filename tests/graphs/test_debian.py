@@ -44,10 +44,10 @@ PACKAGES = {
 NAME = "deb.debian.org_dists_bookworm_main_binary-amd64_Packages"
 
 
-@pytest.mark.parametrize(
-    ("ending", "pack"),
-    [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)],
-)
+PACKED = [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("", bytes), *PACKED])
 def test_a_list_is_read(ending, pack, tmp_path):
     (tmp_path / f"{NAME}{ending}").write_bytes(pack(TEXT.encode()))
     (tmp_path / f"{NAME}.diff_Index").write_text("Package: c\n")
@@ -63,17 +63,14 @@ def test_a_list_is_read_as_apt_keeps_it(tmp_path):
     assert read_packages(tmp_path) == PACKAGES
 
 
-@pytest.mark.parametrize(
-    ("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
-)
+@pytest.mark.parametrize(("ending", "pack"), PACKED)
 def test_a_damaged_list_is_one_sentence(ending, pack, tmp_path):
     path = tmp_path / f"{NAME}{ending}"
     packed = pack(np.random.default_rng(0).bytes(500))
     for content in (packed[:-20], packed[:90] + bytes(100) + packed[190:]):
         path.write_bytes(content)
-        with pytest.raises(
-            InputError, match=f"^{path}: cannot be decompressed .*; run apt-get update"
-        ):
+        message = f"^{path}: cannot be decompressed .*; run apt-get update"
+        with pytest.raises(InputError, match=message):
             read_packages(tmp_path)
 
 
@@ -87,9 +84,8 @@ def test_of_several_lists_the_first_by_name_counts(tmp_path):
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".bz2", ".lz4"])
 def test_what_is_no_list_is_one_sentence(ending, tmp_path, monkeypatch):
-    with pytest.raises(
-        InputError, match=r"holds no lists of packages \(\*_Packages\*\); run apt-get"
-    ):
+    message = r"holds no lists of packages \(\*_Packages\*\); run apt-get"
+    with pytest.raises(InputError, match=message):
         read_packages(tmp_path)
     (tmp_path / f"{NAME}{ending}").write_bytes(b"\0damage")
     monkeypatch.setattr(debian, "_APT", "/bin/false")
@@ -165,7 +161,6 @@ def test_a_section_of_one_source_is_no_class_if_that_is_not_for_training():
 
 
 def test_a_few_packages_are_no_graph_to_train_on():
-    with pytest.raises(
-        InputError, match="of 50 packages, no section has 100 or more to be a class"
-    ):
+    message = "of 50 packages, no section has 100 or more to be a class"
+    with pytest.raises(InputError, match=message):
         make_arrays(distribution(50))

@@ -1,8 +1,7 @@
 """The exactness contract on one large graph: every layout trains like the unsplit model.
 
-Five hundred nodes in eleven parts; a step takes four of them, so the last step of an epoch finds
-three. The other samplers draw so that an epoch has one such step and one of fewer sub-graphs. The
-unsplit model is compared with a loop of plain torch over torch-geometric's layers.
+A step takes four of eleven parts, so an epoch's last step finds three; the other samplers draw as
+many sub-graphs. The unsplit model is compared with a loop of torch over torch-geometric's layers.
 """
 
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.model.gnn.graphs import PygModel
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.choices import GRAPH_MODELS
@@ -49,16 +48,6 @@ BASE = TrainConfig(
     dtype="float64",
     seed=7,
 )
-SAMPLED: list[tuple[Any, Any, dict[str, Any]]] = [
-    ("sage", "saint-node", {"sample_nodes": 120, "coverage": 5, "norm": "batch"}),
-    ("gin", "saint-edge", {"sample_edges": 60, "coverage": 5, "clip": 0.5}),
-    ("gcn", "saint-walk", {"roots": 40, "walk_length": 2, "coverage": 5, "dtype": "float32"}),
-    ("gat", "saint-walk", {"roots": 40, "walk_length": 2, "coverage": 5}),
-    ("gcn2", "fastgcn", {"batch_nodes": 60, "layer_nodes": 40}),
-    ("sage", "neighbour", {"batch_nodes": 60, "fanout": "4,3,2,2", "norm": "batch"}),
-    ("gat", "neighbour", {"batch_nodes": 60, "fanout": "3", "ema": 0.5}),
-]
-
 _FOLDER = TemporaryDirectory()  # until this process ends
 
 
@@ -90,35 +79,59 @@ def prepared_folder(data: str, scaling: Any) -> str:
 
 
 SPARSE = replace(BASE, data=words_graph(), features="tfidf")
-DENSE_FOLDER = prepared_folder(BASE.data, "raw")
-PREPARED = replace(BASE, partition=None, parts=None)
-SETUPS: dict[str, TrainConfig] = {
-    **{model: replace(BASE, model=model) for model in GRAPH_MODELS},
-    "gat v2": replace(BASE, model="gat", aggregator="v2", norm="layer"),
-    "sage pool": replace(BASE, model="sage", aggregator="pool", norm="batch", clip=0.5),
-    "gin joined": replace(BASE, model="gin", norm="batch", merge=2, parts=23, ema=0.5),
-    "gcn float32": replace(BASE, model="gcn", dtype="float32", norm="batch"),
-    **{
-        f"{model} {sampler}": replace(
-            BASE, model=model, sampler=sampler, partition=None, parts=None, **options
-        )
-        for model, sampler, options in SAMPLED
-    },
-    "sage words": replace(SPARSE, model="sage"),
-    "gat words": replace(SPARSE, model="gat", dtype="float32"),
-    "gcn prepared": replace(PREPARED, model="gcn", data=DENSE_FOLDER),
-    "gin prepared": replace(PREPARED, model="gin", data=DENSE_FOLDER, norm="batch"),
-    "sage prepared words": replace(
-        PREPARED,
-        model="sage",
-        data=prepared_folder(SPARSE.data, "tfidf"),
-        sampler="neighbour",
-        batch_nodes=60,
-        fanout="3",
-    ),
+NO_PARTS = {"partition": None, "parts": None}
+DATA: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "words": {"data": SPARSE.data, "features": "tfidf"},
+    "folder": {"data": prepared_folder(BASE.data, "raw"), **NO_PARTS},
+    "words folder": {"data": prepared_folder(SPARSE.data, "tfidf"), **NO_PARTS},
 }
-# D * M = 4 throughout, so that all layouts see the same sub-graphs.
-LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "parts": {},
+    "joined": {"merge": 2, "parts": 23},
+    "saint-node": {**NO_PARTS, "sample_nodes": 120, "coverage": 5},
+    "saint-edge": {**NO_PARTS, "sample_edges": 60, "coverage": 5},
+    "saint-walk": {**NO_PARTS, "roots": 40, "walk_length": 2, "coverage": 5},
+    "fastgcn": {**NO_PARTS, "batch_nodes": 60, "layer_nodes": 40},
+    "neighbour": {**NO_PARTS, "batch_nodes": 60, "fanout": "4,3,2,2"},
+}
+# Layout, model, sampler, features, dtype, norm, and what else. Any two values of two columns meet,
+# the three kinds of saint counting as one. D * M = 4, so all layouts see the same sub-graphs.
+ROWS: list[tuple[tuple[int, int], Any, str, str, Any, Any, dict[str, Any]]] = [
+    ((2, 1), "gcn", "parts", "words folder", "float64", "batch", {}),
+    ((2, 1), "gcn", "neighbour", "folder", "float32", "none", {"ema": 0.5, "fanout": "3"}),
+    ((2, 1), "sage", "fastgcn", "words", "float64", "none", {}),
+    ((2, 1), "gat", "saint-walk", "dense", "float64", "none", {"clip": 0.5}),
+    ((2, 1), "gin", "joined", "words", "float64", "layer", {}),
+    ((2, 1), "gcn2", "parts", "words", "float32", "batch", {}),
+    ((2, 1), "gcn2", "neighbour", "folder", "float64", "none", {}),
+    ((4, 1), "gcn", "joined", "words", "float64", "batch", {}),
+    ((4, 1), "sage", "parts", "words folder", "float64", "layer", {"clip": 0.5}),
+    ((4, 1), "sage", "neighbour", "dense", "float64", "batch", {"aggregator": "pool"}),
+    ((4, 1), "gat", "fastgcn", "words folder", "float64", "none", {}),
+    ((4, 1), "gin", "saint-edge", "folder", "float64", "batch", {}),
+    ((4, 1), "gcn2", "joined", "dense", "float32", "layer", {"ema": 0.5}),
+    ((1, 2), "gcn", "saint-walk", "dense", "float64", "batch", {}),
+    ((1, 2), "sage", "joined", "folder", "float64", "none", {"clip": 0.5, "aggregator": "pool"}),
+    ((1, 2), "gat", "parts", "folder", "float64", "layer", {"ema": 0.5, "aggregator": "v2"}),
+    ((1, 2), "gat", "neighbour", "words", "float32", "layer", {}),
+    ((1, 2), "gin", "fastgcn", "dense", "float64", "batch", {"ema": 0.5}),
+    ((1, 2), "gcn2", "saint-node", "words folder", "float64", "layer", {"ema": 0.5}),
+    ((2, 2), "gcn", "fastgcn", "words", "float64", "layer", {"clip": 0.5}),
+    ((2, 2), "sage", "saint-node", "words", "float32", "batch", {"ema": 0.5}),
+    ((2, 2), "gat", "joined", "words folder", "float64", "batch", {"aggregator": "v2"}),
+    ((2, 2), "gin", "parts", "dense", "float64", "none", {}),
+    ((2, 2), "gin", "neighbour", "words folder", "float32", "batch", {"clip": 0.5}),
+    ((2, 2), "gcn2", "fastgcn", "folder", "float32", "batch", {"clip": 0.5}),
+]
+
+
+def config_of(layout, model, sampler, data, dtype, norm, more) -> TrainConfig:
+    of_sampler = {"sampler": "parts" if sampler == "joined" else sampler, **SAMPLERS[sampler]}
+    options = {**of_sampler, **DATA[data], **more}
+    stages, dp = layout
+    layout = {"stages": stages, "dp": dp, "microbatches": 4 // dp}
+    return replace(BASE, model=model, dtype=dtype, norm=norm, **options, **layout)
 
 
 def traces(rank, world_size, configs):
@@ -129,34 +142,33 @@ def traces(rank, world_size, configs):
         rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
         kept = trace(rank_state, NUM_STEPS)
         scores = evaluate_all(rank_state)
+        rank_state.feed.close()
         found.append(None if kept is None else (kept, scores))
     return found
 
 
 @cache
-def of_layout(stages: int, dp: int) -> dict[str, tuple[Trace, Any]]:
-    configs = [
-        replace(config, stages=stages, dp=dp, microbatches=4 // dp) for config in SETUPS.values()
-    ]
-    world_size = stages * dp
-    if world_size == 1:
-        ranks = [traces(0, 1, configs)]
-    else:
-        ranks = run_ranks(traces, world_size, configs, timeout=240)
-    kept = [[t for t in of_config if t is not None] for of_config in zip(*ranks, strict=True)]
+def of_layout(layout: tuple[int, int]) -> list[tuple[Trace, Any]]:
+    """What the writer has, by the row of this layout."""
+    configs = [config_of(*row) for row in ROWS if row[0] == layout]
+    by_rank = run_ranks(traces, layout[0] * layout[1], configs, timeout=GUARD)
+    kept = [[t for t in of_row if t is not None] for of_row in zip(*by_rank, strict=True)]
     assert [len(found) for found in kept] == [1] * len(configs)
-    return dict(zip(SETUPS, (found[0] for found in kept), strict=True))
+    return [found for (found,) in kept]
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize(("stages", "dp"), LAYOUTS[1:])
-def test_every_layout_equals_the_unsplit_model(stages, dp, name):
-    (ours, scores), (reference, its_scores) = of_layout(stages, dp)[name], of_layout(1, 1)[name]
-    for row in differences(ours, reference):
-        assert row.identical if dp == 1 else row.within(weight_dtype(SETUPS[name].dtype)), row
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(map(str, row[:6])))
+def test_every_layout_equals_the_unsplit_model(row):
+    layout, dtype = row[0], weight_dtype(row[4])
+    place = [other for other in ROWS if other[0] == layout].index(row)
+    ours, scores = of_layout(layout)[place]
+    ((reference, its_scores),) = traces(0, 1, [config_of((1, 1), *row[1:])])
+    is_alone = layout[1] == 1
+    for of_rows in differences(ours, reference):
+        assert of_rows.identical if is_alone else of_rows.within(dtype), of_rows
     assert {len(ours.losses), len(reference.losses)} == {NUM_STEPS}
-    if dp == 1:
+    if is_alone:
         assert scores == its_scores
     else:
         assert scores.test.loss == pytest.approx(its_scores.test.loss, rel=1e-5)
@@ -165,21 +177,18 @@ def test_every_layout_equals_the_unsplit_model(stages, dp, name):
 
 @pytest.mark.parametrize("model", GRAPH_MODELS)
 def test_sparse_features_give_what_dense_ones_give(model, monkeypatch):
-    run = prepare(replace(SPARSE, model=model), torch.float64)
-    assert run.job.row_shape == (0,)
-    sparse = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
-    monkeypatch.setattr(features, "_MOST_STORED", 0.0)
-    run = prepare(replace(SPARSE, model=model), torch.float64)
-    assert run.job.row_shape == (90,)
-    dense = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
-    assert sparse is not None
-    assert dense is not None
-    assert all(row.within(torch.float64) for row in differences(sparse, dense))
+    found = []
+    for most_stored, num_in_rows in ((features._MOST_STORED, 0), (0.0, 90)):
+        monkeypatch.setattr(features, "_MOST_STORED", most_stored)
+        run = prepare(replace(SPARSE, model=model), torch.float64)
+        assert run.job.row_shape == (num_in_rows,)
+        found.append(trace(make_rank_state(run, 0, CPU), NUM_STEPS))
+    assert all(row.within(torch.float64) for row in differences(*found))
 
 
 @pytest.mark.parametrize("model", GRAPH_MODELS)
 def test_the_unsplit_model_is_a_loop_over_torch_geometric(model):
-    config = replace(SETUPS[model], dropout=0.0, heads=2 if model == "gat" else None)
+    config = replace(BASE, model=model, dropout=0.0, heads=2 if model == "gat" else None)
     run = prepare(config, torch.float64)
     ours = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
     assert ours is not None
@@ -230,35 +239,34 @@ def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
+WHOLE: dict[str, Any] = {"sampler": "full", **NO_PARTS, "microbatches": 1}
+
+
+def traced(num_steps=NUM_STEPS, **options) -> Trace:
+    run = prepare(replace(BASE, **options), torch.float64)
+    found = trace(make_rank_state(run, 0, CPU), num_steps)
+    assert found is not None
+    return found
+
+
 def test_one_part_is_the_whole_graph():
-    whole = prepare(replace(BASE, model="gcn", sampler="full", partition=None, parts=None,
-                            microbatches=1), torch.float64)  # fmt: skip
-    one = prepare(replace(BASE, model="gcn", parts=1, microbatches=1), torch.float64)
-    joined = prepare(replace(BASE, model="gcn", parts=6, merge=6, microbatches=1), torch.float64)
-    first, *others = (trace(make_rank_state(run, 0, CPU), 3) for run in (whole, one, joined))
-    assert first is not None
-    for other in others:
-        assert other is not None
+    first = traced(model="gcn", **WHOLE)
+    for options in ({"parts": 1}, {"parts": 6, "merge": 6}):
+        other = traced(model="gcn", microbatches=1, **options)
         assert all(row.identical for row in differences(first, other))
 
 
 def test_the_seed_changes_weights_order_and_masks():
-    traces_of = [
-        trace(make_rank_state(prepare(replace(BASE, model="sage", **options), torch.float64), 0,
-                              CPU), 2)
-        for options in ({}, {"seed": 8}, {"dropout": 0.0})
-    ]  # fmt: skip
-    losses = [t.losses for t in traces_of if t is not None]
-    assert len({tuple(of_run) for of_run in losses}) == 3
+    losses = [
+        traced(2, model="sage", **options).losses for options in ({}, {"seed": 8}, {"dropout": 0.0})
+    ]
+    assert len(set(map(tuple, losses))) == 3
     assert losses[0][0] != losses[2][0]  # the same weights, another mask
 
 
 def test_bfloat16_learns_too():
-    whole = {"sampler": "full", "partition": None, "parts": None, "microbatches": 1}
     config = replace(BASE, model="sage", data="sbm:500,4", layers=2, dtype="bfloat16", lr=0.05)
-    config = replace(config, **whole)
-    run = prepare(config, torch.float32)
-    rank_state = make_rank_state(run, 0, CPU)
+    rank_state = make_rank_state(prepare(replace(config, **WHOLE), torch.float32), 0, CPU)
     assert trace(rank_state, 15) is not None
     scores = evaluate_all(rank_state)
     assert scores.test is not None

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_array
 
 from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_per_epoch
 from vigpipe.graphs.graph import TRAIN
@@ -89,14 +88,6 @@ def test_padding_has_no_feature_no_label_and_no_key():
     assert (batch.labels[is_padding] == NO_LABEL).all()
 
 
-def test_keys_depend_on_seed_place_and_node_not_on_the_layout():
-    whole = feed_of(Layout(num_microbatches=4)).batch(1)
-    halves = [feed_of(Layout(num_microbatches=2, num_replicas=2)).batch(item) for item in (2, 3)]
-    assert torch.equal(whole.keys, torch.cat([half.keys for half in halves]))
-    assert torch.equal(whole.inputs, torch.cat([half.inputs for half in halves]))
-    assert {half.num_samples for half in halves} == {whole.num_samples}  # of all replicas
-
-
 def test_what_teams_take_on_their_own_is_counted_on_its_own():
     layout = Layout(num_microbatches=2, num_replicas=2, num_teams=2)
     alone = [feed_of(layout).batch(item) for item in (0, 1)]
@@ -112,16 +103,6 @@ def test_only_the_first_stage_has_features_and_only_the_last_one_labels():
     assert (
         middle.structures[0][0].num_edges == feed_of(Layout()).batch(0).structures[0][0].num_edges
     )
-
-
-def test_sparse_features_are_the_same_ones():
-    dense = np.zeros((200, 5), dtype=np.float32)
-    dense[np.arange(200), np.arange(200) % 5] = np.arange(200)
-    batches = [
-        feed_of(Layout(), graph=replace(GRAPH, features=features)).batch(2).inputs
-        for features in (dense, csr_array(dense))
-    ]
-    assert torch.equal(*batches)
 
 
 def test_where_nodes_have_several_classes_the_others_do_not_count():

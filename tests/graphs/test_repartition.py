@@ -1,17 +1,22 @@
 """Parts that are balanced by measured time: a run can be done again, and resumed, bit for bit."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.graphs.test_training import PARTS, run, run_rank
-from tests.world import run_ranks
+from tests.graphs.test_training import (
+    PARTS,
+    are_equal,
+    interrupted_after,
+    refused,
+    run,
+    run_rank,
+    run_rank_in_turn,
+)
+from tests.world import GUARD, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
-from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.partitions.generations import Rates
 from vigpipe.graphs.repartition import Repartition
@@ -21,11 +26,6 @@ from vigpipe.run.facts import prepare
 
 MEASURED = replace(PARTS, partition="metis", epochs=3, repartition_every=1, keep_best=None)
 KEY = "seconds per node and per edge, of each generation of parts"
-
-
-def are_equal(one, other) -> bool:
-    weights, others = (load_file(folder / "model.safetensors") for folder in (one, other))
-    return all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_measured_parts_are_told_and_kept(whole):
 @pytest.mark.multiprocess
 def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
     config = replace(MEASURED, stages=2, replay=whole)
-    assert run_ranks(run_rank, 2, config, tmp_path / "run", timeout=120) == [0, 0]
+    assert run_ranks(run_rank, 2, config, tmp_path / "run", timeout=GUARD) == [0, 0]
     assert are_equal(tmp_path / "run", whole)
     fixed = replace(MEASURED, repartition_every=None)
     assert run(fixed, tmp_path / "fixed") == 0
@@ -62,20 +62,16 @@ def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
 def test_replicas_agree_on_what_was_measured(tmp_path):
     config = replace(MEASURED, dp=2, microbatches=2)
     first, again = tmp_path / "first", tmp_path / "again"
-    assert run_ranks(run_rank, 2, config, first, timeout=120) == [0, 0]
+    runs = [(config, first), (replace(config, replay=first), again)]
+    assert run_ranks(run_rank_in_turn, 2, runs, timeout=GUARD) == [[0, 0], [0, 0]]
     rates = read_manifest(list_checkpoints(first)[0]).data[KEY]
     assert len(rates) == 3
     assert all(any(pair) for pair in rates[:2])
-    assert run_ranks(run_rank, 2, replace(config, replay=first), again, timeout=120) == [0, 0]
     assert are_equal(first, again)
 
 
 def test_a_run_goes_on_with_the_parts_that_it_had(whole, tmp_path):
-    there = shutil.copytree(whole, tmp_path / "run")
-    for checkpoint in list_checkpoints(there):
-        if int(checkpoint.name[-8:]) > 7:  # in the last epoch
-            shutil.rmtree(checkpoint)
-    (there / "model.safetensors").unlink()
+    there = interrupted_after(7, whole, tmp_path / "run")  # in the last epoch
     assert run(replace(MEASURED, resume="auto"), there) == 0
     assert are_equal(there, whole)
 
@@ -109,35 +105,23 @@ def test_what_was_measured_is_found_again():
     assert sampler.generations.rates == [pytest.approx((2e-6, 3e-8))]
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ({}, "it has no 'seconds per node"),
-        ({KEY: [[1.0]]}, "not seconds per node"),
-        ({KEY: [[1.0, float("nan")]]}, "not seconds per node"),
-        ({KEY: [[1.0, -1.0]]}, "not seconds per node"),
-    ],
-)
-def test_measurements_are_read_with_care(data, why):
+def test_measurements_are_read_with_care():
     run = prepare(MEASURED, torch.float64)
     sampler = run.job.sampler  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match=why):
-        Repartition(sampler.generations, sampler, Layout(), 9).restore(data)
+    wrong = [[1.0]], [[1.0, float("nan")]], [[1.0, -1.0]]
+    rows = [({KEY: rates}, "not seconds per node") for rates in wrong]
+    for data, why in (({}, "it has no 'seconds per node"), *rows):
+        with pytest.raises(ValueError, match=why):
+            Repartition(sampler.generations, sampler, Layout(), 9).restore(data)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_use_is_one_sentence():
+    own = {"strategy": "periodic", "items": "own", "dp": 2, "microbatches": 1}
+    rows = [
         ({"strategy": "gossip"}, "--repartition-every 1: balances metis parts by what all replica"),
-        (
-            {"strategy": "periodic", "items": "own", "dp": 2, "microbatches": 1},
-            "--repartition-every 1: moves nodes from part to part",
-        ),
+        (own, "--repartition-every 1: moves nodes from part to part"),
         ({"repartition_every": 0}, "--repartition-every 0: must be a number from 1"),
         ({"sampler": "full", "partition": None, "parts": None}, "--repartition-every 1: is for"),
         ({"partition": "random", "replay": "x"}, "--replay x: does again what replicas with"),
-    ],
-)
-def test_wrong_use_is_one_sentence(options, message):
-    with pytest.raises(InputError, match=message):
-        prepare(replace(MEASURED, **options), torch.float64)
+    ]
+    refused(rows, MEASURED)

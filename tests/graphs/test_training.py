@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.world import run_ranks
+from tests.graphs.refusals import check_refused
+from tests.world import GUARD, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
-from vigpipe.errors import InputError
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.facts import prepare
 from vigpipe.training import train
@@ -47,6 +48,31 @@ def run(config, folder, rank=0):
 
 def run_rank(rank, world_size, config, folder):
     return run(config, folder, rank)
+
+
+def run_rank_in_turn(rank, world_size, runs):
+    """Run a rank of one configuration after the other, each in its folder."""
+    done = []
+    for config, folder in runs:
+        done.append(run(config, folder, rank))
+        torch.distributed.barrier()  # the next one may read what this one has written
+    return done
+
+
+def are_equal(*folders) -> bool:
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in folders)
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def interrupted_after(step, whole, folder):
+    """Copy a run, as if it had been ended after a step."""
+    shutil.copytree(whole, folder)
+    for checkpoint in list_checkpoints(folder):
+        if int(checkpoint.name[-8:]) > step:
+            shutil.rmtree(checkpoint)
+    for name in ("model.safetensors", "summary.json"):
+        (folder / name).unlink()
+    return folder
 
 
 def run_slow_rank(rank, world_size, config, folder):
@@ -109,15 +135,10 @@ def test_the_weights_say_which_model_they_are_of(whole):
 )
 def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
     config = replace(PARTS, **layout, resume="auto")
-    there = shutil.copytree(whole, tmp_path / "run")
-    for checkpoint in list_checkpoints(there):
-        if int(checkpoint.name[-8:]) > 2:
-            shutil.rmtree(checkpoint)
-    for name in ("model.safetensors", "summary.json"):
-        (there / name).unlink()
+    there = interrupted_after(2, whole, tmp_path / "run")
     assert isinstance(config.stages, int)
     num_ranks = config.stages * config.dp
-    assert run_ranks(run_rank, num_ranks, config, there, timeout=120) == [0] * num_ranks
+    assert run_ranks(run_rank, num_ranks, config, there, timeout=GUARD) == [0] * num_ranks
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (there, whole))
     differences = [(ours[name].double() - theirs[name].double()).abs().max() for name in theirs]
     assert max(differences) <= (0 if config.dp == 1 else 1e-10)
@@ -128,30 +149,30 @@ def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
 @pytest.mark.multiprocess
 def test_ranks_wait_for_a_stage_that_evaluates_longer_than_they_would_wait_in_a_step(tmp_path):
     config = replace(PARTS, stages=2, timeout=2.0, checkpoint_every="never", keep_best=None)
-    assert run_ranks(run_slow_rank, 2, config, tmp_path / "run", timeout=120) == [0, 0]
+    assert run_ranks(run_slow_rank, 2, config, tmp_path / "run", timeout=GUARD) == [0, 0]
 
 
 def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
-    for change, expected in (
+    rows = [
         ({"data": "sbm:401,4,12,6"}, "nodes was 400, is 401"),
         ({"partition": "metis"}, "partition"),
-    ):
-        with pytest.raises(InputError, match=expected):
-            run(replace(PARTS, **change, resume=str(whole)), tmp_path / "new")
+    ]
+    config = replace(PARTS, resume=str(whole))
+    check_refused(rows, lambda options: run(replace(config, **options), tmp_path / "new"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def refused(rows, config):
+    """Check that each row, of options, is refused before a run starts."""
+    check_refused(rows, lambda options: prepare(replace(config, **options), torch.float64))
+
+
+def test_wrong_use_is_one_sentence():
+    rows = [
         ({"batch_size": 8}, "--batch-size 8: is for images, and gcn2 is a model of a graph"),
         ({"model": "vig_digits"}, "--layers 4: is for a graph, and vig_digits is a model of im"),
         ({"augment": False}, "--no-augment: is for images"),
         ({"dp": 3}, "a step takes 12 sub-graphs, but --sampler parts with --parts 10 .* has 10"),
         ({"sampler": "full"}, "--partition random: is for --sampler parts"),
-        (
-            {"sampler": "full", "partition": None, "parts": None},
-            "takes 4 sub-graphs, but --sampler full has 1 an epoch; take both as 1",
-        ),
         ({"merge": 11}, "--merge 11: joins parts, and --parts is 10"),
         ({"keep_best": "top1"}, "--keep-best top1: gcn2 is a model of a graph, so choose acc"),
         ({"norm": "group"}, "--norm group: gcn2 is a model of a graph, so choose none or"),
@@ -159,31 +180,23 @@ def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
         ({"stages": 5}, "5 stages for 4 blocks"),
         ({"data": "digits"}, "--data digits: no such graph"),
         ({"parts": 401}, "cannot be cut into 401 parts"),
-    ],
-)
-def test_wrong_use_is_one_sentence(options, message):
-    with pytest.raises(InputError, match=message):
-        prepare(replace(PARTS, **options), torch.float64)
+    ]
+    refused(rows, PARTS)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "options", "message"),
-    [
+def test_wrong_use_of_other_samplers_is_one_sentence():
+    full = "takes 4 sub-graphs, but --sampler full has 1 an epoch; take both as 1"
+    few = "takes 4 sub-graphs, but --sampler saint-walk has [12] an epoch; choose smaller sub-gr"
+    rows = [
         ("saint-walk", {"fanout": "3"}, "--fanout 3: is for --sampler neighbour, and --sampler is"),
         ("full", {"coverage": 5}, "--coverage 5: is for --sampler saint-node or saint-edge or"),
+        ("full", {}, full),
         ("neighbour", {"parts": 5}, "--parts 5: is for --sampler parts, and --sampler is neighbo"),
         ("fastgcn", {"items": "own", "dp": 2}, "--items own: is for a graph that is cut into par"),
         ("neighbour", {"fanout": "3,0"}, "--fanout 3,0: must be numbers of neighbours, 1 or more"),
         ("neighbour", {"fanout": "3,2"}, "--fanout 3,2: has numbers for 2 layers, and the model h"),
         ("saint-node", {"sample_nodes": 0}, "--sample-nodes 0: must be a number from 1"),
-        (
-            "saint-walk",
-            {"roots": 300},
-            "takes 4 sub-graphs, but --sampler saint-walk has [12] an epoch; choose smaller sub-gr",
-        ),
-    ],
-)
-def test_wrong_use_of_other_samplers_is_one_sentence(sampler, options, message):
-    config = replace(PARTS, sampler=sampler, partition=None, parts=None)
-    with pytest.raises(InputError, match=message):
-        prepare(replace(config, **options), torch.float64)
+        ("saint-walk", {"roots": 300}, few),
+    ]
+    rows = [({"sampler": sampler, **options}, message) for sampler, options, message in rows]
+    refused(rows, replace(PARTS, partition=None, parts=None))

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice, pairwise, product
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.pool import chunks as of_pool
-from vigpipe.graphs.pool import products, sums
+from vigpipe.graphs.pool import sums
 from vigpipe.graphs.pool.chunks import LEAST_ROWS, MOST_CHUNKS, chunks_that_pay, turns
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
@@ -44,6 +45,10 @@ from vigpipe.training import train
 CPU = torch.device("cpu")
 NODES, EDGE_COUNT = 61, 300
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def pooled_edges(graph, pool, num_chunks, **options):
+    return PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, graph.num_targets)]), **options)
 
 
 def test_the_pool_has_threads_of_its_own_and_leaves_the_others_as_they_are():
@@ -126,7 +131,7 @@ def test_results_and_gradients_are_those_of_one_thing_after_another(
     """Every two values of two options meet; not on the host, rows are copied as from a GPU."""
     monkeypatch.setattr(sums, "is_on_host", lambda x: is_on_host)
     graph, pool = random_graph(NODES, EDGE_COUNT), Pool(threads)
-    pooled = PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, NODES)]), fused=fused)
+    pooled = pooled_edges(graph, pool, num_chunks, fused=fused)
     ours, wanted = (everything(edges, dtype) for edges in (pooled, Edges(graph, fused=fused)))
     pool.close()
     assert len(ours) == len(wanted)
@@ -153,7 +158,7 @@ def test_rows_of_a_gpu_are_copied_before_they_are_summed_and_sums_before_they_ar
     monkeypatch.setattr(sums, "_mark", mark)
     monkeypatch.setattr(sums.PooledSums, "write", recorded)
     pool, x = AtOnce([]), torch.randn(NODES, 3)
-    edges = PooledEdges(graph, pool, Chunks(2, [slice(0, NODES)]))
+    edges = pooled_edges(graph, pool, 2)
     y = edges.sums(x, "ones", x)
     half = NODES // 2
     # One mark for what is added, and one for each chunk; a sum over all rows waits for the last.
@@ -169,35 +174,13 @@ def test_sums_have_the_same_bits_for_all_chunks_and_threads():
     found = []
     for threads, num_chunks in ((1, 1), (1, 4), (2, 7), (3, NODES)):
         pool = Pool(threads)
-        y = PooledEdges(graph, pool, Chunks(num_chunks, [slice(0, NODES)])).sums(x, "mean")
+        y = pooled_edges(graph, pool, num_chunks).sums(x, "mean")
         (grad,) = torch.autograd.grad(y.sin().sum(), x)
         found.append((y, grad))
         pool.close()
     for y, grad in found[1:]:
         assert torch.equal(y, found[0][0])
         assert torch.equal(grad, found[0][1])
-
-
-def test_products_that_have_begun_do_not_wait_for_sums_that_have_not(monkeypatch):
-    """The second chunk is summed only when the first one has been multiplied."""
-    multiplied, graph = threading.Event(), random_graph(NODES, EDGE_COUNT)
-    write_sums, multiply = sums.write_sums, products._multiply
-
-    def slow_sums(*arguments, **ways):
-        if arguments[3].start > 0:
-            assert multiplied.wait(60)
-        write_sums(*arguments, **ways)
-
-    def telling(*arguments):
-        multiply(*arguments)
-        multiplied.set()
-
-    monkeypatch.setattr(sums, "write_sums", slow_sums)
-    monkeypatch.setattr(products, "_multiply", telling)
-    pool, x, weight = Pool(1), torch.ones(NODES, 3), torch.ones(2, 3)
-    y = PooledEdges(graph, pool, Chunks(2, [slice(0, NODES)])).sums_then_product(x, "ones", weight)
-    pool.close()
-    assert torch.equal(y, Edges(graph).sums_then_product(x, "ones", weight))
 
 
 class AtOnce(Pool):
@@ -226,7 +209,7 @@ def test_a_chunk_leaves_as_soon_as_it_is_multiplied(monkeypatch):
     indptr, sources = torch.tensor([0, 0, 1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 4])
     path = Adjacency(indptr, sources)
     pool, x = AtOnce(record), torch.randn(6, 3).requires_grad_()
-    edges, weight = PooledEdges(path, pool, Chunks(3, [slice(0, 6)])), torch.ones(2, 3)
+    edges, weight = pooled_edges(path, pool, 3), torch.ones(2, 3)
     y = edges.product_then_sums(x, weight, "ones")
     assert record == ["product", "sum"] * 3
     torch.testing.assert_close(y, Edges(path).product_then_sums(x, weight, "ones"))
@@ -245,7 +228,7 @@ def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
         raise MemoryError("no room for a sum")
 
     pool, x = Pool(1), torch.ones(NODES, 3, requires_grad=True)
-    edges = PooledEdges(random_graph(NODES, EDGE_COUNT), pool, Chunks(3, [slice(0, NODES)]))
+    edges = pooled_edges(random_graph(NODES, EDGE_COUNT), pool, 3)
     y = edges.sums_then_product(x, "ones", torch.ones(2, 3))
     monkeypatch.setattr(sums, "write_sums", broken)
     with pytest.raises(MemoryError, match="no room for a sum"):
@@ -390,11 +373,11 @@ def test_options_that_do_not_go_together_are_refused():
 def test_a_layer_that_joins_makes_the_same_as_one_that_does_not():
     graph, pool = random_graph(NODES, EDGE_COUNT), Pool(2)
     x = torch.randn(NODES, 7, generator=torch.Generator().manual_seed(2))
-    pooled = PooledEdges(graph, pool, Chunks(3, [slice(0, NODES)]))
+    pooled, models = pooled_edges(graph, pool, 3), cast(Any, GRAPH_MODELS)
     for features in (x, for_model(csr_array(x.relu().numpy()), is_sparse=True)):
-        for name, width in product(GRAPH_MODELS, (5, 11)):
-            sizes = {"in_channels": 7, "num_classes": 3, "num_layers": 2, "width": width}
-            model = create_graph_model(name, **sizes)
+        for name, width in product(models, (5, 11)):
+            sizes: dict[str, Any] = {"in_channels": 7, "num_classes": 3, "num_layers": 2}
+            model = create_graph_model(name, **sizes, width=width)
             y = model(features, None, pooled)
             torch.testing.assert_close(y, model(features, None, graph))
     pool.close()

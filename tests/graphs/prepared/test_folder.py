@@ -7,7 +7,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from tests.graphs.prepared.folders import DENSE, OTHER, write
-from vigpipe.errors import InputError
+from tests.graphs.refusals import check_refused
 from vigpipe.graphs.features import are_sparse
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.make import make_partition
@@ -63,15 +63,8 @@ def test_nodes_are_numbered_part_by_part(graph, tmp_path):
 def test_its_digest_is_that_of_the_graph_in_this_order(graph, tmp_path):
     write(tmp_path / "folder", graph)
     opened = open_folder(tmp_path / "folder")
-    in_memory = Graph(
-        "",
-        opened.indptr,
-        opened.sources(),
-        opened.features,
-        opened.labels,
-        opened.split,
-        opened.class_names,
-    )
+    of_edges = opened.indptr, opened.sources(), opened.features
+    in_memory = Graph("", *of_edges, opened.labels, opened.split, opened.class_names)
     assert opened.sha256 == in_memory.sha256 != graph.sha256
     write(tmp_path / "whole", graph, parts=1)
     assert open_folder(tmp_path / "whole").sha256 == graph.sha256
@@ -105,19 +98,19 @@ def test_a_part_is_read_when_it_is_needed_and_not_before(tmp_path, monkeypatch):
 
 
 def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    folder = tmp_path / "folder"
-    write(folder, parts=1)
+    def attempt(name, most_in_file, *graph, **options):
+        monkeypatch.setattr("vigpipe.graphs.prepared.write.MOST_IN_FILE", most_in_file)
+        write(tmp_path / name, *graph, **options)
+
+    attempt("folder", 999, parts=1)
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(InputError, match=r"folder: is there already; choose another name, or rem"):
-        write(folder)
-    with pytest.raises(InputError, match=r"x: cannot be written \(File exists\)"):
-        write(folder / "manifest.json" / "x")
-    monkeypatch.setattr("vigpipe.graphs.prepared.write.MOST_IN_FILE", 299)
-    with pytest.raises(InputError, match=r"new: would have 300 nodes in 6 parts, but a folder has"):
-        write(tmp_path / "new")
-    monkeypatch.setattr("vigpipe.graphs.prepared.write.MOST_IN_FILE", 300)
-    with pytest.raises(InputError, match=r"a part would have .* that are not 0, at most 299 are"):
-        write(tmp_path / "new", OTHER, parts=2)
+    rows = [
+        ("folder", 999, r"folder: is there already; choose another name, or rem"),
+        ("folder/manifest.json/x", 999, r"x: cannot be written \(File exists\)"),
+        ("new", 299, r"new: would have 300 nodes in 6 parts, but a folder has"),
+        ("new", 300, OTHER, r"a part would have .* that are not 0, at most 299 are"),
+    ]
+    check_refused(rows, lambda *row: attempt(*row, parts=6 if len(row) == 2 else 2))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

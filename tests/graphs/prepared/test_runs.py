@@ -9,6 +9,7 @@ import torch
 
 import vigpipe
 from tests.graphs.prepared.folders import DENSE, OTHER, write
+from tests.graphs.refusals import check_refused
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import differences
@@ -41,17 +42,16 @@ def test_the_folder_decides_what_is_not_said(tmp_path):
     assert prepared(PARTS, tmp_path / "f", features="raw", symmetric=True).config.parts == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"features": "row"}, "was prepared with --features raw, but --features row is asked for"),
-        ({"symmetric": False}, "was prepared with --symmetric, but --no-symmetric is asked for"),
-    ],
-)
-def test_what_contradicts_it_is_refused(options, message, tmp_path):
+def test_what_contradicts_it_is_refused_and_a_folder_without_a_manifest(tmp_path):
     write(tmp_path / "f")
-    with pytest.raises(InputError, match=rf"f: {message}; leave it out, or prepare another folder"):
-        prepared(BASE, tmp_path / "f", **options)
+    said = "was prepared with --"
+    rows = [
+        ("f", {"features": "row"}, f"{said}features raw, but --features row is asked for"),
+        ("f", {"symmetric": False}, f"{said}symmetric, but --no-symmetric is asked for"),
+    ]
+    rows = [(*row, f"f: {why}; leave it out, or prepare another folder") for *row, why in rows]
+    rows += [("", {}, "no such graph; give one of .* a prepared folder or sbm")]
+    check_refused(rows, lambda name, options: prepared(BASE, tmp_path / name, **options))
 
 
 def test_other_parts_are_made_and_kept_beside_the_folder(tmp_path):
@@ -64,11 +64,6 @@ def test_other_parts_are_made_and_kept_beside_the_folder(tmp_path):
     assert [path.name[:8] for path in (tmp_path / "f.parts").iterdir()] == ["metis-4-"]
 
 
-def test_a_folder_without_a_manifest_is_no_graph(tmp_path):
-    with pytest.raises(InputError, match=r"no such graph; give one of .* a prepared folder or sbm"):
-        prepared(BASE, tmp_path)
-
-
 SAMPLERS: dict[str, dict[str, Any]] = {
     "full": {},
     "parts": {"partition": "metis", "parts": 6, "merge": 2},
@@ -77,15 +72,19 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 }
 
 
+def traced(config, data):
+    rank_state = make_rank_state(prepare(replace(config, data=data), torch.float64), 0, CPU)
+    found = trace(rank_state, 3)
+    assert found is not None
+    return found, evaluate_all(rank_state)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_one_part_trains_as_the_graph_itself_bit_for_bit(sampler, tmp_path):
     write(tmp_path / "f", parts=1, method="random")
     config = replace(BASE, sampler=sampler, **SAMPLERS[sampler])
-    found = []
-    for data in (str(tmp_path / "f"), "sbm:300,4,5,6"):
-        rank_state = make_rank_state(prepare(replace(config, data=data), torch.float64), 0, CPU)
-        found.append((trace(rank_state, 3), evaluate_all(rank_state)))
-    (ours, scores), (reference, its_scores) = found
+    ours, scores = traced(config, str(tmp_path / "f"))
+    reference, its_scores = traced(config, "sbm:300,4,5,6")
     assert all(row.identical for row in differences(ours, reference))
     assert scores == its_scores
 
@@ -93,13 +92,17 @@ def test_one_part_trains_as_the_graph_itself_bit_for_bit(sampler, tmp_path):
 def test_several_parts_train_as_the_graph_itself_but_for_the_order_of_sums(tmp_path):
     write(tmp_path / "f")
     config = replace(BASE, dropout=0.0)
-    ours, reference = (
-        trace(make_rank_state(prepare(replace(config, data=data), torch.float64), 0, CPU), 3)
-        for data in (str(tmp_path / "f"), "sbm:300,4,5,6")
-    )
-    assert ours is not None
-    assert reference is not None
+    ours, reference = (traced(config, data)[0] for data in (str(tmp_path / "f"), "sbm:300,4,5,6"))
     np.testing.assert_allclose(ours.losses, reference.losses, rtol=1e-12)
+
+
+def take_all(run, items, **needs):
+    """Let replica 1 of a run make batches."""
+    needs = {"has_first": True, "has_last": True, **needs}
+    feed = run.job.feed(run.layout, 1, CPU, torch.float32, **needs)
+    for item in items:
+        feed.batch(item)
+    feed.close()
 
 
 def test_a_replica_with_parts_of_its_own_reads_no_others(tmp_path, monkeypatch):
@@ -112,20 +115,11 @@ def test_a_replica_with_parts_of_its_own_reads_no_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Files, "_mapped", told)
     options = {"strategy": "periodic", "average": 2, "dp": 2, "items": "own"}
-    run = prepared(PARTS, tmp_path / "f", **options)
-    kinds = {"has_first": True, "has_last": True}
-    feed = run.job.feed(run.layout, 1, CPU, torch.float32, **kinds)
-    for step in range(3):
-        feed.batch(2 * step + 1)
-    feed.close()
+    take_all(prepared(PARTS, tmp_path / "f", **options), (1, 3, 5))
     own = {f"{kind}/0000{part}.safetensors" for kind in ("edges", "features") for part in (1, 3, 5)}
     assert read == {"nodes.safetensors"} | own
     read.clear()
-    run = prepared(PARTS, tmp_path / "f", **options, stages=2)
-    feed = run.job.feed(run.layout, 1, CPU, torch.float32, has_first=False, has_last=True)
-    for step in range(3):
-        feed.batch(2 * step + 1)
-    feed.close()
+    take_all(prepared(PARTS, tmp_path / "f", **options, stages=2), (1, 3, 5), has_first=False)
     assert read == {"nodes.safetensors"} | {name for name in own if name.startswith("edges")}
 
 

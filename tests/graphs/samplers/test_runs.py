@@ -1,7 +1,6 @@
 """Whole runs on sub-graphs that are drawn: done again with other stages, and gone on with."""
 
 import json
-import shutil
 import sys
 from dataclasses import replace
 from typing import Any
@@ -9,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.graphs.test_training import PARTS, rows, run, run_rank
-from tests.world import run_command, run_ranks
-from vigpipe.checkpoint.manifest import list_checkpoints
+from tests.graphs.test_training import (
+    PARTS,
+    are_equal,
+    interrupted_after,
+    rows,
+    run,
+    run_rank_in_turn,
+)
+from tests.world import GUARD, run_command, run_ranks
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.sbm import draw
@@ -40,33 +44,27 @@ def test_a_plan_goes_by_the_sub_graphs_of_the_first_epoch_and_their_sizes(config
     assert options.keys() - prepare(PARTS, torch.float64).job.cost_options().keys() == own
 
 
-def are_equal(*folders):
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in folders)
-    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(WALKS, strategy="periodic", items="pool", average_every=2),
-        replace(NEIGHBOURS, strategy="gossip", items="pool", average_every=2),
-    ],
-    ids=["walks", "neighbours"],
-)
-def test_a_run_of_two_replicas_is_done_again_with_other_stages(config, tmp_path):
-    config = replace(config, dp=2, checkpoint_every="never")
-    first, again = tmp_path / "first", tmp_path / "again"
-    assert run_ranks(run_rank, 2, config, first, timeout=120) == [0] * 2
-    config = replace(config, stages=2, replay=first)
-    assert run_ranks(run_rank, 4, config, again, timeout=120) == [0] * 4
-    assert are_equal(first, again)
+def test_runs_of_two_replicas_are_done_again_with_other_stages(tmp_path):
+    options = {"dp": 2, "items": "pool", "average_every": 2, "checkpoint_every": "never"}
+    first, again = [], []
+    for base, strategy in ((WALKS, "periodic"), (NEIGHBOURS, "gossip")):
+        config, folder = replace(base, strategy=strategy, **options), tmp_path / strategy
+        first.append((config, folder))
+        again.append((replace(config, stages=2, replay=folder), tmp_path / f"{strategy} again"))
+    assert run_ranks(run_rank_in_turn, 2, first, timeout=GUARD) == [[0, 0]] * 2
+    assert run_ranks(run_rank_in_turn, 4, again, timeout=GUARD) == [[0, 0]] * 4
+    for (_, folder), (_, other) in zip(first, again, strict=True):
+        assert are_equal(folder, other)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "options",
-    ["--sampler saint-walk --roots 40 --walk-length 2", "--sampler parts --parts 4"],
+    [
+        "--sampler saint-walk --roots 40 --walk-length 2",
+        pytest.param("--sampler parts --parts 4", marks=pytest.mark.heavy),
+    ],
     ids=["walks", "parts"],
 )
 def test_ranks_read_what_the_command_that_starts_them_has_made(options, tmp_path):
@@ -85,19 +83,16 @@ def test_ranks_read_what_the_command_that_starts_them_has_made(options, tmp_path
     assert len(list((tmp_path / "graph.npz.parts").iterdir())) == 1
 
 
-@pytest.mark.parametrize("config", [WALKS, NEIGHBOURS], ids=["walks", "neighbours"])
-def test_a_run_goes_on_with_the_sub_graphs_that_it_would_have_drawn(config, tmp_path):
+@pytest.mark.parametrize(
+    ("config", "other"), [(WALKS, {"roots": 41}), (NEIGHBOURS, {"fanout": "4"})]
+)
+def test_a_run_goes_on_with_the_sub_graphs_that_it_would_have_drawn(config, other, tmp_path):
     whole = tmp_path / "whole"
     assert run(config, whole) == 0
-    there = shutil.copytree(whole, tmp_path / "there")
-    for checkpoint in list_checkpoints(there):
-        if int(checkpoint.name[-8:]) > 2:
-            shutil.rmtree(checkpoint)
-    (there / "model.safetensors").unlink()
+    there = interrupted_after(2, whole, tmp_path / "there")
     assert run(replace(config, resume="auto"), there) == 0
     assert are_equal(there, whole)
-    other = {"roots": 41} if config is WALKS else {"fanout": "4"}
-    with pytest.raises(InputError, match="roots" if config is WALKS else "fanout"):
+    with pytest.raises(InputError, match=next(iter(other))):
         run(replace(config, **other, resume=str(whole)), tmp_path / "other")
 
 

@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.faults.test_faults import ENV, FAULTY, line
-from tests.world import run_command, run_ranks
+from tests.graphs.refusals import check_refused
+from tests.world import GUARD, run_command, run_ranks
 from vigpipe.bench.split import CountedShards
 from vigpipe.checkpoint.manifest import list_checkpoints
+from vigpipe.commands.check import check
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
@@ -29,7 +31,7 @@ BASE = TrainConfig(
     norm="batch",
     opt="sgd",
     lr=0.05,
-    epochs=6,
+    epochs=4,
     ema=0.5,
     dtype="float64",
     checkpoint_every=2,
@@ -47,24 +49,24 @@ def run(config, folder):
     if config.shards == 1:
         run_rank(0, 1, config, folder)
     else:
-        run_ranks(run_rank, config.shards * config.dp, config, folder)
+        run_ranks(run_rank, config.shards * config.dp, config, folder, timeout=GUARD)
     rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if "step_seconds" in row}
     scores = {row["epoch"]: row["macro_f1"] for row in rows if "macro_f1" in row}
     return losses, scores
 
 
-def has_the_same(folder, other, tolerance=1e-10):
-    for name in ("model.safetensors", "model-ema.safetensors"):
-        ours, theirs = (load_file(run / name) for run in (folder, other))
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+def has_the_same(folder, other, *names):
+    for name in names:
+        ours, theirs = (load_file(run / f"{name}.safetensors") for run in (folder, other))
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.multiprocess
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     whole, shared = tmp_path / "whole", tmp_path / "shared"
     losses, scores = run(BASE, whole)
-    run(replace(BASE, shards=2, epochs=3), shared)
+    run(replace(BASE, shards=2, epochs=2), shared)
     newest = list_checkpoints(shared)[0]
     assert {path.name for path in newest.iterdir()} == {
         *("manifest.json", "stage0-replica0.safetensors", "stage0-replica1.safetensors"),
@@ -72,29 +74,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     again = run(replace(BASE, shards=3, resume="auto"), shared)
     assert again[0] == pytest.approx(losses, rel=1e-10)
     assert again[1] == pytest.approx(scores, rel=1e-10)
-    has_the_same(shared, whole)
+    has_the_same(shared, whole, "model", "model-ema")
     summary = json.loads((shared / "summary.json").read_text())
     assert summary["layout"]["ranks"] == 3
     assert summary["shards"]["number"] == 3
     assert summary["shards"]["split"] == "mixed"
     assert set(summary["shards"]["sent_bytes"]) == {"norms", "scores", "switches"}
-    run(replace(BASE, resume="auto", epochs=7), shared)  # one process goes on, too
+    run(replace(BASE, resume="auto", epochs=5), shared)  # one process goes on, too
 
 
 @pytest.mark.multiprocess
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        {"strategy": "periodic", "average_every": 2},
-        {"strategy": "gossip", "average_every": 2},
-        {"strategy": "server"},
-    ],
-    ids=lambda options: options["strategy"],
+    ("strategy", "every", "num_ranks"), [("periodic", 2, 4), ("gossip", 2, 4), ("server", None, 6)]
 )
-def test_replicas_of_several_ranks_come_to_the_end_with_every_strategy(strategy, tmp_path):
-    config = replace(BASE, sampler="parts", parts=6, shards=2, dp=2, ema=0.0, **strategy)
-    num_ranks = 2 * (2 + (config.strategy == "server"))
+def test_replicas_of_several_ranks_come_to_the_end_with_every_strategy(
+    strategy, every, num_ranks, tmp_path
+):
+    options = {"strategy": strategy, "average_every": every, "epochs": 6}
+    config = replace(BASE, sampler="parts", parts=6, shards=2, dp=2, ema=0.0, **options)
     assert run_ranks(run_rank, num_ranks, config, tmp_path / "run") == [0] * num_ranks
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["test"]["nodes"] == 60
@@ -123,13 +121,11 @@ def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights
             rows = (folder / "metrics.jsonl").read_text().splitlines()
             resumed = [row for row in map(json.loads, rows) if row.get("event") == "resumed"]
             assert [row["step"] for row in resumed] == [3]  # what rank 0 had saved
-    ours, theirs = (load_file(run / "model.safetensors") for run in (folder, whole))
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    has_the_same(folder, whole, "model")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_shared_is_refused():
+    rows = [
         ({"stages": 2}, "--shards 2 with 2 stages: .* leave --shards out, or take --stages 1"),
         ({"sampler": "neighbour"}, "--shards 2: .* with --sampler neighbour every layer has nodes"),
         ({"split": "halo", "sampler": "parts"}, "--split halo: .* --sampler is parts; choose full"),
@@ -138,16 +134,10 @@ def test_a_rank_that_is_killed_costs_no_step_because_the_others_have_all_weights
         ({"shards": 301}, "--shards 301: a sub-graph has 300 nodes at most; take fewer"),
         ({"shards": 0}, "--shards 0: must be a number from 1"),
         ({"model": "vig_study", "data": "fake"}, "--shards 2: .*vig_study"),
-        (
-            {"model": "vig_digits", "data": "digits", "split": "halo"},
-            "--split halo: is for a graph",
-        ),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(options, message):
-    config = TrainConfig(**{"model": "gcn", "data": "sbm:300,4,12,6", "shards": 2, **options})
-    with pytest.raises(InputError, match=message):
-        prepare(config, torch.float32)
+        ({"model": "vig_digits", "data": "digits", "split": "halo"}, "--split halo: is for a gr"),
+    ]
+    base = {"model": "gcn", "data": "sbm:300,4,12,6", "shards": 2}
+    check_refused(rows, lambda options: prepare(TrainConfig(**base | options), torch.float32))
 
 
 def test_a_host_has_all_ranks_of_a_replica():
@@ -167,14 +157,10 @@ def test_elastic_keeps_the_shards_of_a_replica():
         fit_to_world_size(config, layout, 5)
 
 
-@pytest.mark.multiprocess
-def test_a_halo_that_is_late_has_nothing_to_be_compared_with():
-    words = ["check", "--model", "gcn", "--data", "sbm:300,4,12,6", "--split", "halo"]
-    words += ["--shards", "2", "--halo", "stale", "--threads", "1"]
-    done = run_command([sys.executable, "-m", "vigpipe", *words], ENV)
-    assert done.returncode == 2
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("vigpipe: --halo stale: does not train like one rank")
+def test_a_halo_that_is_late_has_nothing_to_be_compared_with(tmp_path):
+    config = TrainConfig(model="gcn", data="sbm:300,4,12,6", shards=2, split="halo", halo="stale")
+    with pytest.raises(InputError, match=r"^--halo stale: does not train like one rank"):
+        check(prepare(config, torch.float32), 0, torch.device("cpu"), tmp_path)
 
 
 @pytest.mark.parametrize("split", ["mixed", "halo"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parallel.test_shards import shards_of_all
-from tests.world import run_ranks
+from tests.world import GUARD, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.shared_norm import shared_batch_norm
 from vigpipe.model.norm import BatchNorm
@@ -66,7 +66,7 @@ def norms(shards):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.heavy)])
 def test_there_and_back_is_nothing_and_batch_norm_sees_all_rows(size):
-    by_rank = run_ranks(switched, size)
+    by_rank = run_ranks(switched, size, timeout=GUARD)
     norm, x = BatchNorm(NUM_CHANNELS).double(), whole(0).requires_grad_()
     y = norm(x)
     (y * whole(1)).sum().backward()
@@ -121,7 +121,7 @@ def traffic(rank, world_size, configs):
 def test_the_bytes_of_a_step_are_those_of_the_formulas_and_hardly_grow_with_the_ranks():
     totals = {}
     for size in (2, 3, 4):
-        by_rank = run_ranks(traffic, size, [SAGE, GCN, GAT])
+        by_rank = run_ranks(traffic, size, [SAGE, GCN, GAT], timeout=GUARD)
         sage, gcn, gat = (
             {what: sum(found[i][what] for found in by_rank) for what in by_rank[0][i]}
             for i in range(3)
