@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,22 +13,64 @@ from torch import Tensor
 from tests.hidden_sides import NoHiddenSides
 from tests.model.gnn.graphs import from_dense, random_adjacency, random_layers
 from tests.model.gnn.ranks import Threads, owned_by, whole_of
-from tests.model.gnn.test_slicing import CLASSES, IN, WIDTH, build, every
+from tests.model.gnn.test_slicing import CLASSES, IN, KINDS, WIDTH, build
 from tests.threads import in_threads
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import PooledStatistics, merge_moments
-from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
 
 N = 40
-norms = pytest.mark.parametrize("norm", ["none", "batch", "layer"])
+DTYPES = {"double": (torch.float64, 1e-10), "float": (torch.float32, 1e-5)}
+
+# Kind, layers, stages, norm, ranks, dtype, features, whether the input is divided, and whether each
+# layer has edges of its own: every pair of values that can be.
+CASES = [
+    ("gcn", 3, 1, "batch", 1, "double", "dense", False, False),
+    ("gcn", 1, 1, "none", 2, "double", "sparse in files", True, False),
+    ("gcn", 2, 1, "layer", 2, "float", "in files", True, False),
+    ("gcn", 3, 1, "layer", 4, "float", "sparse", False, False),
+    ("gcn", 3, 2, "batch", 4, "float", "dense", False, True),
+    ("mean", 1, 1, "none", 2, "float", "in files", True, False),
+    ("mean", 2, 1, "none", 4, "double", "sparse", True, False),
+    ("mean", 3, 1, "batch", 2, "float", "sparse in files", False, False),
+    ("mean", 3, 2, "layer", 2, "double", "dense", True, True),
+    ("max", 1, 1, "none", 2, "double", "dense", True, False),
+    ("max", 2, 1, "none", 2, "float", "sparse in files", False, False),
+    ("max", 3, 1, "batch", 2, "float", "in files", False, False),
+    ("max", 3, 2, "layer", 4, "double", "sparse", True, True),
+    ("pool", 1, 1, "none", 4, "float", "in files", False, False),
+    ("pool", 2, 1, "layer", 2, "double", "sparse in files", False, False),
+    ("pool", 3, 1, "none", 4, "float", "dense", True, True),
+    ("pool", 3, 2, "batch", 4, "float", "sparse", True, True),
+    ("gat", 1, 1, "none", 2, "double", "dense", False, False),
+    ("gat", 2, 1, "none", 2, "double", "sparse in files", True, False),
+    ("gat", 3, 1, "batch", 4, "double", "sparse", False, True),
+    ("gat", 3, 2, "layer", 2, "float", "in files", True, False),
+    ("gat of 2", 1, 1, "none", 2, "double", "sparse", True, False),
+    ("gat of 2", 2, 1, "batch", 2, "double", "in files", True, False),
+    ("gat of 2", 3, 1, "layer", 4, "double", "dense", True, True),
+    ("gat of 2", 3, 2, "none", 4, "float", "sparse in files", False, False),
+    ("gatv2 of 2", 1, 1, "none", 4, "double", "sparse", False, False),
+    ("gatv2 of 2", 2, 1, "batch", 4, "float", "sparse in files", True, False),
+    ("gatv2 of 2", 3, 1, "layer", 2, "double", "dense", False, True),
+    ("gatv2 of 2", 3, 2, "none", 4, "float", "in files", False, False),
+    ("gin", 1, 1, "none", 4, "float", "in files", False, False),
+    ("gin", 2, 1, "layer", 2, "double", "dense", True, False),
+    ("gin", 3, 1, "batch", 2, "float", "sparse", False, True),
+    ("gin", 3, 2, "batch", 4, "float", "sparse in files", False, False),
+    ("gcn2", 1, 1, "batch", 2, "double", "in files", True, False),
+    ("gcn2", 1, 1, "layer", 4, "float", "sparse in files", False, False),
+    ("gcn2", 2, 1, "batch", 2, "double", "dense", False, False),
+    ("gcn2", 3, 1, "none", 2, "double", "dense", True, False),
+    ("gcn2", 3, 2, "batch", 4, "float", "sparse", False, True),
+]
 
 
-def wide_model(name, aggregator, heads, norm, dtype=torch.float64, layers=3) -> Any:
+def wide_model(kind, norm, dtype=torch.float64, layers=3) -> Any:
     """No tensor is the same in all channels, as those are that begin with zeros or ones."""
     torch.manual_seed(0)
-    model = build(name, aggregator, heads, norm, layers=layers).to(dtype).eval()
+    model = build(kind, norm, layers=layers).to(dtype).eval()
     for key, tensor in model.state_dict().items():
         if key.endswith(("bias", "running_mean", "eps")):
             tensor.normal_(0, 0.2)
@@ -107,130 +150,88 @@ def run_by_columns(
     return in_threads(num, lambda meeting: work(Threads(meeting)))
 
 
-def is_guarded(name, num):
+def is_guarded(kind, num):
     """In one process a share is all, and GCNII's [h | h_0] is as wide as h in two."""
-    return num > 1 and (name, num) != ("gcn2", 2)
+    return num > 1 and (kind, num) != ("gcn2", 2)
 
 
-def every_kind(x):
-    return x, sparse(x), InFiles(x, x.dtype), InFiles(sparse(x), x.dtype)
+def given(x) -> dict[str, Any]:
+    return {
+        "dense": x,
+        "sparse": sparse(x),
+        "in files": InFiles(x, x.dtype),
+        "sparse in files": InFiles(sparse(x), x.dtype),
+    }
 
 
-def check(model, name, adjacency, tolerance, kinds=lambda x: [x], **options):
-    x = features(next(model.parameters()).dtype)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_results_are_those_of_the_wide_model(case):
+    kind, layers, num_stages, norm, num, dtype, form, partition_input, own_edges = case
+    dtype, tolerance = DTYPES[dtype]
+    model, x = wide_model(kind, norm, dtype, layers), features(dtype)
+    adjacency: Any = random_layers(N, 30, 18, 9) if own_edges else random_adjacency()
     with torch.no_grad():
         expected = model(x, adjacency=adjacency)
-    for num in (1, 2, 4):
-        guard = is_guarded(name, num)
-        for given in kinds(x):
-            results = run_by_columns(model, num, given, adjacency, guard=guard, **options)
-            for y, _ in results:
-                assert y.shape == (adjacency.num_targets, CLASSES)
-                assert torch.equal(y, results[0][0])
-                assert (y - expected).norm() <= tolerance * expected.norm()
+    guard = is_guarded(kind, num)
+    options = {"num_stages": num_stages, "partition_input": partition_input, "guard": guard}
+    results = run_by_columns(model, num, given(x)[form], adjacency, **options)
+    for y, _ in results:
+        assert y.shape == (adjacency.num_targets, CLASSES)
+        assert torch.equal(y, results[0][0])
+        assert (y - expected).norm() <= tolerance * expected.norm()
 
 
-@norms
-@every
-def test_results_are_those_of_the_wide_model(name, aggregator, heads, norm):
-    model = wide_model(name, aggregator, heads, norm)
-    check(model, name, random_adjacency(), 1e-10, kinds=every_kind)
-
-
-@norms
-@every
-def test_results_of_two_stages_are_those_of_the_wide_model(name, aggregator, heads, norm):
-    model = wide_model(name, aggregator, heads, norm)
-    check(model, name, random_adjacency(), 1e-10, num_stages=2)
-
-
-@norms
-@every
-def test_results_are_near_in_single_precision(name, aggregator, heads, norm):
-    model = wide_model(name, aggregator, heads, norm, torch.float32)
-    check(model, name, random_adjacency(), 1e-5)
-
-
-@pytest.mark.parametrize("num_stages", [1, 2])
-@every
-def test_layers_may_have_edges_of_their_own(name, aggregator, heads, num_stages):
-    model = wide_model(name, aggregator, heads, "batch")
-    x, adjacency = features(), random_layers(N, 30, 18, 9)
-    expected = model(x, adjacency=adjacency)
-    for num in (2, 4):
-        guard = is_guarded(name, num)
-        results = run_by_columns(model, num, x, adjacency, num_stages=num_stages, guard=guard)
-        for y, _ in results:
-            torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-@every
-def test_the_input_may_be_divided(name, aggregator, heads, layers):
-    model = wide_model(name, aggregator, heads, "none", layers=layers)
-    check(model, name, random_adjacency(), 1e-10, kinds=every_kind, partition_input=True)
-
-
-@every
-def test_a_narrow_model_takes_its_columns_of_the_input(name, aggregator, heads):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_narrow_model_takes_its_columns_of_the_input(kind):
     torch.manual_seed(0)
-    model = build(name, aggregator, heads, in_channels=3).double().eval()
-    for columns in (torch.tensor([0, 2, 5]), torch.tensor([1, 2, 3])):
-        expected = model(features()[:, columns], adjacency=random_adjacency())
-        model.input_channels = columns
-        for x in every_kind(features()):
-            if isinstance(x, InFiles):
-                x.most = N  # which the mean of whole rows asks for
-            some = {"x": torch.empty(N, 0), "features": x}
-            y = model.by_layer(adjacency=random_adjacency(), chunk=7, **some)
+    model = build(kind, in_channels=3).double().eval()
+    columns = torch.tensor([0, 2, 5])
+    expected = model(features()[:, columns], adjacency=random_adjacency())
+    model.input_channels = columns
+    for x in given(features()).values():
+        if isinstance(x, InFiles):
+            x.most = N  # which the mean of whole rows asks for
+        some = {"x": torch.empty(N, 0), "features": x}
+        results = [model.by_layer(adjacency=random_adjacency(), chunk=7, **some)]
+        if not isinstance(x, InFiles):
+            results += [model(adjacency=random_adjacency(), **some) for _ in range(2)]
+        for y in results:
             torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-            if not isinstance(x, InFiles):
-                for _ in range(2):
-                    y = model(adjacency=random_adjacency(), **some)
-                    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-        model.input_channels = None
 
 
 def test_the_guard_sees_what_the_ranks_make():
-    model = wide_model("gcn", None, 1, "none")
+    model = wide_model("gcn", "none")
     with pytest.raises(AssertionError, match="makes a tensor with a hidden side"):
         run_by_columns(model, 1, features(), random_adjacency())
 
 
-@every
-def test_estimated_statistics_are_those_of_training(name, aggregator, heads):
-    model = wide_model(name, aggregator, heads, "batch")
-    batches = [random_adjacency(seed=seed) for seed in range(3)]
+NUMS = dict(zip(KINDS, (1, 2, 4, 4, 2, 2, 4, 4, 2), strict=True))
+
+
+@pytest.mark.parametrize(("kind", "num"), NUMS.items())
+def test_estimated_statistics_are_those_of_training(kind, num):
+    model = wide_model(kind, "batch")
+    batches = [random_adjacency(seed=seed) for seed in range(2)]
     trained = deepcopy(model).train()
     pooled = PooledStatistics([trained], len(batches))
     expected = [trained(features(), adjacency=adjacency).detach() for adjacency in batches]
     moments = pooled.take().split(pooled.sizes, 2)
     names = [key for key, norm in trained.named_modules() if norm in pooled.norms]
-    slicing = model.slicing()
-    for num in (1, 2, 4):
-        shares: list[Any] = [
-            run_by_columns(
-                model, num, features(), adjacency, estimate=True, guard=is_guarded(name, num)
-            )
-            for adjacency in batches
-        ]
-        for rank in range(num):
-            for batch, y in zip(shares, expected, strict=True):
-                torch.testing.assert_close(batch[rank][0], y, rtol=1e-10, atol=1e-10)
-                assert batch[rank][1].keys() == set(names)
-            for key, of_batches in zip(names, moments, strict=True):
-                own = torch.cat([batch[rank][1][key] for batch in shares])
-                entries = slicing.owned_entries(f"{key}.weight", num, rank)
-                torch.testing.assert_close(
-                    merge_moments(own),
-                    merge_moments(of_batches[:, :, entries]),
-                    rtol=1e-10,
-                    atol=1e-10,
-                )
+    slicing, options = model.slicing(), {"estimate": True, "guard": is_guarded(kind, num)}
+    shares: list[Any] = [
+        run_by_columns(model, num, features(), adjacency, **options) for adjacency in batches
+    ]
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    for rank in range(num):
+        for batch, y in zip(shares, expected, strict=True):
+            close(batch[rank][0], y)
+            assert batch[rank][1].keys() == set(names)
+        for key, of_batches in zip(names, moments, strict=True):
+            own = torch.cat([batch[rank][1][key] for batch in shares])
+            entries = slicing.owned_entries(f"{key}.weight", num, rank)
+            close(merge_moments(own), merge_moments(of_batches[:, :, entries]))
 
 
 def test_edges_of_other_nodes_are_refused():
-    model = build("gcn", None, 1).double()
-    others: Adjacency = random_adjacency(41)
     with pytest.raises(ValueError, match="needs the edges of its 40 nodes"):
-        run_by_columns(model, 2, features(), others)
+        run_by_columns(build("gcn").double(), 2, features(), random_adjacency(41))

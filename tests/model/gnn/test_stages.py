@@ -37,8 +37,7 @@ def backward(y):
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
 
 
-@pytest.mark.parametrize("num_stages", [2, 4])
-@pytest.mark.parametrize("edges", ["the same", "of each layer"])
+@pytest.mark.parametrize(("edges", "num_stages"), [("the same", 4), ("of each layer", 2)])
 @every
 def test_stages_are_the_model_bit_for_bit(name, edges, num_stages):
     adjacency = random_adjacency() if edges == "the same" else random_layers(N, 30, 18, 9, 5)
@@ -96,6 +95,7 @@ def test_masks_follow_the_nodes_through_any_order(name):
 def test_masks_drop_something_in_training_only(name):
     model, adjacency, (x, keys) = build(name), random_adjacency(), nodes()
     assert not torch.equal(model(x, keys, adjacency), model(x, keys + 1, adjacency))
+    assert not torch.equal(model(x, adjacency=adjacency), model(x, adjacency=adjacency))
     model.eval()
     assert torch.equal(model(x, None, adjacency), model(x, keys, adjacency))
 
@@ -103,11 +103,6 @@ def test_masks_drop_something_in_training_only(name):
 @pytest.mark.parametrize("name", ["sage", "gin"])
 def test_features_of_the_graph_are_not_dropped(name):
     assert [layer.dropout.rate for layer in build(name).convs.values()] == [0, 0.4, 0.4, 0.4]
-
-
-def test_without_keys_masks_are_drawn():
-    model, adjacency, (x, _) = build("gcn"), random_adjacency(), nodes()
-    assert not torch.equal(model(x, adjacency=adjacency), model(x, adjacency=adjacency))
 
 
 @every
@@ -148,18 +143,16 @@ def test_the_layer_whose_results_are_not_finite_is_named(name):
     assert not model(x, keys, adjacency)[3].isfinite().any()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 39, 40, 100])
 @every
-def test_layer_by_layer_equals_forward(name, chunk):
-    model, adjacency, (x, keys) = build(name).eval(), random_adjacency(), nodes()
-    y = model.by_layer(x, adjacency, chunk=chunk)
-    torch.testing.assert_close(y, model(x, keys, adjacency), rtol=1e-12, atol=1e-12)
-    assert not y.requires_grad
-
-
-def test_layer_by_layer_only_evaluates():
+def test_layer_by_layer_equals_forward_and_only_evaluates(name):
+    model, adjacency, (x, keys) = build(name), random_adjacency(), nodes()
     with pytest.raises(ValueError, match=r"call model\.eval"):
-        build("gcn").by_layer(nodes()[0], random_adjacency(), chunk=10)
+        model.by_layer(x, adjacency, chunk=10)
+    expected = model.eval()(x, keys, adjacency)
+    for chunk in (1, 7, 39, 40, 100):
+        y = model.by_layer(x, adjacency, chunk=chunk)
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+        assert not y.requires_grad
 
 
 class Aliases:
