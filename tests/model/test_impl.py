@@ -80,9 +80,9 @@ def test_study(channels, options):
 
 
 def test_study_in_float32_is_nearer_to_the_truth_than_the_plain_model():
-    plain, fused = make("vig_study")
-    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(8) % 5
+    plain, fused = make("vig_study", img_size=(16, 16))
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(4)
     truth = whole_gradient(plain, images.double(), labels)
     errors = [
         float((whole_gradient(model.float(), images, labels) - truth).norm() / truth.norm())
@@ -103,26 +103,29 @@ def test_study_where_nothing_can_be_folded(options):
     check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vig_cifar_ti", {"drop_path_rate": 0.3}),
-        ("vig_cifar_ti", {"aggregator": "maxmean,gin", "graph": "knn,window,grid"}),
+        (
+            "vig_digits",
+            {"aggregator": "maxmean,gin", "graph": "knn,window,grid", "drop_path_rate": 0.3},
+        ),
         ("pvig_cifar_ti", {}),
-        ("vig_cifar_ti", {"norm": "layer"}),
-        ("vig_cifar_ti", {"norm": "group", "aggregator": "sage,edge"}),
+        ("vig_digits", {"norm": "layer"}),
+        ("vig_digits", {"norm": "group", "aggregator": "sage,edge"}),
     ],
 )
 def test_vig(name, options):
-    plain, fused = make(name, img_size=32, **options)
+    plain, fused = make(name, img_size=12, **options)
     generator = torch.Generator().manual_seed(1)
-    images = torch.randn(3, 3, 32, 32, generator=generator, dtype=torch.float64)
+    images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
     check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-8)
 
 
 def test_vig_in_float32_where_no_near_tie_can_flip():
-    plain, fused = (m.float() for m in make("vig_cifar_ti", img_size=32, graph="grid"))
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    plain, fused = (m.float() for m in make("vig_digits", img_size=12, graph="grid"))
+    images = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-3)
 
 
@@ -145,13 +148,5 @@ def test_recomputed_blocks_count_their_statistics_once():
     images = torch.rand(3, 3, 4, 4, dtype=torch.float64)
     _, expected, _ = step(plain, images, torch.tensor([0, 1, 2]))
     _, found, buffers = step(fused, images, torch.tensor([0, 1, 2]))
-    assert (
-        largest({"fc2.weight": found["fc2.weight"]}, {"fc2.weight": expected["fc2.weight"]}) < 1e-9
-    )
+    torch.testing.assert_close(found["fc2.weight"], expected["fc2.weight"], rtol=1e-9, atol=1e-9)
     assert {int(v) for k, v in buffers.items() if k.endswith("tracked")} == {1}
-
-
-def test_weights_and_impl_are_independent(tmp_path):
-    plain, fused = make("vig_study", img_size=(4, 4))
-    fused.load_state_dict(plain.state_dict(), strict=True)
-    plain.load_state_dict(fused.state_dict(), strict=True)

@@ -9,7 +9,7 @@ from torch import nn
 from vigpipe.config.choices import NORMS
 from vigpipe.model.norm import BatchNorm, GroupNorm, PooledStatistics, make_norm, merge_moments
 
-many = settings(deadline=None, max_examples=100)
+many = settings(deadline=None, max_examples=25)
 
 
 def rows(*shape, seed=0):
@@ -44,14 +44,8 @@ def test_batchnorm_alone_equals_torchs_step_by_step(dtype):
         for our, their in zip(*outcomes, strict=True):
             torch.testing.assert_close(our, their, rtol=tolerance, atol=tolerance)
     assert int(ours.num_batches_tracked) == 3
-
-
-def test_state_dict_is_that_of_torchs_batchnorm():
-    shapes = [
-        {name: (value.shape, value.dtype) for name, value in norm.state_dict().items()}
-        for norm in (BatchNorm(6), nn.BatchNorm2d(6))
-    ]
-    assert shapes[0] == shapes[1]
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert ours.num_batches_tracked.dtype == theirs.num_batches_tracked.dtype
 
 
 def test_one_row_gives_the_bias_and_a_variance_of_zero():
@@ -64,11 +58,10 @@ def test_one_row_gives_the_bias_and_a_variance_of_zero():
     torch.testing.assert_close(norm.running_var, torch.full((3,), 0.9, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (4, 5, 6), (2, 3, 4, 6)])
 @pytest.mark.parametrize("kind", NORMS)
-def test_every_norm_takes_any_number_of_middle_dimensions(kind, shape):
-    x = rows(*shape)
-    assert make_norm(kind, 6).double()(x).shape == x.shape
+def test_every_norm_takes_any_number_of_middle_dimensions(kind):
+    for shape in ((4, 6), (4, 5, 6), (2, 3, 4, 6)):
+        assert make_norm(kind, 6).double()(rows(*shape)).shape == shape
 
 
 def test_batchnorm_reads_strided_features_right():
@@ -109,33 +102,19 @@ def pooled(sizes_of_replicas, nodes=3, channels=4):
 
 
 @many
-@given(replicas.filter(lambda r: sum(map(sum, r)) >= 2))
-def test_pooled_statistics_are_those_of_the_concatenation(sizes_of_replicas):
+@given(replicas.filter(lambda r: sum(map(sum, r)) >= 1))
+def test_pooled_statistics_are_those_of_the_concatenation_on_every_replica(sizes_of_replicas):
     layers, x = pooled(sizes_of_replicas)
     for norm, flat in zip(layers[0], (x.flatten(0, 1), x.mean(1)[:, :2]), strict=True):
         # Exact but for float64 rounding.
-        mean, variance = 0.1 * flat.mean(0), 0.9 + 0.1 * flat.var(0, unbiased=True)
-        torch.testing.assert_close(norm.running_mean, mean, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(norm.running_var, variance, rtol=1e-12, atol=1e-12)
+        variance = flat.var(0, unbiased=len(flat) > 1)
+        expected = {"running_mean": 0.1 * flat.mean(0), "running_var": 0.9 + 0.1 * variance}
+        torch.testing.assert_close(statistics(norm), expected, rtol=1e-12, atol=1e-12)
         assert int(norm.num_batches_tracked) == 1
-
-
-@many
-@given(replicas.filter(lambda r: sum(map(sum, r)) >= 1))
-def test_pooled_statistics_are_the_same_on_every_replica(sizes_of_replicas):
-    layers, _ = pooled(sizes_of_replicas)
     for others in layers[1:]:
         for norm, other in zip(layers[0], others, strict=True):
             for name, value in norm.named_buffers():
                 assert torch.equal(value, other.get_buffer(name))
-
-
-def test_statistics_of_a_single_micro_batch_are_those_of_batchnorm_alone():
-    (nodes_norm, _), *_ = pooled([[5]])[0]
-    alone = BatchNorm(4).double()
-    alone(rows(5, 3, 4))
-    for name, value in statistics(alone).items():
-        torch.testing.assert_close(nodes_norm.get_buffer(name), value, rtol=1e-14, atol=0)
 
 
 def test_means_far_from_zero_lose_no_digits():
@@ -149,41 +128,25 @@ def test_means_far_from_zero_lose_no_digits():
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * x.var(0), rtol=1e-9, atol=0)
 
 
-def test_running_statistics_stand_still_between_steps():
-    norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm], 1)
-    before = {name: value.clone() for name, value in norm.named_buffers()}
-    norm(rows(5, 4))
-    for name, value in norm.named_buffers():
-        assert torch.equal(value, before[name])
-    pooler.update(pooler.take())
-    assert not torch.equal(norm.running_mean, before["running_mean"])
-
-
-def test_evaluation_enters_no_statistic():
+def test_running_statistics_move_with_a_step_only_and_evaluation_enters_none():
     norm = BatchNorm(4).double()
     pooler = PooledStatistics([norm], 2)
+    before = {name: value.clone() for name, value in norm.named_buffers()}
     norm(rows(5, 4))
     norm.eval()(rows(5, 4, seed=1))
+    for name, value in norm.named_buffers():
+        assert torch.equal(value, before[name])
     moments = pooler.take()
     assert moments[:, 0, 0].tolist() == [5, 0]
+    pooler.update(moments)
+    assert not torch.equal(norm.running_mean, before["running_mean"])
+    assert not pooler.take().any()  # a step starts with nothing pending
 
 
-def test_a_step_starts_with_nothing_pending():
-    norm = BatchNorm(4).double()
-    pooler = PooledStatistics([norm], 1)
-    norm(rows(5, 4))
-    pooler.take()
-    assert not pooler.take().any()
-
-
-def test_a_replica_without_samples_contributes_nothing():
+def test_replicas_without_samples_and_parts_without_batchnorm_contribute_nothing():
     moments = PooledStatistics([BatchNorm(4).double()], 3).take()
     assert moments.shape == (3, 3, 4)
     assert not moments.any()
-
-
-def test_a_part_without_batchnorm_has_nothing_to_pool():
     pooler = PooledStatistics([nn.LayerNorm(4)], 2)
     assert pooler.take().shape == (2, 3, 0)
     pooler.update(pooler.take())
@@ -208,16 +171,11 @@ def test_merged_moments_are_those_of_the_union_wherever_the_empty_sets_are(sizes
 # ---- the norms that know one sample only ----------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["layer", "group"])
-def test_samples_do_not_meet(kind):
+@pytest.mark.parametrize("kind", NORMS)
+def test_samples_meet_in_batchnorm_only(kind):
     norm, x = make_norm(kind, 6).double(), rows(4, 5, 6)
     alone = torch.cat([norm(sample[None]) for sample in x])
-    torch.testing.assert_close(norm(x), alone, rtol=1e-12, atol=1e-12)
-
-
-def test_batchnorm_lets_samples_meet():
-    norm, x = make_norm("batch", 6).double(), rows(4, 5, 6)
-    assert not torch.allclose(norm(x)[:1], norm(x[:1]))
+    assert torch.allclose(norm(x), alone, rtol=1e-12, atol=1e-12) == (kind != "batch")
 
 
 def test_groupnorm_is_torchs_with_channels_last():
@@ -230,13 +188,10 @@ def test_groupnorm_is_torchs_with_channels_last():
     torch.testing.assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups"), [(3, 3), (6, 6), (7, 7), (10, 5), (11, 1), (48, 8), (1024, 8)]
-)
-def test_groups_are_the_largest_divisor_up_to_eight(channels, groups):
-    norm = make_norm("group", channels)
-    assert isinstance(norm, GroupNorm)
-    assert norm.num_groups == groups
+def test_groups_are_the_largest_divisor_up_to_eight():
+    norms = [make_norm("group", channels) for channels in (3, 6, 7, 10, 11, 48, 1024)]
+    groups = [norm.num_groups for norm in norms if isinstance(norm, GroupNorm)]
+    assert groups == [3, 6, 7, 5, 1, 8, 8]
 
 
 def test_an_unknown_kind_is_an_error():

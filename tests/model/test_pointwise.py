@@ -20,12 +20,8 @@ def test_pointwise_equals_a_1x1_convolution(groups):
     x = random_rows(3, 5, 8)
     expected = F.conv2d(x.mT[..., None], layer.weight, layer.bias, groups=groups)[..., 0].mT
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("shape", [(8,), (3, 8), (3, 5, 8), (3, 2, 5, 8)])
-def test_pointwise_takes_any_number_of_rows(shape, groups):
-    assert Pointwise(8, 12, groups).double()(random_rows(*shape)).shape == (*shape[:-1], 12)
+    for shape in ((8,), (3, 8), (3, 2, 5, 8)):
+        assert layer(random_rows(*shape)).shape == (*shape[:-1], 12)
 
 
 def test_pointwise_starts_as_the_published_code_does():
