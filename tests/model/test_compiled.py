@@ -75,15 +75,14 @@ def test_a_compiled_block_is_one_graph_with_the_same_results(is_training):
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no CUDA")
-@pytest.mark.parametrize("is_training", [True, False])
-def test_on_a_gpu_it_is_one_graph_too(is_training):
+def test_on_a_gpu_it_is_one_graph_too():
     model = model_of_blocks()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = model.to_empty(device="cuda").train(is_training)
+        model = model.to_empty(device="cuda").train()
         counter = compiled(model, "eager")  # others would start the GPU for the backward
         for _ in range(2):
             images = torch.empty(4, 3, 6, 6, device="cuda")
-            keys = torch.empty(4, dtype=torch.int64, device="cuda") if is_training else None
+            keys = torch.empty(4, dtype=torch.int64, device="cuda")
             assert model(images, keys).is_cuda
     assert_one_graph_each(counter)
 
@@ -107,15 +106,15 @@ def test_micro_batches_share_the_graphs_and_their_statistics_are_kept():
     assert all(norm.running_mean.any() for norm in pools[1].norms)
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_equal_blocks_share_a_graph(is_training):
+def test_equal_blocks_share_a_graph():
     equal = replace(SHAPE, blocks=(4,), k=(3, 3), max_dilation=1)
-    model = VisionGnn(equal, num_classes=3).train(is_training)
+    model = VisionGnn(equal, num_classes=3).train()
     counter = compiled(model, "eager")
-    model(torch.randn(2, 3, 6, 6), torch.arange(2) if is_training else None)
+    model(torch.randn(2, 3, 6, 6), torch.arange(2))
     assert counter.frame_count == 1
 
 
+@torch.no_grad()
 def test_a_block_that_would_run_uncompiled_is_an_error():
     """torch warned at its limit, and blocks 10 and 11 of vig_ti_224 ran eagerly."""
     model = model_of_blocks().eval()
