@@ -24,6 +24,8 @@ from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.verbs import GraphConfig, PredictConfig
 from vigpipe.model.variants import create_model
 
+pytestmark = pytest.mark.oldest
+
 
 def make_pictures(root, train=3, test=2, size=(8, 8)):
     """Write a folder of two classes of noise."""

@@ -193,12 +193,14 @@ def test_every_graph_aggregator_schedule_and_model_keeps_the_contract(name):
         assert_within(ours, of_oracle(in_one_process(config)), torch.float32)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("sync", SUMS)
 def test_micro_batches_without_samples_change_nothing_however_gradients_are_summed(sync):
     reference = of_oracle(in_one_process(replace(SUMS[sync], sync=None)))
     assert_within(trace_of(SUMS[sync]), reference, torch.float64)
 
 
+@pytest.mark.oldest
 def test_an_uneven_plan_and_three_replicas_keep_the_contract(tmp_path: Path):
     plan = tmp_path / "uneven.toml"
     plan.write_text('model = "vig_digits"\nstages = [[0], [1, 2, 3]]\n')
@@ -285,7 +287,7 @@ def test_a_narrow_boundary_stays_near_a_full_one_and_trains_every_stage():
 
 # Dynamo itself looks at gradients of tensors that have none.
 @pytest.mark.heavy
-@pytest.mark.inductor
+@pytest.mark.oldest
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_do_the_same_and_keep_to_the_layout():
     # Micro-batches of one size: each block compiles once.

@@ -14,6 +14,8 @@ from vigpipe.errors import InputError
 from vigpipe.files.shipped import shipped
 from vigpipe.parallel.plan import read_plan
 
+pytestmark = pytest.mark.oldest
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:

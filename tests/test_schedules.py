@@ -15,6 +15,8 @@ from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.schedules import VIRTUAL, Action, Schedule, forward_orders, is_legal, orders
 
+pytestmark = pytest.mark.oldest
+
 SCHEDULES = get_args(Schedule)
 TORCH = {
     "gpipe": ScheduleGPipe,

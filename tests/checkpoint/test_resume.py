@@ -120,6 +120,7 @@ def cut_off(whole, folder, step):
     return folder
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("step", [5, 8])  # 3 and 8: where a run is asked to stop
 def test_the_same_layout_goes_on_bit_for_bit(whole, step, tmp_path):
     folder = cut_off(whole, tmp_path / "run", step)
@@ -129,6 +130,7 @@ def test_the_same_layout_goes_on_bit_for_bit(whole, step, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["resumed_at_step"] == step
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize(
     "layout",
     [
@@ -156,6 +158,7 @@ def test_another_layout_goes_on_within_the_contract(whole, layout, tmp_path):
 
 
 # Each kind of state: a counter beside two tensors of each weight, one tensor, and another two.
+@pytest.mark.oldest
 @pytest.mark.parametrize("opt", ["nadamw", "sgd", "rmsprop"])
 def test_every_other_optimizer_goes_on(opt, tmp_path):
     config = replace(SMALL, opt=opt, lr=1e-3, steps=2, dtype="float32", **CHEAP)

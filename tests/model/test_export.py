@@ -91,14 +91,14 @@ def test_compiled_in_one_graph():
 # Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.heavy
-@pytest.mark.inductor
+@pytest.mark.oldest
 def test_compiled_by_inductor():
     model = isotropic()
     assert_same(torch.compile(model, fullgraph=True), model, 4)
 
 
 @pytest.mark.heavy
-@pytest.mark.inductor
+@pytest.mark.oldest
 def test_a_compiled_training_step_is_the_eager_one():
     steps = []
     for compiled in (False, True):
@@ -123,7 +123,7 @@ def export(model):
 
 
 @pytest.mark.heavy
-@pytest.mark.inductor
+@pytest.mark.oldest
 def test_every_policy_and_aggregator_is_exported_for_batches_of_any_size():
     model = pyramid()
     assert_same(export(model).module(), model, 4, 7)
@@ -141,7 +141,7 @@ def test_a_program_exported_for_batches_of_any_size_is_saved_and_loaded(tmp_path
 # torch 2.11's own code, in a copy of an exported program; later torch does without.
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.heavy
-@pytest.mark.inductor
+@pytest.mark.oldest
 @pytest.mark.parametrize("name", ["pyramid", "isotropic"])
 def test_onnx_for_batches_of_any_size(name, tmp_path):
     """In onnxruntime, after a way through a file."""

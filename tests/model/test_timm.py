@@ -27,6 +27,8 @@ from vigpipe.model import import_hooks
 from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.model.vig import VisionGnn
 
+pytestmark = pytest.mark.oldest
+
 few_nodes = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
 SMALL = ["vig_digits", "pvig_cifar_ti"]
 

@@ -83,7 +83,7 @@ def run():
 
 
 @pytest.mark.triton
-@pytest.mark.inductor
+@pytest.mark.oldest
 @pytest.mark.heavy
 def test_the_kernels_pass_in_the_interpreter(tmp_path):
     found = run_program(__file__, "run", tmp_path, TRITON_INTERPRET="1")

@@ -17,6 +17,8 @@ from tests.graphs.formats.raw_files import (
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
 from vigpipe.graphs.sources import open_graph
 
+pytestmark = pytest.mark.oldest
+
 
 def read(name, data_dir, *, download=False):
     return open_graph(

@@ -10,6 +10,8 @@ from tests.model.gnn.graphs import PygModel, edge_index, pyg, random_adjacency
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.model.gnn.create import create_graph_model
 
+pytestmark = pytest.mark.oldest
+
 SIZES: dict[str, Any] = {"in_channels": 9, "num_classes": 5, "width": 8}
 ALL = ("none", "batch", "layer")
 # Kinds of layers, and the norms between three of them; each model has each norm once or more.
