@@ -261,6 +261,14 @@ def test_the_map_of_the_code_names_files_and_folders_that_there_are():
     assert folders == {folder for folder, _ in rows} - {"vigpipe"}
 
 
+def test_the_tests_that_promises_stand_on_are_there():
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    files = {path: (ROOT / "tests" / path).read_text(encoding="utf-8") for path, _ in named}
+    assert [f"{path}::{name}" for path, name in named if f"def {name}(" not in files[path]] == []
+    assert len(named) > 30
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
