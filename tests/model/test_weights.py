@@ -204,6 +204,7 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(save_as, tmp_pat
 def test_other_files_of_torch_and_python_are_refused_by_name(tmp_path):
     made = tmp_path / "made"
     (tmp_path / "w.pkl").write_bytes(pickle.dumps(Malicious(made)))
+    (tmp_path / "old.pkl").write_bytes(pickle.dumps(Malicious(made), protocol=0))
     torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
     with zipfile.ZipFile(tmp_path / "script.pt", "w") as archive:
         archive.writestr("w/constants.pkl", b"\x80\x02).")
@@ -211,6 +212,7 @@ def test_other_files_of_torch_and_python_are_refused_by_name(tmp_path):
         archive.writestr("w/version", b"3\n")
     files = {
         "w.pkl": r"w\.pkl: is not plain data: it needs posix\.mkdir",
+        "old.pkl": r"old\.pkl: .* needs \w*\.mkdir, .* execute code",
         "model.pt": r"needs torch\.nn\.modules\.linear\.Linear",
         "script.pt": r"script\.pt: cannot be read as a torch file.*TorchScript",
         "": "is a folder",
