@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vigpipe.parallel.gradients import FlatGradients, Replicas
+from vigpipe.parallel import gradients
+from vigpipe.parallel.gradients import CompressedGradients, FlatGradients, Replicas
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -30,3 +31,25 @@ def test_the_gradient_of_a_single_micro_batch_is_its_sum_in_any_precision(
             assert one.grad is not None
             assert other.grad is not None
             assert torch.equal(one.grad, other.grad)
+
+
+def test_ranks_that_share_a_batch_add_up_before_anything_is_compressed(monkeypatch) -> None:
+    """The sum over replicas is one of all ranks' gradients, each of them rounded once."""
+    shards = object()
+
+    def all_reduce(buffer: torch.Tensor, group: object) -> None:
+        assert group is shards
+        buffer.mul_(3)  # as if three ranks had the same
+
+    class Squares:
+        def add_up(self, tensors):
+            return [tensor.square() for tensor in tensors]
+
+    monkeypatch.setattr(gradients.dist, "all_reduce", all_reduce)
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1, 2))]
+    reducer = CompressedGradients(parameters, Squares(), shards)  # pyright: ignore
+    reducer.clear()
+    (parameters[0].sum() + 2 * parameters[1].sum()).backward()
+    reducer.reduce()
+    grads = [parameter.grad for parameter in parameters]
+    torch.testing.assert_close(grads, [torch.full((2,), 9.0), torch.full((1, 2), 36.0)])

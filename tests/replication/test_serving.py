@@ -58,6 +58,7 @@ def simulate(
     from_pool: bool = True,
     slow: float = 1.0,  # how many times longer the last worker takes
     close: float = 0.0,  # probability that somebody wants a checkpoint after an item
+    only_workers_ask: bool = False,  # for a checkpoint
     bad: float = 0.0,  # probability that a gradient is not finite
     die: float = 0.0,  # probability that a worker dies, at each of its events; one stays alive
     steady: bool = False,  # whether all items of a worker take equally long
@@ -169,7 +170,7 @@ def simulate(
                 log.items.append(item_of[worker])
             at(time, place)
         if kind is Kind.TAKE and rng.random() < close:
-            (workers[worker] if rng.random() < 0.5 else server).close()
+            (workers[worker] if only_workers_ask or rng.random() < 0.5 else server).close()
     if ended < size + 1 - len(log.dead):
         raise Deadlock(f"seed {seed}: {size + 1 - ended} of {size + 1} wait for others")
     log.events, log.table = server.events, server.see()
@@ -252,6 +253,12 @@ def test_a_run_goes_on_after_a_rest_and_both_parts_are_one_record():
         again = simulate(course, seed=seed + 1, recorded=recorded)
         assert again.events == [*first.events, *second.events]
     assert rested > 6
+
+
+def test_a_worker_that_wants_a_checkpoint_makes_all_rest():
+    for seed in range(6):
+        log = simulate(course_of(3), seed=seed, close=0.5, only_workers_ask=True)
+        assert log.num_rests > 0, f"seed {seed}"
 
 
 def test_a_replay_that_comes_apart_says_so():

@@ -61,6 +61,18 @@ def test_a_row_is_on_disk_as_soon_as_it_is_added(tmp_path):
     record.finish({})
 
 
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_rows_after_the_checkpoint_stay_for_one_that_takes_over_in_the_same_run(
+    takes_over, tmp_path
+):
+    record = RunRecord(tmp_path, {})
+    for step in (1, 2, 3):
+        record.add(step=step, loss=1.0 / step)
+    RunRecord(tmp_path, {}, steps_done=2, takes_over=takes_over).add(step=4, loss=0.25)
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == ([1, 2, 3, 4] if takes_over else [1, 2, 4])
+
+
 def test_config_and_summary_are_written(tmp_path):
     record = RunRecord(tmp_path, {"lr": 0.5, "out": "läufe"})
     assert tomllib.loads((tmp_path / "config.toml").read_text()) == {"lr": 0.5, "out": "läufe"}
