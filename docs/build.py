@@ -17,7 +17,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
-FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+FILES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "LICENSE",
+    "tests/README.md",
+)
 FOLDERS = ("docs", "examples", "results", "slurm", "stages")
 
 
@@ -26,6 +33,7 @@ def copy_pages() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     PAGES.mkdir(parents=True)
     for name in FILES:
+        (PAGES / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, PAGES / name)
     for name in FOLDERS:
         others = ("__pycache__", "*.py") if name == "docs" else ("__pycache__",)
