@@ -74,6 +74,7 @@ def test_a_compiled_block_is_one_graph_with_the_same_results(is_training):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no CUDA")
 def test_on_a_gpu_it_is_one_graph_too():
     model = model_of_blocks()

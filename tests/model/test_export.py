@@ -83,6 +83,8 @@ def _nothing_compiled_before():
     torch.compiler.reset()
 
 
+@pytest.mark.heavy
+@pytest.mark.oldest
 def test_compiled_in_one_graph():
     model = pyramid()
     assert_same(torch.compile(model, fullgraph=True, backend="aot_eager"), model, 4)
