@@ -4,6 +4,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ class Cost:
     def pytest_testnodedown(self, node: WorkerController) -> None:
         self._peaks.append(getattr(node, "workeroutput", {}).get("peak_bytes", 0))
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.write_line(
             f"{busy_seconds() - self._start:,.0f} core-seconds of this machine; "
             f"the largest worker held {max(self._peaks, default=0) / 1e9:.1f} GB"
