@@ -91,7 +91,6 @@ def test_compiled_in_one_graph():
 
 
 # Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.heavy
 @pytest.mark.oldest
 def test_compiled_by_inductor():
