@@ -29,8 +29,8 @@ from tests.data.formats.small_sets import (
     write_parquet,
     write_saved,
 )
-from tests.data.refusals import check_refusals
 from tests.planning.profiles import make_piece, make_profile
+from tests.refusals import check_refusals
 from vigpipe.cli import main
 from vigpipe.config.files import as_toml, read_config_file
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults

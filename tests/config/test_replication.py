@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError

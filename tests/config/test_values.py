@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.compress import Compression, parse_compress
 from vigpipe.config.halo import HaloKind, parse_halo

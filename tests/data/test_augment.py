@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from timm.data.transforms_factory import create_transform
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data import Augmentation, open_source, transforms
 from vigpipe.data.augment import TimmAugment, keep_one_bit
 from vigpipe.data.picture import to_array

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import png
+from tests.refusals import check_refusals
 from vigpipe.data import images, open_source
 from vigpipe.data.formats import folders
 from vigpipe.errors import InputError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data import images
 from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError

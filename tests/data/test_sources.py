@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import png
+from tests.refusals import check_refusals
 from vigpipe.data import Source, images, open_source, sources, split, transforms
 from vigpipe.data.formats import folders
 from vigpipe.data.picture import to_array

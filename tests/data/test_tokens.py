@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tests.data.refusals import check_refusals
 from tests.parallel.test_shards import shards_of_all
+from tests.refusals import check_refusals
 from tests.world import GUARD, run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import differences

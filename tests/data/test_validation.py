@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.refusals import check_refusals
 from tests.data.test_sources import write_png
+from tests.refusals import check_refusals
 from vigpipe.data import open_source
 from vigpipe.data.picture import to_array
 from vigpipe.data.stored import StoredImages

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.files import npy
 from vigpipe.files.npy import read_npy, read_npz

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.files.outputs import check_new_file, check_new_names, check_replaceable
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import TfidfTransformer
 
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.features import scaled
 
 GENERATOR = np.random.default_rng(0)
@@ -53,4 +53,4 @@ def test_what_was_given_is_not_changed(features):
 @BOTH
 def test_features_below_0_cannot_be_scaled(features):
     rows = [(way, f"^x: has features below 0 .* --features {way} cannot") for way in SCALINGS]
-    check_refused(rows, lambda scaling: scaled(features * np.float32(-1), scaling, "x"))
+    check_refusals(rows, lambda scaling: scaled(features * np.float32(-1), scaling, "x"))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
 from vigpipe.graphs.sbm import draw
 
@@ -71,4 +71,4 @@ def test_another_form_or_size_is_one_sentence():
         ("sbm:1000000,10,1,9999", "at most 2147483648; choose smaller numbers"),
     ]
     rows = [(name, f"^--data {name.split('9999')[0]}.*{message}") for name, message in rows]
-    check_refused(rows, lambda name: draw(name, 0))
+    check_refusals(rows, lambda name: draw(name, 0))

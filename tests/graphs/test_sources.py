@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.graphs.formats.raw_files import planetoid_parts, write_graphsaint, write_planetoid
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.features import in_memory
 from vigpipe.graphs.graph import symmetric
 from vigpipe.graphs.sources import open_graph
@@ -60,7 +60,7 @@ def test_another_word_lists_what_there_is():
     form = r"a graph file \(\*\.npz\), a prepared folder or sbm:NODES"
     words = "coral", "graph.npy", "", "/tmp", "ogbn-mag", "sbm"
     rows = [(word, f"^--data {word}: no such graph; give one of {names}, {form}") for word in words]
-    check_refused(rows, opened)
+    check_refusals(rows, opened)
 
 
 def test_without_its_files_a_data_set_says_which(tmp_path):
@@ -71,7 +71,7 @@ def test_without_its_files_a_data_set_says_which(tmp_path):
         ("Cora", tmp_path, r"raw: lacks ind\.cora\.tx, ind\.cora\.graph of Cora; add"),
         ("Yelp", tmp_path, r"lacks adj_full\.npz, feats\.npy, .*--download"),
     ]
-    check_refused(rows, opened)
+    check_refusals(rows, opened)
     assert not (tmp_path / "Yelp").exists()
 
 
@@ -128,5 +128,5 @@ def test_what_cannot_be_fetched_is_one_sentence_and_leaves_no_half(tmp_path, tor
         (tmp_path / "here", r"Yelp could not be fetched \(ConnectionError: no route\\n"),
         (tmp_path / "file", r"could not be fetched \(NotADirectoryError"),
     ]
-    check_refused(rows, lambda data_dir: opened("yelp", data_dir, download=True))
+    check_refusals(rows, lambda data_dir: opened("yelp", data_dir, download=True))
     assert [path.name for path in (tmp_path / "here").rglob("*")] == ["Yelp", "raw"]

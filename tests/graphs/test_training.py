@@ -11,7 +11,7 @@ import torch.distributed
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from tests.world import GUARD, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
@@ -158,12 +158,12 @@ def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
         ({"partition": "metis"}, "partition"),
     ]
     config = replace(PARTS, resume=str(whole))
-    check_refused(rows, lambda options: run(replace(config, **options), tmp_path / "new"))
+    check_refusals(rows, lambda options: run(replace(config, **options), tmp_path / "new"))
 
 
 def refused(rows, config):
     """Check that each row, of options, is refused before a run starts."""
-    check_refused(rows, lambda options: prepare(replace(config, **options), torch.float64))
+    check_refusals(rows, lambda options: prepare(replace(config, **options), torch.float64))
 
 
 def test_wrong_use_is_one_sentence():

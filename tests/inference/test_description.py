@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from tests.test_cli import make_pictures
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
@@ -123,7 +123,7 @@ def test_odd_metadata_are_refused_in_one_sentence(tmp_path):
     for i, (facts, words) in enumerate(ODD_METADATA):
         path = save(tmp_path / f"{i}.safetensors", state, **{**FACTS, **facts})
         rows.append((partial(read_description, path), words))
-    assert_refused(rows)
+    check_refusals(rows)
 
 
 def test_another_model_than_the_files_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from vigpipe.model.blocks import FewNodesWarning, VigShape, make_block_specs, reduced, stem_strides
 from vigpipe.model.variants import create_model
 
@@ -83,7 +83,7 @@ def test_unknown_names_are_errors():
         ("", "max", "--graph : '' is not one of"),
         ("knn", "mean", "--aggregator mean: 'mean' is not one of max, edge, sage, gin, maxmean"),
     )
-    assert_refused(
+    check_refusals(
         (partial(specs, graph, aggregator=aggregator), words) for graph, aggregator, words in rows
     )
 
@@ -93,7 +93,7 @@ def test_strides_of_two_come_late_but_not_last_and_others_are_errors():
     assert stem_strides(5, 4) == (1, 1, 2, 2, 1)
     assert stem_strides(3, 1) == (1, 1, 1)
     words = "--stem-stride {}: .* power of two up to 16"
-    assert_refused((partial(stem_strides, 5, n), words.format(n)) for n in (0, -2, 3, 32))
+    check_refusals((partial(stem_strides, 5, n), words.format(n)) for n in (0, -2, 3, 32))
 
 
 def test_sizes_are_rounded_up():

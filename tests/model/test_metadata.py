@@ -4,7 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from vigpipe.model.metadata import class_names, image_preparation
 
 FILE = Path("w.safetensors")
@@ -24,7 +24,7 @@ def test_numbers_that_cannot_be_meant_are_refused():
         "std": ("0", "-1", "nan"),
         "crop_pct": ("0", "1.5", "1e-300", "\x1b[2J"),
     }
-    assert_refused(
+    check_refusals(
         (partial(image_preparation, {name: value}, FILE), rf"^w\.safetensors: .* give {name} as ")
         for name in values
         for value in values[name]
@@ -34,4 +34,4 @@ def test_numbers_that_cannot_be_meant_are_refused():
 def test_names_that_are_no_list_of_texts_are_refused():
     texts = ("{", "7", '{"a": 1}', "[1]", '["a\\nb"]', '["\\u202e"]', "[" * 100_000)
     words = "^.{,200}a JSON list of texts, each on one line.{,100}$"
-    assert_refused((partial(class_names, {"class_names": text}, FILE), words) for text in texts)
+    check_refusals((partial(class_names, {"class_names": text}, FILE), words) for text in texts)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from vigpipe.config.choices import AGGREGATORS, MODELS, NORMS
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.layer import Layer
@@ -203,7 +203,7 @@ def test_a_width_that_is_not_divided_is_refused():
         "that the graph convolution of block 0 takes; choose a divisor of 4"
     )
     tied_study = partial(create_model, "vig_study", num_classes=10, divided="tied")
-    assert_refused(
+    check_refusals(
         [
             (partial(pyramid, narrow=8), first),
             (partial(pyramid, narrow=3, divided="tied"), stem),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from vigpipe.model.variants import create_model
 
 
@@ -25,7 +25,7 @@ def test_unknown_names_are_refused_and_choices_that_the_study_does_not_have():
         ("vig_study", {"graph": "window"}, "--graph window: vig_study has grid and knn"),
     ]
     make: Any = partial(create_model, num_classes=10, img_size=(8, 8))
-    assert_refused((partial(make, name, **options), words) for name, options, words in rows)
+    check_refusals((partial(make, name, **options), words) for name, options, words in rows)
 
 
 def test_the_study_is_a_grid_unless_it_is_told_otherwise():

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import nn
 
-from tests.model.refusals import assert_refused
 from tests.reference import DenseModel, DensePyramidVig, DenseVig, randomize
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import stem_strides
 from vigpipe.model.identify import convert, identify
@@ -219,7 +219,7 @@ def test_other_files_of_torch_and_python_are_refused_by_name(tmp_path):
         "nothing.pth": "no such file",
         "w" * 300: "cannot be read",
     }
-    assert_refused((partial(read_weights, tmp_path / name), files[name]) for name in files)
+    check_refusals((partial(read_weights, tmp_path / name), files[name]) for name in files)
     assert not made.exists()
 
 
@@ -255,7 +255,7 @@ def test_what_is_no_file_of_weights_is_one_sentence(tmp_path):
         path = tmp_path / f"{i}.bin"
         path.write_bytes(content)
         rows.append((partial(read_weights, path), f"^{path}: .*{words}"))
-    assert_refused(rows)
+    check_refusals(rows)
 
 
 STATE = {"a.weight": torch.arange(12.0).view(3, 4), "n": torch.tensor(7)}
@@ -544,7 +544,7 @@ def test_a_target_that_cannot_be_is_one_sentence(tmp_path):
         "folder.safetensors": "is a folder",
     }
     source = tmp_path / "w.safetensors"
-    assert_refused((partial(convert, source, tmp_path / name), targets[name]) for name in targets)
+    check_refusals((partial(convert, source, tmp_path / name), targets[name]) for name in targets)
 
 
 def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):

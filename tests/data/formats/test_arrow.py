@@ -18,7 +18,7 @@ from tests.data.formats.small_sets import (
     write_saved,
     write_stream,
 )
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data import open_source
 from vigpipe.data.formats.arrow import holds, read
 from vigpipe.errors import InputError

@@ -11,7 +11,7 @@ from tests.data.formats.small_sets import (
     write_parquet,
     write_saved,
 )
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.cli import main
 from vigpipe.data import formats
 

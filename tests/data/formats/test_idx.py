@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data.formats.small_sets import LABELS, check_images, idx, noise, write_idx
-from tests.data.refusals import check_refusals
 from tests.debian import need_package
+from tests.refusals import check_refusals
 from vigpipe.data import open_source
 from vigpipe.data.formats.idx import holds, read
 from vigpipe.data.picture import to_array

@@ -18,7 +18,7 @@ from tests.data.formats.small_sets import (
     noise,
     write_npz,
 )
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data.formats import npz
 from vigpipe.data.formats.npz import holds, read
 from vigpipe.data.picture import to_array

@@ -17,7 +17,7 @@ from tests.data.formats.small_sets import (
     table,
     write_parquet,
 )
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data.formats import parquet
 from vigpipe.data.formats.parquet import holds, read
 from vigpipe.errors import InputError

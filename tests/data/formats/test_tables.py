@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tests.data.formats.small_sets import LABELS, features, table
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data.formats.tables import check_shards, find_columns, read_labels
 from vigpipe.errors import InputError
 

@@ -12,8 +12,8 @@ import torch
 from timm.data.dataset_factory import create_dataset
 from timm.data.readers.reader_image_in_tar import ReaderImageInTar
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import member, png, tar_of, write_tar
+from tests.refusals import check_refusals
 from tests.test_cli import make_pictures
 from vigpipe.cli import main
 from vigpipe.data import open_source

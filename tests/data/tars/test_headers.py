@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import END, header, member, pax, pax_records, tar_of
+from tests.refusals import check_refusals
 from tests.test_fuzz import damaged
 from vigpipe.data.tars.headers import find_members
 from vigpipe.errors import InputError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import tar_of, write_tar
+from tests.refusals import check_refusals
 from vigpipe.data.tars.images import find_images
 from vigpipe.errors import InputError
 

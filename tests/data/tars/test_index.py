@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import write_tar
+from tests.refusals import check_refusals
 from vigpipe.data.tars import index
 from vigpipe.data.tars.index import index_images
 from vigpipe.errors import InputError

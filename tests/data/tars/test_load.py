@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.data.refusals import check_refusals
 from tests.data.tars.writing import open_descriptors, png, write_tar
+from tests.refusals import check_refusals
 from vigpipe.data.images import decode
 from vigpipe.data.tars import load as loading
 from vigpipe.data.tars.index import index_images

@@ -6,7 +6,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.data.refusals import check_refusals
+from tests.refusals import check_refusals
 from vigpipe.data.tars.shards import find_shards, seem_there
 
 

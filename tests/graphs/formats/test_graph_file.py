@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, random_array
 
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.formats.graph_file import read
 
 N = 10
@@ -193,5 +193,5 @@ def test_what_nobody_could_train_on_is_one_sentence(tmp_path):
         np.savez(path, **{name: array for name, array in changed.items() if array is not None})
         read(path)
 
-    check_refused([(DENSE, *row) for row in DENSE_WRONG], attempt, f"{path}: ")
-    check_refused([(SPARSE, *row) for row in SPARSE_WRONG], attempt, f"{path}: ")
+    check_refusals([(DENSE, *row) for row in DENSE_WRONG], attempt, where=f"{path}: ")
+    check_refusals([(SPARSE, *row) for row in SPARSE_WRONG], attempt, where=f"{path}: ")

@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 
 from tests.graphs.formats.raw_files import write_graphsaint, write_reddit
-from tests.graphs.refusals import check_refused, restored
+from tests.graphs.restored import restored
+from tests.refusals import check_refusals
 from vigpipe.graphs.formats import graphsaint, reddit
 
 
@@ -83,7 +84,7 @@ def check(folder, rows, read):
             change(folder / file, content)
             read(folder)
 
-    check_refused(rows, attempt, folder)
+    check_refusals(rows, attempt, where=folder)
 
 
 def test_wrong_files_of_graphsaint_are_one_sentence(tmp_path):

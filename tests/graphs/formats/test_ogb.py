@@ -9,7 +9,8 @@ import pytest
 
 from tests.graphs.formats.raw_files import write_ogb
 from tests.graphs.formats.test_against_torch_geometric import read
-from tests.graphs.refusals import check_refused, restored
+from tests.graphs.restored import restored
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.graphs.formats import ogb
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
@@ -86,7 +87,7 @@ def test_hostile_tables_are_one_sentence(tmp_path):
             path.write_bytes(content)
             read("ogbn-arxiv", tmp_path)
 
-    check_refused(HOSTILE, attempt, folder)
+    check_refusals(HOSTILE, attempt, where=folder)
 
 
 def test_tables_that_unpack_to_too_much_are_left(tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 from scipy import sparse
 
 from tests.graphs.formats.raw_files import planetoid_parts, write_planetoid, write_python2
-from tests.graphs.refusals import check_refused, restored
+from tests.graphs.restored import restored
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.graphs.formats import old_pickle
 from vigpipe.graphs.formats.old_pickle import read_pickle
@@ -70,7 +71,7 @@ def test_what_a_file_wants_to_call_is_named_and_not_called(read_bytes, tmp_path,
         for protocol in (0, 2, 4)
         for calls, name in CALLS
     ]
-    check_refused(rows, read_bytes)
+    check_refusals(rows, read_bytes)
     assert os.listdir() == ["x"]
 
 
@@ -114,7 +115,7 @@ def read_bytes(tmp_path):
 
 
 def test_a_damaged_or_forged_pickle_is_one_sentence(read_bytes, tmp_path):
-    check_refused(DAMAGED, read_bytes, tmp_path / "x")
+    check_refusals(DAMAGED, read_bytes, where=tmp_path / "x")
 
 
 def test_no_attribute_of_a_class_of_ours_can_be_set(read_bytes):
@@ -141,7 +142,7 @@ def test_a_matrix_that_is_none_is_one_sentence(tmp_path):
         ("data", np.zeros(2)),
         *(("_shape", shape) for shape in ((1 << 40, 3), (3, 1 << 40), (3, 0), (3,))),
     ]
-    check_refused([(*row, "") for row in rows], attempt, f"{tmp_path / 'x'}: ")
+    check_refusals([(*row, "") for row in rows], attempt, where=f"{tmp_path / 'x'}: ")
 
 
 def test_a_large_file_is_not_read(tmp_path, monkeypatch):
@@ -192,7 +193,7 @@ def test_files_that_do_not_fit_are_one_sentence(tmp_path):
             write_planetoid(tmp_path, "Cora", {part: content})
             read("Cora", folder)
 
-    check_refused(NOT_FITTING, attempt, folder)
+    check_refusals(NOT_FITTING, attempt, where=folder)
 
 
 @pytest.mark.parametrize("part", ["tx", "graph", "ally"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import blocks_graph, edges_of, graphs, make_graph
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.make import fill_empty, make_partition
 from vigpipe.graphs.partitions.partition import METHODS
@@ -113,7 +113,7 @@ def test_as_many_random_parts_as_nodes_have_one_node_each():
 def test_parts_that_cannot_be_are_refused(method):
     small = make_graph(3, [0], [1])
     rows = [(num, r"small: cannot be cut into .* from 1 to 3$") for num in (-1, 0, 4, 10**30)]
-    check_refused(rows, lambda num_parts: make_partition(small, method, num_parts, seed=0))
+    check_refusals(rows, lambda num_parts: make_partition(small, method, num_parts, seed=0))
 
 
 def test_wrong_methods_seeds_and_large_spectral_graphs_are_refused():
@@ -124,4 +124,4 @@ def test_wrong_methods_seeds_and_large_spectral_graphs_are_refused():
         (small, "metis", 2, -1, "seed of its parts is -1; choose 0 or more"),
         (large, "spectral", 2, 0, r"at most 5,000 .* 5,001 have; choose metis or walks"),
     ]
-    check_refused(rows, make_partition)
+    check_refusals(rows, make_partition)

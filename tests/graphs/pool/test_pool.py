@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from scipy.sparse import csr_array
 
-from tests.graphs.refusals import check_refused
 from tests.graphs.split.test_halo import random_graph
+from tests.refusals import check_refusals
 from vigpipe.bench.pipeline import bench_pipeline
 from vigpipe.commands.check import compare_steps, trace
 from vigpipe.commands.plan import run_plan
@@ -355,19 +355,19 @@ def test_options_that_do_not_go_together_are_refused():
         ({"dtype": "bfloat16"}, "--dtype is bfloat16; leave it out, or"),
         ({"model": "vig_digits", "layers": None, "width": None}, "is for a g"),
     ]
-    check_refused(rows, lambda o: check_job(replace(BASE, **o)), "--sparse-threads 1: ")
+    check_refusals(rows, lambda o: check_job(replace(BASE, **o)), where="--sparse-threads 1: ")
     rows = [
         ({"model": "gat", "heads": 2}, "sums beside .* and --model is gat"),
         ({"model": "gcn2"}, "and --model is gcn2; leave it out"),
         ({"model": "sage", "aggregator": "max"}, "--model is sage with --aggregator max; lea"),
     ]
     plain = replace(BASE, norm="none")
-    check_refused(
-        rows, lambda o: prepare(replace(plain, **o), torch.float64), "--sparse-threads 1: "
+    check_refusals(
+        rows, lambda o: prepare(replace(plain, **o), torch.float64), where="--sparse-threads 1: "
     )
     config = PlanConfig(model="gcn", data="sbm:300", sparse_threads=2)
     rows = [(config, "--sparse-threads 2: vigpipe plan measures .*; leave it")]
-    check_refused(rows, lambda config: run_plan(config, []))
+    check_refusals(rows, lambda config: run_plan(config, []))
 
 
 def test_a_layer_that_joins_makes_the_same_as_one_that_does_not():

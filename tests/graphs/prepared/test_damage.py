@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.graphs.prepared.folders import DENSE, OTHER, write
-from tests.graphs.refusals import check_refused, restored
+from tests.graphs.restored import restored
+from tests.refusals import check_refusals
 from vigpipe.errors import InputError
 from vigpipe.graphs.prepared.read import check_folder, open_folder
 
@@ -52,7 +53,7 @@ def test_a_file_that_is_changed_cut_or_gone_is_found(other, name):
         (content[:7], r"has 7 bytes, but the manifest says [0-9]+; co"),
         (None, r"cannot be read \(No such file"),
     ]
-    check_refused([(content, f"{name}: {message}") for content, message in rows], attempt)
+    check_refusals([(content, f"{name}: {message}") for content, message in rows], attempt)
 
 
 def test_a_damaged_part_stops_only_who_needs_it(folder):
@@ -117,7 +118,7 @@ def test_a_forged_file_reads_nothing_beyond_its_arrays(folder, other):
             (*row, rf"{row[0]}\.safetensors: .*{message}.*; copy it again, or prepare")
             for *row, message in forged
         ]
-        check_refused(rows, attempt)
+        check_refusals(rows, attempt)
 
 
 def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folder, other):
@@ -134,7 +135,7 @@ def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folde
         (other, "names.json", b"[1]", r"names\.json: is no list of"),
         (other, "names.json", json.dumps([1] * 300).encode(), r"names\.json: has a name that"),
     ]
-    check_refused(rows, attempt)
+    check_refusals(rows, attempt)
 
 
 WRONG = [
@@ -168,9 +169,9 @@ def test_a_manifest_with_a_wrong_value_or_without_one_is_refused(folder):
         path.write_text(json.dumps({**changed, **value}))
         open_folder(folder)
 
-    check_refused(WRONG, lambda key, value: attempt(key, **{key: value}), f"{path}: ")
+    check_refusals(WRONG, lambda key, value: attempt(key, **{key: value}), where=f"{path}: ")
     absent = [(k, m if k in ("format", "version") else f"'{k}'") for k, _, m in WRONG]
-    check_refused(absent, attempt, f"{path}: ")
+    check_refusals(absent, attempt, where=f"{path}: ")
 
 
 def test_files_outside_of_the_folder_are_not_read(folder):

@@ -7,7 +7,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from tests.graphs.prepared.folders import DENSE, OTHER, write
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.graphs.features import are_sparse
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.make import make_partition
@@ -110,7 +110,7 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path, monkeypatc
         ("new", 299, r"new: would have 300 nodes in 6 parts, but a folder has"),
         ("new", 300, OTHER, r"a part would have .* that are not 0, at most 299 are"),
     ]
-    check_refused(rows, lambda *row: attempt(*row, parts=6 if len(row) == 2 else 2))
+    check_refusals(rows, lambda *row: attempt(*row, parts=6 if len(row) == 2 else 2))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

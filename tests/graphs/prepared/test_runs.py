@@ -9,7 +9,7 @@ import torch
 
 import vigpipe
 from tests.graphs.prepared.folders import DENSE, OTHER, write
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import differences
@@ -51,7 +51,7 @@ def test_what_contradicts_it_is_refused_and_a_folder_without_a_manifest(tmp_path
     ]
     rows = [(*row, f"f: {why}; leave it out, or prepare another folder") for *row, why in rows]
     rows += [("", {}, "no such graph; give one of .* a prepared folder or sbm")]
-    check_refused(rows, lambda name, options: prepared(BASE, tmp_path / name, **options))
+    check_refusals(rows, lambda name, options: prepared(BASE, tmp_path / name, **options))
 
 
 def test_other_parts_are_made_and_kept_beside_the_folder(tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.graphs.partitions.small_graphs import make_graph
-from tests.graphs.refusals import check_refused
 from tests.graphs.samplers.matrices import GRAPH
+from tests.refusals import check_refusals
 from vigpipe.config.choices import SAMPLERS
 from vigpipe.config.options import TrainConfig, with_model_defaults
 from vigpipe.graphs.graph import TRAIN
@@ -108,4 +108,4 @@ def test_a_graph_without_what_is_drawn_is_refused():
         (untrained, "neighbour", "--sampler neighbour: takes the training nodes of a gr"),
         (untrained, "fastgcn", "--sampler fastgcn: takes the training nodes of a gr"),
     ]
-    check_refused(rows, lambda graph, sampler: made(graph, sampler=sampler))
+    check_refusals(rows, lambda graph, sampler: made(graph, sampler=sampler))

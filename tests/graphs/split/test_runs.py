@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.faults.test_faults import ENV, FAULTY, line
-from tests.graphs.refusals import check_refused
+from tests.refusals import check_refusals
 from tests.world import GUARD, run_command, run_ranks
 from vigpipe.bench.split import CountedShards
 from vigpipe.checkpoint.manifest import list_checkpoints
@@ -137,7 +137,7 @@ def test_what_cannot_be_shared_is_refused():
         ({"model": "vig_digits", "data": "digits", "split": "halo"}, "--split halo: is for a gr"),
     ]
     base = {"model": "gcn", "data": "sbm:300,4,12,6", "shards": 2}
-    check_refused(rows, lambda options: prepare(TrainConfig(**base | options), torch.float32))
+    check_refusals(rows, lambda options: prepare(TrainConfig(**base | options), torch.float32))
 
 
 def test_a_host_has_all_ranks_of_a_replica():

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from tests.model.refusals import assert_refused
+from tests.refusals import check_refusals
 from vigpipe.model.gnn.create import create_graph_model
 
 
@@ -16,7 +16,7 @@ def test_choices_that_a_model_does_not_have():
         ("gat", {"aggregator": "mean"}, "--aggregator mean: gat has v1, v2"),
     ]
     make: Any = partial(create_graph_model, in_channels=9, num_classes=5, num_layers=2, width=8)
-    assert_refused((partial(make, name, **options), words) for name, options, words in rows)
+    check_refusals((partial(make, name, **options), words) for name, options, words in rows)
 
 
 def test_the_width_is_that_of_all_heads_and_the_last_layer_has_one():

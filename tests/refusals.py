@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable
+from operator import call
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,20 @@ import pytest
 from vigpipe.errors import InputError
 
 
-def check_refusals(rows: Iterable[tuple], read: Callable[..., Any], begin: str = "") -> None:
+def check_refusals(
+    rows: Iterable[tuple[Any, ...]],
+    read: Callable[..., Any] = call,
+    begin: str = "",
+    *,
+    where: Path | str = "",
+) -> None:
     """Fail with all rows that are taken, or refused with other words or in more than a line.
 
     Args:
         rows: what is wrong, and in the end a pattern of what the message says.
-        read: refuses what is wrong with an InputError.
+        read: refuses what is wrong with an InputError; by default each row has what to call.
         begin: a pattern in front of that of each row.
+        where: a file, a folder or an option that every message begins with.
     """
     failures = []
     for number, (*what, words) in enumerate(rows):
@@ -24,7 +33,8 @@ def check_refusals(rows: Iterable[tuple], read: Callable[..., Any], begin: str =
             read(*what)
         except InputError as error:
             said = str(error)
-            if re.search(begin + words, said) and said.isprintable():
+            is_there = said.startswith(str(where)) and re.search(begin + words, said)
+            if is_there and said.isprintable():
                 continue
         except Exception as error:
             said = f"{error!r}, where a sentence was expected"
