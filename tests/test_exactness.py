@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.oracle import images_of, oracle, shortened, with_images
-from tests.world import GUARD, run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
@@ -108,26 +108,19 @@ def make_job(config: TrainConfig) -> Run:
     return with_images(run, shortened(images_of(run), NUM_TRAIN, 37))
 
 
-def traces(rank, world_size, configs):
-    """On every rank: train with each configuration; the writer's traces come back."""
+def traced(rank, world_size, config):
+    """On every rank: train; the writer's trace comes back."""
     torch.set_num_threads(1)  # another number of threads sums in another order
-    found = []
-    for config in configs:
-        try:
-            run = make_job(config)
-            found.append(trace(make_rank_state(run, rank, CPU), run.num_steps))
-        except BaseException as error:
-            error.add_note(f"with {config}")
-            raise
-    return found
+    run = make_job(config)
+    return trace(make_rank_state(run, rank, CPU), run.num_steps)
 
 
 def on_ranks(configs, world_size) -> list[Trace]:
     if world_size == 1:
-        ranks = [traces(0, 1, configs)]
+        by_config = [[traced(0, 1, config)] for config in configs]
     else:
-        ranks = run_ranks(traces, world_size, configs, timeout=GUARD + 60 * len(configs))
-    kept = [[t for t in of_config if t is not None] for of_config in zip(*ranks, strict=True)]
+        by_config = run_each(traced, world_size, configs)
+    kept = [[t for t in by_rank if t is not None] for by_rank in by_config]
     assert [len(t) for t in kept] == [1] * len(configs)  # one rank writes, no more, no fewer
     return [t for (t,) in kept]
 
@@ -234,7 +227,7 @@ def scores(rank, world_size, config) -> Any:
 
 def test_evaluation_counts_every_image_once_and_leaves_training_alone():
     config = replace(EIGHT, steps=3, validation=0.02, ema=0.5)
-    ranks = run_ranks(scores, 4, config, timeout=GUARD)
+    ranks = run_ranks(scores, 4, config)
     alone = scores(0, 1, in_one_process(config))
     for rank in (1, 3):  # the last stages
         for all_ours, references in ((ranks[rank][0], alone[0]), (ranks[rank][2], alone[2])):
@@ -276,7 +269,7 @@ def crossing(rank, world_size) -> Any:
 
 
 def test_a_narrow_boundary_stays_near_a_full_one_and_trains_every_stage():
-    (_, (_, first)), ((exact, _), (near, last)) = run_ranks(crossing, 2, timeout=GUARD)
+    (_, (_, first)), ((exact, _), (near, last)) = run_ranks(crossing, 2)
     assert first == (torch.float32, torch.bfloat16)
     assert last == (torch.bfloat16, torch.float32)
     assert near.losses != exact.losses  # it was rounded on the way

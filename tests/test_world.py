@@ -12,7 +12,16 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import asks_for_gpus
-from tests.world import PROMPT, ROOT, RankFailed, run_command, run_ranks, start_command, wait_until
+from tests.world import (
+    PROMPT,
+    ROOT,
+    RankFailed,
+    run_command,
+    run_each,
+    run_ranks,
+    start_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -61,6 +70,24 @@ def test_a_killed_rank_is_named():
 def test_a_hanging_rank_is_named():
     with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 still ran after 1 s"):
         run_ranks(hang_on_rank_1, 2, timeout=1)
+
+
+def raise_in_second_call(rank: int, world_size: int, call: int) -> int:
+    return {1: rank}[call]
+
+
+def hang_in_second_call(rank: int, world_size: int, call: int) -> int:
+    return hang_on_rank_1(rank, world_size) if call == 2 else 0
+
+
+def test_calls_in_turn_have_names_and_guards_of_their_own():
+    ones = torch.ones(2)
+    (first, _), (_, second) = run_each(add_up, 2, [ones, 2 * ones])
+    assert (first.tolist(), second.tolist()) == ([1.0, 4.0], [2.0, 8.0])
+    with pytest.raises(RankFailed, match=r"KeyError: 2[^$]*with 2"):
+        run_each(raise_in_second_call, 2, [1, 2])
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 still ran after 1 s, in call 1 of 2"):
+        run_each(hang_in_second_call, 2, [1, 2], timeout=1)
 
 
 WHO = """

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -36,7 +36,7 @@ class RankFailed(RuntimeError):
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = GUARD
 ) -> list[Any]:
     """Call function(rank, world_size, *args) on every rank of a gloo world.
 
@@ -55,8 +55,28 @@ def run_ranks(
             peer; its exception is the cause.
         TimeoutError: names the ranks that had not finished.
     """
+    (by_rank,) = _run(function, world_size, [args], timeout)
+    return by_rank
+
+
+def run_each(
+    function: Callable[..., Any], world_size: int, *args: Iterable[Any], timeout: float = GUARD
+) -> list[list[Any]]:
+    """Do what `run_ranks` does with one element of each of args after the other, as map does.
+
+    It takes one world. All ranks wait for each other before each call, and `timeout` is for each.
+
+    Returns:
+        what the ranks returned, by call and rank.
+    """
+    return _run(function, world_size, list(zip(*args, strict=True)), timeout)
+
+
+def _run(
+    function: Callable[..., Any], world_size: int, calls: list[tuple[Any, ...]], timeout: float
+) -> list[list[Any]]:
     context = server()
-    call = pickle.dumps((function, args))
+    pickled = pickle.dumps((function, calls))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         ranks: dict[Connection, int] = {}
         processes = []
@@ -65,34 +85,37 @@ def run_ranks(
             stack.callback(ours.close)
             place = (os.getpid(), rank, world_size, f"{folder}/store", timeout)
             # Not a daemon: those may not start data loaders.
-            process = context.Process(target=_rank, args=(theirs, place, call))
+            process = context.Process(target=_rank, args=(theirs, place, pickled))
             process.start()
             theirs.close()
             stack.callback(_end, process)
             ranks[ours] = rank
             processes.append(process)
-        results, failures = _collect(ranks, timeout)
+        results, failures = _collect(ranks, len(calls), timeout)
         if failures:
             raise _chosen(failures)
-        if len(results) < world_size:
-            missing = sorted(set(range(world_size)) - set(results))
-            raise TimeoutError(f"ranks {missing} of {world_size} still ran after {timeout} s")
+        if missing := [rank for rank in range(world_size) if len(results[rank]) < len(calls)]:
+            done = min(map(len, results.values()))
+            which = f", in call {done} of {len(calls)}" if len(calls) > 1 else ""
+            raise TimeoutError(
+                f"ranks {missing} of {world_size} still ran after {timeout} s{which}"
+            )
         for process in processes:
             process.join(10)
-        return [results[rank] for rank in range(world_size)]
+        return [[results[rank][i] for rank in range(world_size)] for i in range(len(calls))]
 
 
 def _collect(
-    ranks: Mapping[Connection, int], timeout: float
-) -> tuple[dict[int, Any], dict[int, tuple[str, bool, Exception | None]]]:
+    ranks: Mapping[Connection, int], num_calls: int, timeout: float
+) -> tuple[dict[int, list[Any]], dict[int, tuple[str, bool, Exception | None]]]:
     waiting = dict(ranks)
-    results: dict[int, Any] = {}
+    results: dict[int, list[Any]] = {rank: [] for rank in ranks.values()}
     failures: dict[int, tuple[str, bool, Exception | None]] = {}
     deadline = time.monotonic() + timeout
     while waiting and time.monotonic() < deadline:
         for ready in wait(list(waiting), max(0.0, deadline - time.monotonic())):
             assert isinstance(ready, Connection)
-            rank = waiting.pop(ready)
+            rank = waiting[ready]
             try:
                 kind, *content = pickle.loads(ready.recv_bytes())
             except EOFError:
@@ -100,10 +123,13 @@ def _collect(
                     "failure",
                     ["ended without a word, perhaps by a signal", False, None],
                 )
-            if kind == "result":
-                results[rank] = content[0]
-            else:
+            if kind == "failure":
                 failures[rank] = (content[0], content[1], content[2])
+            else:
+                results[rank].append(content[0])
+                deadline = time.monotonic() + timeout  # until the next
+            if kind == "failure" or len(results[rank]) == num_calls:
+                del waiting[ready]
         if any(not lost for _, lost, _ in failures.values()):
             break  # the cause is known
         if failures:
@@ -126,7 +152,7 @@ def _end(process: Any) -> None:
     process.close()
 
 
-def _rank(pipe: Connection, place: tuple[int, int, int, str, float], call: bytes) -> None:
+def _rank(pipe: Connection, place: tuple[int, int, int, str, float], pickled: bytes) -> None:
     """Run in the rank: meet the others, call, tell the parent."""
     import torch
     import torch.distributed as dist
@@ -139,18 +165,22 @@ def _rank(pipe: Connection, place: tuple[int, int, int, str, float], call: bytes
     die_with(parent)
     torch.set_num_threads(1)
     launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")
+    calls: list[tuple[Any, ...]] = []
+    args: tuple[Any, ...] = ()
     try:
-        function, args = pickle.loads(call)
+        function, calls = pickle.loads(pickled)
         init_process_group(launch, "gloo", timeout)
-        # A rank may be connected while its peer still waits for it to be. If the function ended its
-        # group then, the peer would fail: "Gloo connectFullMesh failed ... closed by peer".
-        dist.barrier()
-        message = pickle.dumps(("result", function(rank, world_size, *args)))
+        for args in calls:
+            # A rank may be connected while its peer still waits for it to be. If the function ended
+            # its group then, the peer would fail: "Gloo connectFullMesh failed ... closed by peer".
+            dist.barrier()
+            message = pickle.dumps(("result", function(rank, world_size, *args)))
+            pipe.send_bytes(message)
     except BaseException as error:
-        message = _failure(error, is_lost_peer(error))
-        pipe.send_bytes(message)
+        if len(calls) > 1:
+            error.add_note(f"with {args[0]}")
+        pipe.send_bytes(_failure(error, is_lost_peer(error)))
         os._exit(1)  # at once, so that the others notice
-    pipe.send_bytes(message)
     with contextlib.suppress(Exception):  # a peer may have failed meanwhile; it will say so
         if dist.is_initialized():
             dist.barrier()

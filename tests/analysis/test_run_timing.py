@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.analysis.test_bubble import recorded, rows_of
 from tests.oracle import images_of, shortened, with_images
-from tests.world import GUARD, run_ranks
+from tests.world import run_each
 from vigpipe.analysis.bubble import explain_bubble
 from vigpipe.analysis.run_timing import (
     Timing,
@@ -221,16 +221,15 @@ ON_FOUR_RANKS = {
 }
 
 
-def on_every_rank(rank: int, world_size: int, names: list[str]) -> dict[str, Any]:
-    jobs = ON_TWO_RANKS | ON_FOUR_RANKS
-    return {name: work(rank, config) for name, (work, config) in ((n, jobs[n]) for n in names)}
+def on_every_rank(rank: int, world_size: int, name: str) -> Any:
+    work, config = (ON_TWO_RANKS | ON_FOUR_RANKS)[name]
+    return work(rank, config)
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks() -> dict[str, list[Any]]:
     """What every rank returned, by the name of what it did."""
-    by_rank = run_ranks(on_every_rank, 2, list(ON_TWO_RANKS), timeout=GUARD)
-    return {name: [answers[name] for answers in by_rank] for name in ON_TWO_RANKS}
+    return dict(zip(ON_TWO_RANKS, run_each(on_every_rank, 2, ON_TWO_RANKS), strict=True))
 
 
 @pytest.mark.multiprocess
@@ -253,9 +252,9 @@ def test_timing_changes_no_bit_under_any_schedule(on_two_ranks, schedule):
 
 @pytest.mark.multiprocess
 def test_timing_changes_no_bit_with_replicas():
-    by_rank = run_ranks(on_every_rank, 4, list(ON_FOUR_RANKS), timeout=GUARD)
-    for name, (_, config) in ON_FOUR_RANKS.items():
-        timing = checked(config, [answers[name] for answers in by_rank])
+    answers = run_each(on_every_rank, 4, ON_FOUR_RANKS)
+    for (_, config), by_rank in zip(ON_FOUR_RANKS.values(), answers, strict=True):
+        timing = checked(config, by_rank)
         assert {own.replica for own in timing.accounts} == {0, 1}
         assert all(own.seconds["all-reduce"] > 0 for own in timing.accounts)
         for rank in range(4):

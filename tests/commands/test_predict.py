@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 import vigpipe
 from tests.commands.refusals import check_commands, refused
-from tests.world import GUARD, run_command, run_ranks
+from tests.world import run_command, run_each
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
@@ -163,10 +164,6 @@ LAYOUTS = {  # by the ranks that they need
 }
 
 
-def predicted_by_all(rank, world_size, configs, given):
-    return [predicted(rank, world_size, config, given) for config in configs]
-
-
 @pytest.mark.multiprocess
 def test_every_layout_predicts_the_same(here):
     config = {"weights": here / "w.safetensors", "batch_size": 5}
@@ -175,8 +172,8 @@ def test_every_layout_predicts_the_same(here):
     assert len(reference) == 7
     for world_size, layouts in LAYOUTS.items():
         several = [PredictConfig(**config, **layout) for layout in layouts]
-        ranks = run_ranks(predicted_by_all, world_size, several, [here / "photos"], timeout=GUARD)
-        for by_rank in ranks:
+        of_photos = partial(predicted, given=[here / "photos"])
+        for by_rank in run_each(of_photos, world_size, several):
             assert all(found in ([], reference) for found in by_rank)
 
 

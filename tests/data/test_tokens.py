@@ -108,7 +108,7 @@ def of_rank(rank, world_size):
 
 @cache
 def of_all(size: int) -> list[dict[str, Any]]:
-    return run_ranks(of_rank, size, timeout=GUARD)
+    return run_ranks(of_rank, size)
 
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.heavy)]
@@ -174,7 +174,7 @@ def runs(rank, world_size, shards):
 
 @pytest.mark.multiprocess
 def test_replicas_of_two_ranks_train_and_score_like_replicas_of_one():
-    ours, whole = run_ranks(runs, 4, 2, timeout=GUARD), run_ranks(runs, 2, 1, timeout=GUARD)
+    ours, whole = run_ranks(runs, 4, 2, timeout=GUARD), run_ranks(runs, 2, 1)
     assert ours[0][0] is not None
     for row in differences(ours[0][0], whole[0][0]):
         assert row.within(torch.float64), row

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.model.gnn.graphs import PygModel
-from tests.world import GUARD, run_ranks
+from tests.world import run_each
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.choices import GRAPH_MODELS
@@ -134,25 +134,22 @@ def config_of(layout, model, sampler, data, dtype, norm, more) -> TrainConfig:
     return replace(BASE, model=model, dtype=dtype, norm=norm, **options, **layout)
 
 
-def traces(rank, world_size, configs):
-    """On every rank: train with each configuration, and evaluate; what the writer has."""
+def of_rank(rank, world_size, config):
+    """On every rank: train and evaluate; what the writer has."""
     torch.set_num_threads(1)
-    found = []
-    for config in configs:
-        rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
-        kept = trace(rank_state, NUM_STEPS)
-        scores = evaluate_all(rank_state)
-        rank_state.feed.close()
-        found.append(None if kept is None else (kept, scores))
-    return found
+    rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
+    kept = trace(rank_state, NUM_STEPS)
+    scores = evaluate_all(rank_state)
+    rank_state.feed.close()
+    return None if kept is None else (kept, scores)
 
 
 @cache
 def of_layout(layout: tuple[int, int]) -> list[tuple[Trace, Any]]:
     """What the writer has, by the row of this layout."""
     configs = [config_of(*row) for row in ROWS if row[0] == layout]
-    by_rank = run_ranks(traces, layout[0] * layout[1], configs, timeout=GUARD)
-    kept = [[t for t in of_row if t is not None] for of_row in zip(*by_rank, strict=True)]
+    by_config = run_each(of_rank, layout[0] * layout[1], configs)
+    kept = [[t for t in by_rank if t is not None] for by_rank in by_config]
     assert [len(found) for found in kept] == [1] * len(configs)
     return [found for (found,) in kept]
 
@@ -163,7 +160,7 @@ def test_every_layout_equals_the_unsplit_model(row):
     layout, dtype = row[0], weight_dtype(row[4])
     place = [other for other in ROWS if other[0] == layout].index(row)
     ours, scores = of_layout(layout)[place]
-    ((reference, its_scores),) = traces(0, 1, [config_of((1, 1), *row[1:])])
+    reference, its_scores = of_rank(0, 1, config_of((1, 1), *row[1:]))
     is_alone = layout[1] == 1
     for of_rows in differences(ours, reference):
         assert of_rows.identical if is_alone else of_rows.within(dtype), of_rows

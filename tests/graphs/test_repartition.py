@@ -13,9 +13,8 @@ from tests.graphs.test_training import (
     refused,
     run,
     run_rank,
-    run_rank_in_turn,
 )
-from tests.world import GUARD, run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.partitions.generations import Rates
@@ -51,7 +50,7 @@ def test_measured_parts_are_told_and_kept(whole):
 @pytest.mark.multiprocess
 def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
     config = replace(MEASURED, stages=2, replay=whole)
-    assert run_ranks(run_rank, 2, config, tmp_path / "run", timeout=GUARD) == [0, 0]
+    assert run_ranks(run_rank, 2, config, tmp_path / "run") == [0, 0]
     assert are_equal(tmp_path / "run", whole)
     fixed = replace(MEASURED, repartition_every=None)
     assert run(fixed, tmp_path / "fixed") == 0
@@ -62,8 +61,8 @@ def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
 def test_replicas_agree_on_what_was_measured(tmp_path):
     config = replace(MEASURED, dp=2, microbatches=2)
     first, again = tmp_path / "first", tmp_path / "again"
-    runs = [(config, first), (replace(config, replay=first), again)]
-    assert run_ranks(run_rank_in_turn, 2, runs, timeout=GUARD) == [[0, 0], [0, 0]]
+    configs = [config, replace(config, replay=first)]
+    assert run_each(run_rank, 2, configs, [first, again]) == [[0, 0], [0, 0]]
     rates = read_manifest(list_checkpoints(first)[0]).data[KEY]
     assert len(rates) == 3
     assert all(any(pair) for pair in rates[:2])

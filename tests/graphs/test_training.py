@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.refusals import check_refusals
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.split import StageModule
@@ -48,15 +48,6 @@ def run(config, folder, rank=0):
 
 def run_rank(rank, world_size, config, folder):
     return run(config, folder, rank)
-
-
-def run_rank_in_turn(rank, world_size, runs):
-    """Run a rank of one configuration after the other, each in its folder."""
-    done = []
-    for config, folder in runs:
-        done.append(run(config, folder, rank))
-        torch.distributed.barrier()  # the next one may read what this one has written
-    return done
 
 
 def are_equal(*folders) -> bool:
@@ -138,7 +129,7 @@ def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
     there = interrupted_after(2, whole, tmp_path / "run")
     assert isinstance(config.stages, int)
     num_ranks = config.stages * config.dp
-    assert run_ranks(run_rank, num_ranks, config, there, timeout=GUARD) == [0] * num_ranks
+    assert run_ranks(run_rank, num_ranks, config, there) == [0] * num_ranks
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (there, whole))
     differences = [(ours[name].double() - theirs[name].double()).abs().max() for name in theirs]
     assert max(differences) <= (0 if config.dp == 1 else 1e-10)
@@ -149,7 +140,7 @@ def test_another_layout_goes_on_from_a_checkpoint(whole, layout, tmp_path):
 @pytest.mark.multiprocess
 def test_ranks_wait_for_a_stage_that_evaluates_longer_than_they_would_wait_in_a_step(tmp_path):
     config = replace(PARTS, stages=2, timeout=2.0, checkpoint_every="never", keep_best=None)
-    assert run_ranks(run_slow_rank, 2, config, tmp_path / "run", timeout=GUARD) == [0, 0]
+    assert run_ranks(run_slow_rank, 2, config, tmp_path / "run") == [0, 0]
 
 
 def test_another_graph_or_other_parts_are_refused(whole, tmp_path):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from tests.world import GUARD, PROMPT, RankFailed, run_ranks
+from tests.world import PROMPT, RankFailed, run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel import agreement
@@ -114,7 +114,7 @@ def everything(rank, world_size):
 
 @pytest.fixture(scope="module")
 def found():
-    by_rank = run_ranks(everything, 3, timeout=GUARD)
+    by_rank = run_ranks(everything, 3)
     return {name: [answers[name] for answers in by_rank] for name in by_rank[0]}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.parallel import shards as module
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.shared_memory import Pool, Window
@@ -79,7 +79,7 @@ def exchanged_in_every_way(rank, world_size):
 @pytest.mark.multiprocess
 def test_every_rank_gets_what_the_others_have_for_it():
     size, counts = 3, [3, 2, 2]
-    by_rank = run_ranks(exchanged_in_every_way, size, timeout=GUARD)
+    by_rank = run_ranks(exchanged_in_every_way, size)
     for (rank, ways), how in itertools.product(enumerate(by_rank), WAYS):
         found, total, sent = ways[how]
         for dtype, (columns, rows) in zip(TYPES, found, strict=True):

@@ -7,7 +7,7 @@ import torch
 
 from tests.graphs.split.test_switch import GAT, GCN, SAGE, traffic
 from tests.profiling.quick import CPU, FEWEST
-from tests.world import run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.planning.choose_way import Cluster, choose
@@ -115,30 +115,30 @@ def test_a_share_holds_less_than_the_whole():
     assert held["halo"] < 0.8 * held["one rank"]
 
 
-def measured_by(rank, world_size, configs):
+def measured_by(rank, world_size, config):
     torch.set_num_threads(1)
-    runs = [on_one_rank(prepare(config, torch.float64), config) for config in configs]
+    run = on_one_rank(prepare(config, torch.float64), config)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in AS_FEW:
             patch.setattr(module, name, value)
-        return [measure_ways(run, rank, CPU, 3) for run in runs]
+        return measure_ways(run, rank, CPU, 3)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.heavy
 def test_what_ranks_are_predicted_to_send_is_what_they_send():
     configs = [replace(c, dropout=0.2, norm="batch") for c in (SAGE, GCN, GAT)]
-    predicted = run_ranks(measured_by, 2, configs)[0]
+    predicted = run_each(measured_by, 2, configs)
     for split in ("mixed", "halo"):
-        by_rank = run_ranks(traffic, 3, [replace(c, split=split) for c in configs])
-        for i, measured in enumerate(predicted):
+        sent = traffic(3, [replace(c, split=split) for c in configs])
+        for (measured, _), of_config in zip(predicted, sent, strict=True):
             (way,) = [way for way in measured.ways if way.name == split]
-            assert way.exchanged_bytes == sum(sum(found[i].values()) for found in by_rank)
+            assert way.exchanged_bytes == sum(of_config.values())
 
 
 @pytest.mark.multiprocess
 def test_ranks_measure_what_messages_take_and_how_they_slow_one_another_down():
-    (first,), (other,) = run_ranks(measured_by, 2, [replace(SAGE, layers=2)])
+    first, other = run_ranks(measured_by, 2, replace(SAGE, layers=2))
     assert first.links == other.links
     assert first.links.num_ranks == 2
     assert len(first.links.exchanges) == len(links.EXCHANGES)

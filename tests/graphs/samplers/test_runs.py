@@ -15,9 +15,9 @@ from tests.graphs.test_training import (
     interrupted_after,
     rows,
     run,
-    run_rank_in_turn,
+    run_rank,
 )
-from tests.world import GUARD, run_command, run_ranks
+from tests.world import run_command, run_each
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.sbm import draw
@@ -47,14 +47,14 @@ def test_a_plan_goes_by_the_sub_graphs_of_the_first_epoch_and_their_sizes(config
 @pytest.mark.multiprocess
 def test_runs_of_two_replicas_are_done_again_with_other_stages(tmp_path):
     options = {"dp": 2, "items": "pool", "average_every": 2, "checkpoint_every": "never"}
-    first, again = [], []
-    for base, strategy in ((WALKS, "periodic"), (NEIGHBOURS, "gossip")):
-        config, folder = replace(base, strategy=strategy, **options), tmp_path / strategy
-        first.append((config, folder))
-        again.append((replace(config, stages=2, replay=folder), tmp_path / f"{strategy} again"))
-    assert run_ranks(run_rank_in_turn, 2, first, timeout=GUARD) == [[0, 0]] * 2
-    assert run_ranks(run_rank_in_turn, 4, again, timeout=GUARD) == [[0, 0]] * 4
-    for (_, folder), (_, other) in zip(first, again, strict=True):
+    runs = ((WALKS, "periodic"), (NEIGHBOURS, "gossip"))
+    first = [replace(base, strategy=strategy, **options) for base, strategy in runs]
+    folders = [tmp_path / strategy for _, strategy in runs]
+    again = [replace(c, stages=2, replay=f) for c, f in zip(first, folders, strict=True)]
+    others = [tmp_path / f"{strategy} again" for _, strategy in runs]
+    assert run_each(run_rank, 2, first, folders) == [[0] * 2] * 2
+    assert run_each(run_rank, 4, again, others) == [[0] * 4] * 2
+    for folder, other in zip(folders, others, strict=True):
         assert are_equal(folder, other)
 
 

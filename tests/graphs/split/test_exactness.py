@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.graphs.test_exactness import words_graph
-from tests.world import GUARD, run_ranks
+from tests.world import run_each
 from vigpipe.commands.check import trace
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
@@ -23,7 +23,7 @@ from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
 CPU = torch.device("cpu")
-FEW, MANY = 6, 20  # steps; many for what is not run every time
+NUM_STEPS = 6
 BASE = TrainConfig(
     data="sbm:203,4,9,5",
     layers=3,
@@ -31,7 +31,7 @@ BASE = TrainConfig(
     dropout=0.3,
     opt="sgd",
     lr=0.005,
-    steps=MANY,
+    steps=NUM_STEPS,
     dtype="float64",
     seed=7,
 )
@@ -80,40 +80,36 @@ REPLICATED = [
 ]
 
 
-def traces(rank, world_size, configs, num_steps=MANY):
-    """On every rank: train with each configuration, and evaluate; what the writer has."""
+def traced(rank, world_size, config):
+    """On every rank: train and evaluate; what the writer has, and the scores."""
     torch.set_num_threads(1)
     sums.LEAST_COLUMNS = 2  # or columns of so few channels would be summed in one piece
-    found = []
-    for config in configs:
-        rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
-        kept = trace(rank_state, num_steps)
-        scores = evaluate_all(rank_state)
-        rank_state.feed.close()
-        assert (kept is None) == (rank > 0)
-        found.append((kept, scores))
-    return found
+    rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
+    kept = trace(rank_state, NUM_STEPS)
+    scores = evaluate_all(rank_state)
+    rank_state.feed.close()
+    assert (kept is None) == (rank > 0)
+    return kept, scores
 
 
 @cache
-def of_shards(split: str, shards: int, num_steps: int) -> list[list[tuple[Trace | None, Any]]]:
+def of_shards(split: str, shards: int) -> list[list[tuple[Trace | None, Any]]]:
     """What all ranks have, by the row of this form."""
     configs = [replace(config_of(*row), shards=shards) for row in ROWS if row[0] == split]
-    by_rank = run_ranks(traces, shards, configs, num_steps, timeout=GUARD)
-    return list(map(list, zip(*by_rank, strict=True)))
+    return run_each(traced, shards, configs)
 
 
 @cache
-def of_one(number: int, num_steps: int) -> tuple[Any, Any]:
+def of_one(number: int) -> tuple[Any, Any]:
     """What one process has of a row."""
     config = replace(config_of(*ROWS[number]), split="mixed")
-    return traces(0, 1, [config], num_steps)[0]
+    return traced(0, 1, config)
 
 
-def check_equal(ranks, reference, dtype, num_steps=MANY):
+def check_equal(ranks, reference, dtype):
     (ours, scores), (whole, of_whole) = ranks[0], reference
     assert ours is not None
-    assert len(ours.losses) == len(whole.losses) == num_steps
+    assert len(ours.losses) == len(whole.losses) == NUM_STEPS
     for row in differences(ours, whole):
         assert row.within(dtype), row
     assert scores.test.num_samples == of_whole.test.num_samples
@@ -124,27 +120,25 @@ def check_equal(ranks, reference, dtype, num_steps=MANY):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("ranks", "num_steps"),
+    "ranks",
     [
-        ({"mixed": 3, "halo": 2}, FEW),
-        pytest.param({"mixed": 2, "halo": 3}, MANY, marks=pytest.mark.heavy),
-        pytest.param({"mixed": 4, "halo": 4}, MANY, marks=pytest.mark.heavy),
+        {"mixed": 3, "halo": 2},
+        pytest.param({"mixed": 4, "halo": 3}, marks=pytest.mark.heavy),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda n: " ".join(map(str, ROWS[n][:6])))
-def test_ranks_that_share_a_graph_train_like_one(number, ranks, num_steps):
+def test_ranks_that_share_a_graph_train_like_one(number, ranks):
     split, dtype = ROWS[number][0], weight_dtype(ROWS[number][5])
     place = number - [row[0] for row in ROWS].index(split)
-    ours = of_shards(split, ranks[split], num_steps)[place]
-    check_equal(ours, of_one(number, num_steps), dtype, num_steps)
+    ours = of_shards(split, ranks[split])[place]
+    check_equal(ours, of_one(number), dtype)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.heavy
 def test_replicas_of_several_ranks_train_like_one_process():
     shared = [replace(config, shards=2) for config in REPLICATED]
-    of_four = run_ranks(traces, 4, shared, timeout=GUARD)
-    whole = run_ranks(traces, 2, REPLICATED, timeout=GUARD)
-    for i, config in enumerate(REPLICATED):
-        check_equal([found[i] for found in of_four], whole[0][i], weight_dtype(config.dtype))
+    of_four, whole = run_each(traced, 4, shared), run_each(traced, 2, REPLICATED)
+    for config, ours, (reference, _) in zip(REPLICATED, of_four, whole, strict=True):
+        check_equal(ours, reference, weight_dtype(config.dtype))

@@ -9,7 +9,7 @@ import torch
 
 from tests.graphs.split.test_switch import GCN, SAGE, traffic
 from tests.parallel.test_shards import shards_of_all
-from tests.world import GUARD, run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.samplers.make import make_shares
 from vigpipe.graphs.samplers.whole import all_edges
@@ -87,8 +87,7 @@ def test_the_bytes_of_a_step_are_one_row_a_part_and_boundary_node(size):
         if parts[source] != parts[target]
     }
     assert halo.counts.sum() == len(pairs)
-    by_rank = run_ranks(traffic, size, configs, timeout=GUARD)
-    sage, gcn = ({w: sum(f[i][w] for f in by_rank) for w in by_rank[0][i]} for i in range(2))
+    sage, gcn = traffic(size, configs)
     # There and back for what each layer sums; sage keeps the halo of the features.
     assert sage == {"halos": 8 * len(pairs) * 2 * (12 + 12)}
     assert gcn == {"halos": 8 * len(pairs) * 2 * (8 + 8 + 4)}
@@ -159,7 +158,7 @@ def stale_rows(rank, world_size):
 def test_stale_halos_and_their_gradients_are_those_of_the_step_before():
     # Node 0 takes from node 2, node 2 from 0 and node 3 from 1: rank 0 gives its nodes 0 and 1,
     # and rank 1 its first, node 2.
-    zero, one = run_ranks(stale_rows, 2, timeout=GUARD)
+    zero, one = run_ranks(stale_rows, 2)
     assert [rows for rows, _, _ in zero] == [[10.0], [10.0], [110.0]]
     assert [rows for _, rows, _ in zero] == [[10.0], [110.0], [210.0]]
     assert [rows for rows, _, _ in one] == [[0.0, 1.0], [0.0, 1.0], [100.0, 101.0]]
@@ -168,13 +167,11 @@ def test_stale_halos_and_their_gradients_are_those_of_the_step_before():
     assert [grad for _, _, grad in one] == [[2 + 1, 2], [20 + 1, 20], [200 + 10, 200]]
 
 
-def losses(rank, world_size, configs):
+def losses(rank, world_size, config):
     torch.set_num_threads(1)
-    found = []
-    for config in configs:
-        state = make_rank_state(prepare(config, torch.float64), rank, torch.device("cpu"))
-        found.append([train_step(state, batch).loss for batch in batches(state)])
-        state.feed.close()
+    state = make_rank_state(prepare(config, torch.float64), rank, torch.device("cpu"))
+    found = [train_step(state, batch).loss for batch in batches(state)]
+    state.feed.close()
     return found
 
 
@@ -184,8 +181,8 @@ def test_other_halos_learn_too_and_are_exact_where_nothing_is_late_or_left_out()
     still = replace(base, opt="sgd", lr=0.0)
     configs = [replace(c, halo=h) for c in (base, still) for h in ("exact", "stale")]
     configs += [replace(base, halo=f"sampled:{rate}") for rate in (1, 0.5)]
-    of_configs = run_ranks(losses, 2, configs, timeout=GUARD)[0]
-    exact, stale, exact_still, stale_still, all_of, half = of_configs
+    of_first_rank = [of_first for of_first, _ in run_each(losses, 2, configs)]
+    exact, stale, exact_still, stale_still, all_of, half = of_first_rank
     # Where no weight changes, the last step's features are this one's.
     assert stale_still == exact_still
     assert stale[0] == exact[0]

@@ -8,7 +8,7 @@ import torch
 from tests.graphs.split.test_halo import random_graph
 from tests.graphs.split.test_switch import GCN, SAGE
 from tests.parallel.test_shards import shards_of_all
-from tests.world import GUARD, run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.commands.check import trace
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split import sums
@@ -66,7 +66,7 @@ def ways_to_sum(rank, world_size):
 
 @pytest.mark.multiprocess
 def test_sums_in_chunks_and_over_edges_that_travel_have_the_bits_of_those_over_all_edges():
-    sent = sum(run_ranks(ways_to_sum, 3, timeout=GUARD))
+    sent = sum(run_ranks(ways_to_sum, 3))
     graph = random_graph(NODES, EDGE_COUNT)
     looped = graph.with_loops()
     # Where rows begin, and sources, both of 4 bytes; the blocks of all ranks have 3 rows' ends.
@@ -135,7 +135,7 @@ def ways_to_multiply(rank, world_size):
 
 @pytest.mark.multiprocess
 def test_products_that_are_written_where_they_are_summed_are_those_of_one_rank():
-    of_ranks, (wanted, *_) = zip(*run_ranks(ways_to_multiply, 3, timeout=GUARD), strict=True)
+    of_ranks, (wanted, *_) = zip(*run_ranks(ways_to_multiply, 3), strict=True)
     for ways in zip(*of_ranks, strict=True):
         rows = [torch.cat(parts) for parts in zip(*(of_rows for of_rows, _ in ways), strict=True)]
         weights = [sum(grads) for grads in zip(*(of for _, of in ways), strict=True)]
@@ -143,15 +143,13 @@ def test_products_that_are_written_where_they_are_summed_are_those_of_one_rank()
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def traces(rank, world_size, configs):
+def traced(rank, world_size, config):
     torch.set_num_threads(1)
     module.this_machine = lambda: f"machine {rank}"  # so that ranks send
-    found = []
-    for config in configs:
-        state = make_rank_state(prepare(config, torch.float64), rank, CPU)
-        assert not state.shards.can_write
-        found.append((trace(state, 3), dict(state.shards.sent)))
-        state.feed.close()
+    state = make_rank_state(prepare(config, torch.float64), rank, CPU)
+    assert not state.shards.can_write
+    found = trace(state, 3), dict(state.shards.sent)
+    state.feed.close()
     return found
 
 
@@ -160,9 +158,9 @@ def test_training_does_not_depend_on_chunks_nor_on_who_keeps_the_edges():
     ways = [{}, {"chunks": 4}, {"adjacency": "split"}]
     bases = [replace(base, width=130, shards=2) for base in (GCN, SAGE)]
     configs = [replace(base, **way) for base in bases for way in ways]
-    found = run_ranks(traces, 2, configs, timeout=GUARD)
+    found = [of_first for of_first, _ in run_each(traced, 2, configs)]
     for first in (0, len(ways)):
-        (whole, sent), *others = found[0][first : first + len(ways)]
+        (whole, sent), *others = found[first : first + len(ways)]
         for other, of_other in others:
             assert other.losses == whole.losses
             for name, weights in whole.weights.items():

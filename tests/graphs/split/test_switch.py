@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parallel.test_shards import shards_of_all
-from tests.world import GUARD, run_ranks
+from tests.world import run_each, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.shared_norm import shared_batch_norm
 from vigpipe.model.norm import BatchNorm
@@ -66,7 +66,7 @@ def norms(shards):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.heavy)])
 def test_there_and_back_is_nothing_and_batch_norm_sees_all_rows(size):
-    by_rank = run_ranks(switched, size, timeout=GUARD)
+    by_rank = run_ranks(switched, size)
     norm, x = BatchNorm(NUM_CHANNELS).double(), whole(0).requires_grad_()
     y = norm(x)
     (y * whole(1)).sum().backward()
@@ -100,20 +100,23 @@ GCN = replace(SAGE, model="gcn", aggregator=None, width=8)
 GAT = replace(SAGE, model="gat", aggregator=None, heads=2)
 
 
-def traffic(rank, world_size, configs):
-    """Bytes that this rank gives to others in the second step of each configuration."""
+def sent(rank, world_size, config):
+    """Bytes that this rank gives to others in the second step."""
     torch.set_num_threads(1)
-    found = []
-    for config in configs:
-        run = prepare(replace(config, shards=world_size), torch.float64)
-        state = make_rank_state(run, rank, torch.device("cpu"))
-        first, second, *_ = batches(state)
-        train_step(state, first)
-        before = dict(state.shards.sent)
-        train_step(state, second)
-        state.feed.close()
-        found.append({what: n - before[what] for what, n in state.shards.sent.items()})
-    return found
+    run = prepare(replace(config, shards=world_size), torch.float64)
+    state = make_rank_state(run, rank, torch.device("cpu"))
+    first, second, *_ = batches(state)
+    train_step(state, first)
+    before = dict(state.shards.sent)
+    train_step(state, second)
+    state.feed.close()
+    return {what: n - before[what] for what, n in state.shards.sent.items()}
+
+
+def traffic(size: int, configs: list[TrainConfig]) -> list[dict[str, int]]:
+    """Bytes that so many ranks give to one another in a step of each configuration."""
+    by_config = run_each(sent, size, configs)
+    return [{what: sum(of[what] for of in by_rank) for what in by_rank[0]} for by_rank in by_config]
 
 
 @pytest.mark.multiprocess
@@ -121,11 +124,7 @@ def traffic(rank, world_size, configs):
 def test_the_bytes_of_a_step_are_those_of_the_formulas_and_hardly_grow_with_the_ranks():
     totals = {}
     for size in (2, 3, 4):
-        by_rank = run_ranks(traffic, size, [SAGE, GCN, GAT], timeout=GUARD)
-        sage, gcn, gat = (
-            {what: sum(found[i][what] for found in by_rank) for what in by_rank[0][i]}
-            for i in range(3)
-        )
+        sage, gcn, gat = traffic(size, [SAGE, GCN, GAT])
         share = (size - 1) / size
 
         def switches(channels, share=share):

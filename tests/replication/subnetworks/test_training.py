@@ -1,8 +1,8 @@
 """Runs of sub-networks: real ranks, and what they must be equal to."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.hidden_sides import NoHiddenSides
 from tests.oracle import images_of, shortened, with_images
 from tests.replication.refused import assert_refused
-from tests.world import GUARD, run_ranks
+from tests.small_digits import SMALL_MODEL
+from tests.world import run_each, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.checkpoint.resume import load_checkpoint
 from vigpipe.commands.check_replicas import Alone, compare_replicas
@@ -38,7 +39,6 @@ from vigpipe.run.step import complete_step, train_step
 from vigpipe.training import train
 
 CPU = torch.device("cpu")
-SMALL = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,), channels=(16,))}
 NUM_STEPS, EVERY = 9, 4  # the last round is shorter
 BASE = TrainConfig(
     model="sage",
@@ -100,7 +100,7 @@ COMPARED = {
 
 @pytest.fixture(autouse=True)
 def _small():
-    with mock.patch.dict(VIG_SHAPES, SMALL):
+    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
         yield
 
 
@@ -114,22 +114,20 @@ def run_of(config: TrainConfig) -> Run:
 
 def compare(rank: int, world_size: int, config: TrainConfig) -> Compared | None:
     torch.set_num_threads(1)
-    with mock.patch.dict(VIG_SHAPES, SMALL):
+    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
         return compare_replicas(run_of(config), rank, CPU, config.steps or 0, SubnetworksInTurn)
 
 
-def train_all(rank: int, world_size: int, folder: Path, configs: Mapping[str, TrainConfig]) -> None:
-    """Train with one configuration after the other; `resume` names one that came before."""
+def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainConfig) -> None:
+    """Train in a folder of that name; `resume` is the name of one that came before."""
     torch.set_num_threads(1)
-    with mock.patch.dict(VIG_SHAPES, SMALL):
-        for name, given in configs.items():
-            config = given
-            if given.resume is not None:
-                config = replace(config, resume=str(list_checkpoints(folder / given.resume)[-1]))
-            if given.replay is not None:
-                config = replace(config, replay=folder / given.replay)
-            (folder / name).mkdir(exist_ok=True)
-            assert train(run_of(config), rank, CPU, folder / name) == DONE
+    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
+        if config.resume is not None:
+            config = replace(config, resume=str(list_checkpoints(folder / config.resume)[-1]))
+        if config.replay is not None:
+            config = replace(config, replay=folder / config.replay)
+        (folder / name).mkdir(exist_ok=True)
+        assert train(run_of(config), rank, CPU, folder / name) == DONE
 
 
 def train_guarded(rank: int, world_size: int, folder: Path) -> None:
@@ -160,19 +158,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "images": TIED,
         "images-resumed": replace(TIED, resume="images"),
     }
-    run_ranks(train_all, 2, folder, on_two, timeout=GUARD * len(on_two))
+    run_each(partial(train_in, folder), 2, on_two, on_two.values())
     on_four = {
         f"{name}-staged": replace(on_two[name], replay=Path(name), stages=2)
         for name in ("input", "carried", "images")
     }
-    run_ranks(train_all, 4, folder, on_four, timeout=GUARD * len(on_four))
+    run_each(partial(train_in, folder), 4, on_four, on_four.values())
     return folder
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("config", COMPARED.values(), ids=COMPARED)
 def test_sub_networks_do_what_one_process_does(config: TrainConfig) -> None:
-    found = run_ranks(compare, 4 if config.stages == 2 else 2, config, timeout=GUARD)
+    found = run_ranks(compare, 4 if config.stages == 2 else 2, config)
     (compared,) = filter(None, found)
     kinds = {row.kind: row for row in compared.rows}
     assert {"loss", "weights", "wide weights"} <= kinds.keys()
@@ -274,7 +272,7 @@ def test_the_best_checkpoint_is_the_model_that_was_evaluated(folder: Path, tmp_p
 
 @pytest.mark.multiprocess
 def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
-    run_ranks(train_guarded, 4, tmp_path, timeout=GUARD)
+    run_ranks(train_guarded, 4, tmp_path)
     shapes = {tuple(t.shape) for t in load_file(tmp_path / "0" / "model.safetensors").values()}
     assert (56, 56) in shapes
 
@@ -288,7 +286,10 @@ def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
     ],
 )
 def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
-    config: TrainConfig, options: dict[str, Any], tmp_path: Path
+    config: TrainConfig,
+    options: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = replace(
         config,
@@ -314,6 +315,8 @@ def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
     run = run_of(replace(config, dp=1, **options, **weights))
     (tmp_path / "one").mkdir()
     assert train(run, 0, CPU, tmp_path / "one") == DONE
+    is_estimated = "; BatchNorm's statistics are those of " in capsys.readouterr().out
+    assert is_estimated == (run.config.norm == "batch")
     rows = [*map(json.loads, (tmp_path / "one" / "metrics.jsonl").read_text().splitlines())]
     assert [row["loss"] for row in rows if "loss" in row and "step" in row] == losses
     written = load_file(tmp_path / "one" / "model.safetensors")
