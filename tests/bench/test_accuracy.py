@@ -12,6 +12,8 @@ from vigpipe.bench.accuracy import pixel_baselines
 from vigpipe.cli import main
 from vigpipe.data import open_source
 
+pytestmark = pytest.mark.heavy
+
 
 def scores(top1, top5):
     return {"top1": top1, "top5": top5}

@@ -16,6 +16,8 @@ from vigpipe.cli import main
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 
+pytestmark = pytest.mark.heavy
+
 
 def no_memory(*args, **kwargs):
     return 2e6, 1e6
@@ -57,7 +59,6 @@ def test_the_reference_is_the_same_model():
     torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.heavy
 def test_memory_is_what_the_work_adds():
     peak, added = peaks(allocate, 200.0, device="cpu", threads=1)
     assert 195e6 < added < 230e6

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.bench.emulate import emulate, list_cases
 from vigpipe.bench.emulated import write_page
 from vigpipe.bench.options import EmulateBench
@@ -17,6 +17,8 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.parallel.split import cut_stages
 from vigpipe.planning.profile import Piece, Profile, read_profile, write_profile
+
+pytestmark = pytest.mark.heavy
 
 KEYS = torch.zeros(4, dtype=torch.int64)
 ms = 1e-3
@@ -138,7 +140,7 @@ def emulate_on(rank, world_size, bench):
 @pytest.mark.multiprocess
 def test_every_layout_runs_and_none_is_faster_than_its_ideal(tmp_path, capsys):
     bench = options(tmp_path, sync="double", schedule="1f1b")
-    by_rank = run_ranks(emulate_on, 5, bench, timeout=GUARD)  # the fifth rank only waits
+    by_rank = run_ranks(emulate_on, 5, bench)  # the fifth rank only waits
     assert by_rank[4] == []
     assert {s.case.layout.world_size for s in by_rank[3]} == {4}
     steps = by_rank[0]

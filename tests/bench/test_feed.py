@@ -15,6 +15,8 @@ from vigpipe.bench.hidden import MEMORY, NUM_STEPS, RANK, WORKERS, Steps, hidden
 from vigpipe.bench.loaders import Reading, TimmLoader, VigpipeLoader
 from vigpipe.bench.photographs import make_pictures
 
+pytestmark = pytest.mark.heavy
+
 CPU = torch.device("cpu")
 
 
@@ -78,7 +80,6 @@ def test_the_hidden_share_is_that_of_the_time_that_the_rank_takes_to_read():
     assert "lost in the noise" in steps.explain()
 
 
-@pytest.mark.heavy
 @pytest.mark.multiprocess
 def test_the_command_writes_a_page_and_every_round(pictures, tmp_path):
     options = ["--pictures", str(pictures), "--images", "16", "--batch-size", "4"]

@@ -12,6 +12,8 @@ from vigpipe.commands.dataset import prepare_dataset
 from vigpipe.config.verbs import PrepareConfig
 from vigpipe.graphs.graph import TEST, TRAIN
 
+pytestmark = pytest.mark.heavy
+
 CPU = torch.device("cpu")
 EAGER = [name for name in gnn.CONTENDERS if not name.endswith("compiled")]
 

@@ -8,13 +8,14 @@ import pytest
 from vigpipe.bench.halos import bench_halos
 from vigpipe.bench.options import HalosBench
 
+pytestmark = pytest.mark.heavy
+
 OPTIONS = HalosBench(
     data="sbm:300,4,12,6", width=8, epochs=4, shards=2, seeds=1, halos="exact,stale"
 )
 
 
 @pytest.mark.multiprocess
-@pytest.mark.heavy
 def test_every_halo_has_a_row_and_a_curve(tmp_path, capsys):
     folder = tmp_path / "page"
     bench_halos(replace(OPTIONS, out=folder))

@@ -9,6 +9,8 @@ from vigpipe.bench import trained
 from vigpipe.bench.intervals import PUBLISHED, bench_intervals
 from vigpipe.bench.options import IntervalsBench
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def commands(monkeypatch):

@@ -12,6 +12,8 @@ from vigpipe.bench import slowed, trained
 from vigpipe.bench.learning import WAYS, bench_learning
 from vigpipe.bench.options import LearningBench
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def commands(monkeypatch):

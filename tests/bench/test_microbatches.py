@@ -9,6 +9,8 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.run.facts import prepare
 from vigpipe.timing.recorder import Row
 
+pytestmark = pytest.mark.heavy
+
 CPU = torch.device("cpu")
 
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from tests.profiling.test_ways import AS_FEW
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.bench import plan_graph
 from vigpipe.bench.options import PlanGraphBench
 from vigpipe.bench.plan_graph import bench_plan_graph, parse_cases
 from vigpipe.run.facts import prepare
+
+pytestmark = pytest.mark.heavy
 
 CPU = torch.device("cpu")
 SMALL = "gcn:8x3@sbm:400,4,12,6"
@@ -37,10 +39,9 @@ def _bench(rank, world_size, folder):
         bench_plan_graph(run, rank, CPU, folder, 1, options)
 
 
-@pytest.mark.heavy
 @pytest.mark.multiprocess
 def test_every_way_is_predicted_and_measured(tmp_path):
-    run_ranks(_bench, 2, tmp_path, timeout=GUARD)
+    run_ranks(_bench, 2, tmp_path)
     with (tmp_path / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
     ways = {(row["case"][:4], row["way"]): row for row in rows}

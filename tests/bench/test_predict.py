@@ -7,13 +7,15 @@ import torch
 
 from tests.planning.profiles import make_profile
 from tests.profiling.quick import FEWEST
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.bench import cuts
 from vigpipe.bench.predict import bench_predict, compare_steps, list_cases
 from vigpipe.bench.side_by_side import Timings
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import prepare
+
+pytestmark = pytest.mark.heavy
 
 
 def run(**options):
@@ -46,10 +48,9 @@ def _bench(rank, world_size, folder):
         bench(one, rank, torch.device("cpu"), folder / name, 1)
 
 
-@pytest.mark.heavy
 @pytest.mark.multiprocess
 def test_both_write_what_they_found(tmp_path):
-    run_ranks(_bench, 2, tmp_path, timeout=GUARD)
+    run_ranks(_bench, 2, tmp_path)
     for name in ("predict", "cuts"):
         assert {"README.md", "rows.csv", "profile.json"} <= {
             path.name for path in (tmp_path / name).iterdir()

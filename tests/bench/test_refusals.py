@@ -1,8 +1,12 @@
 """Options of benchmarks that make no sense: one sentence each, before anything runs."""
 
+import pytest
+
 from tests.bench.test_emulate import PROFILE
 from tests.commands.refusals import check_commands
 from vigpipe.planning.profile import write_profile
+
+pytestmark = pytest.mark.heavy
 
 GRAPH = "--data sbm:200,4"
 IMAGES = "--model vig_digits: is a model of images"

@@ -9,6 +9,8 @@ import pytest
 from tests.world import run_command
 from vigpipe.bench.samplers import read_run
 
+pytestmark = pytest.mark.heavy
+
 
 def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
     rows = [

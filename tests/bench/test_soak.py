@@ -10,6 +10,8 @@ from tests.world import run_command
 from vigpipe.bench.options import SoakBench
 from vigpipe.bench.soak import Happened, Sample, _account, choose_faults, growth, last_step
 
+pytestmark = pytest.mark.heavy
+
 
 def test_faults_come_about_as_often_as_asked_and_are_those_of_the_seed():
     options = SoakBench(steps=2000, faults_every=100)
@@ -46,7 +48,6 @@ def test_growth_is_from_the_second_tenth_to_the_last():
     assert growth(samples, 100) == [(0, pytest.approx(0.02, abs=1e-6), 3)]
 
 
-@pytest.mark.heavy
 @pytest.mark.multiprocess
 def test_a_small_soak_from_end_to_end(tmp_path):
     command = "bench soak --steps 24 --faults-every 9 --checkpoint-every 5 --batch-size 16 --dp 2"

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from tests.graphs.split.test_switch import GAT, GCN, SAGE, traffic
-from tests.world import GUARD, run_ranks
 from vigpipe.bench.options import SplitBench
 from vigpipe.bench.split import _count, bench_split
 from vigpipe.config.choices import Split
 from vigpipe.config.options import TrainConfig
 from vigpipe.run.facts import prepare
+
+pytestmark = pytest.mark.heavy
 
 OPTIONS = SplitBench(
     model="sage", aggregator="max", data="sbm:800,4,16,6", width=128, numbers="2,4", threads=1
@@ -48,14 +49,12 @@ def test_the_page_has_a_row_for_every_way_and_number(tmp_path, capsys):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.heavy
 def test_counts_are_those_of_real_ranks():
     shared: list[tuple[Split, TrainConfig]] = [("mixed", SAGE), ("halo", GAT), ("halo", GCN)]
     configs = [replace(c, split=split, dropout=0.2, norm="batch") for split, c in shared]
-    by_rank = run_ranks(traffic, 3, configs, timeout=GUARD)
-    for i, (split, _) in enumerate(shared):
-        counted = _count(prepare(configs[i], torch.float64), split, 3)
-        assert counted.sent_bytes == sum(sum(found[i].values()) for found in by_rank)
+    for (split, _), config, sent in zip(shared, configs, traffic(3, configs), strict=True):
+        counted = _count(prepare(config, torch.float64), split, 3)
+        assert counted.sent_bytes == sum(sent.values())
 
 
 def test_images_are_counted_too(tmp_path):

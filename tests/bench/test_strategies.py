@@ -5,10 +5,12 @@ from itertools import islice
 
 import pytest
 
-from tests.world import GUARD, run_ranks
+from tests.world import run_ranks
 from vigpipe.bench.options import StrategiesBench
 from vigpipe.bench.strategies import MACHINES, SERVED, WAYS, item_seconds, list_cases, run_cases
 from vigpipe.bench.strategies_page import share, write_page
+
+pytestmark = pytest.mark.heavy
 
 OPTIONS = StrategiesBench(dp=3, items=24, seconds=1e-3, numbers=1000, average_every="1", repeats=1)
 
@@ -19,7 +21,7 @@ def all_runs(rank, world_size, options):
 
 @pytest.fixture(scope="module")
 def runs():
-    return run_ranks(all_runs, 4, OPTIONS, timeout=GUARD)[0]
+    return run_ranks(all_runs, 4, OPTIONS)[0]
 
 
 @pytest.mark.multiprocess

@@ -7,6 +7,8 @@ import pytest
 
 from tests.world import run_command
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.multiprocess
 def test_real_runs_end_in_a_table(tmp_path):

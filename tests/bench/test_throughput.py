@@ -7,6 +7,8 @@ from vigpipe.bench import throughput
 from vigpipe.bench.turns import Entry
 from vigpipe.bench.way import Prepared, Way, make_step
 
+pytestmark = pytest.mark.heavy
+
 CPU = torch.device("cpu")
 
 

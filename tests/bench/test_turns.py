@@ -8,6 +8,8 @@ from vigpipe.bench.turns import Entry, best_reference, ratio, take_turns
 from vigpipe.bench.way import Way
 from vigpipe.bench.worker import WorkerError
 
+pytestmark = pytest.mark.heavy
+
 EAGER = Way("reference", False, "float32")
 COMPILED = Way("reference", True, "float32", channels_last=True)
 OURS = Way("ours", False, "float32")

@@ -1,7 +1,11 @@
 """A list of ways to sample a graph: what each word means."""
 
+import pytest
+
 from tests.commands.refusals import check_calls
 from vigpipe.bench.ways import parse_way
+
+pytestmark = pytest.mark.heavy
 
 
 def test_a_way_says_how_the_graph_is_cut_and_how_long_it_is_trained_on():

@@ -10,6 +10,8 @@ from tests.world import run_command
 from vigpipe.bench.narrow import time_narrow
 from vigpipe.bench.options import WidthsBench
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def threads():

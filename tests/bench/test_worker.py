@@ -13,6 +13,8 @@ from tests.world import wait_until
 from vigpipe.bench.worker import OutOfTime, Worker, WorkerError, call
 from vigpipe.errors import InputError
 
+pytestmark = pytest.mark.heavy
+
 
 class Counter:
     """Counts from a beginning, and can fail in many ways."""

@@ -216,6 +216,7 @@ def test_text_of_files_never_becomes_markup(tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
     # Steps of the second run take seconds, which makes wide tables.
     runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", slow=300)]
@@ -240,6 +241,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
     write_report([shared_run()], tmp_path / "report.html")
     seen = seen_in_browser(tmp_path / "report.html", height=4000, dark=True)
@@ -249,6 +251,7 @@ def test_the_page_follows_the_reader_into_the_dark(browser, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_zooming_makes_room_for_the_numbers_of_micro_batches(browser, tmp_path):
     page = tmp_path / "report.html"
     write_report([shared_run(stages=8, replicas=1, microbatches=64)], page)
@@ -267,6 +270,7 @@ def test_zooming_makes_room_for_the_numbers_of_micro_batches(browser, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_a_page_that_asks_the_network_or_fails_is_caught(browser, tmp_path):
     # Else the tests above could not fail.
     page = tmp_path / "bad.html"
@@ -280,6 +284,7 @@ def test_a_page_that_asks_the_network_or_fails_is_caught(browser, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_the_page_s_policy_forbids_requests_even_to_what_slipped_in(browser, tmp_path):
     page = tmp_path / "report.html"
     write_report([shared_run(timed=False)], page)

@@ -58,6 +58,7 @@ def test_the_json_is_strict_and_has_every_row():
 
 
 @pytest.mark.browser
+@pytest.mark.heavy
 def test_the_page_draws_without_a_network(tmp_path):
     need_browser()
     path = tmp_path / "page.html"

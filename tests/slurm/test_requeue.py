@@ -7,6 +7,8 @@ import pytest
 
 from tests.world import ROOT, run_command
 
+pytestmark = pytest.mark.slurm
+
 # A step of two ranks, of which the second one fails and leaves its record.
 FAILING_RANK = """
 import os, sys
