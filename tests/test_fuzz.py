@@ -44,13 +44,15 @@ from vigpipe.planning.profile import read_profile
 
 # Outside of tests what Pillow and torch warn of is no error.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NUMBERS = [250, pytest.param(800, marks=pytest.mark.heavy)]  # of files, always the same
+NUM_FILES = 250  # always the same
 
 
-def search(number: int, files: st.SearchStrategy, read: Callable[[Any], None]) -> None:
+def search(
+    files: st.SearchStrategy, read: Callable[[Any], None], num_files: int = NUM_FILES
+) -> None:
     """Let a test read many files."""
     options: Any = {
-        "max_examples": number,
+        "max_examples": num_files,
         "deadline": None,
         "derandomize": True,
         "suppress_health_check": [HealthCheck.too_slow],
@@ -144,8 +146,7 @@ tables = st.dictionaries(
 ).map(lambda table: tomli_w.dumps(table).encode())
 
 
-@pytest.mark.parametrize("number", [40, NUMBERS[1]])
-def test_config_files(number, tmp_path, monkeypatch):
+def test_config_files(tmp_path, monkeypatch):
     resolved, path = [], tmp_path / "config.toml"
 
     def run(config, *_, **__):
@@ -169,7 +170,7 @@ def test_config_files(number, tmp_path, monkeypatch):
             assert not any(unicodedata.category(letter) == "Cc" for letter in line)
 
     monkeypatch.setattr("vigpipe.start.run_on_ranks", run)
-    search(number, damaged(CONFIG) | tables | monsters, read)
+    search(damaged(CONFIG) | tables | monsters, read, 40)
 
 
 # ---- plans and profiles -----------------------------------------------------------------------
@@ -181,14 +182,13 @@ plan_tables = st.fixed_dictionaries(
 ).map(lambda table: tomli_w.dumps(table).encode())
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_plan_files(number, tmp_path):
+def test_plan_files(tmp_path):
     def read(path):
         plan = read_plan(path, "m", 6)
         assert [block for stage in plan.stages for block in stage] == list(range(6))
 
     files = damaged(PLAN) | plan_tables | monsters
-    search(number, files, judge(read, tmp_path / "plan.toml"))
+    search(files, judge(read, tmp_path / "plan.toml"))
 
 
 PROFILE = asdict(make_profile([make_piece("block 0", 1.0), 2.0], make_piece("stem")))
@@ -206,8 +206,7 @@ def wrong_profiles(draw) -> bytes:
     return json.dumps(table).encode()
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_profile_files(number, tmp_path):
+def test_profile_files(tmp_path):
     def read(path):
         profile = read_profile(path)
         assert profile.parameter_bytes >= 0
@@ -217,7 +216,7 @@ def test_profile_files(number, tmp_path):
             assert 0 <= cost * profile.slowdown[-1] / profile.bandwidth < math.inf
 
     files = damaged(json.dumps(PROFILE).encode()) | wrong_profiles() | monsters
-    search(number, files, judge(read, tmp_path / "profile.json"))
+    search(files, judge(read, tmp_path / "profile.json"))
 
 
 # ---- images -----------------------------------------------------------------------------------
@@ -238,8 +237,7 @@ def pictures() -> dict[str, bytes]:
 PICTURES = pictures()
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_image_files(number, tmp_path):
+def test_image_files(tmp_path):
     path = tmp_path / "x.png"
 
     def read(path):
@@ -252,7 +250,7 @@ def test_image_files(number, tmp_path):
         assert list(images.find_bad_images(images.read_image, [path])) == ([path] if said else [])
 
     files = st.sampled_from(list(PICTURES.values())).flatmap(damaged) | st.binary(max_size=64)
-    search(number, files, read_twice)
+    search(files, read_twice)
 
 
 def test_pictures_themselves_are_read(tmp_path):
@@ -282,8 +280,7 @@ def data_sets(tmp_path_factory):
     return {kind: (path, file, file.read_bytes()) for kind, (path, file) in found.items()}
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_files_of_data_sets(number, data_sets):
+def test_files_of_data_sets(data_sets):
     """Open the data set, and load all that it says are images."""
 
     def read(kind_and_content):
@@ -311,7 +308,7 @@ def test_files_of_data_sets(number, data_sets):
         assert all(str(path) in text and is_plain(text) for text in said)
 
     pairs = [st.tuples(st.just(kind), damaged(whole)) for kind, (*_, whole) in data_sets.items()]
-    search(number, st.one_of(pairs), read)
+    search(st.one_of(pairs), read)
 
 
 def test_whole_data_sets_are_read(data_sets):
@@ -378,8 +375,7 @@ weights_files = (
 )
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_weights_files(number, tmp_path):
+def test_weights_files(tmp_path):
     """Read, then put into a model of these two tensors."""
 
     def read(path):
@@ -387,7 +383,7 @@ def test_weights_files(number, tmp_path):
         assert all(tensor.nbytes <= path.stat().st_size for tensor in loaded.values())
         load_weights(nn.Linear(4, 3), path)
 
-    search(number, weights_files, judge(read, tmp_path / "weights"))
+    search(weights_files, judge(read, tmp_path / "weights"))
 
 
 def test_whole_weights_are_read(tmp_path):

@@ -73,9 +73,6 @@ def is_done_again(folder: Path, ranks: str, options: list[str], data: list[str] 
         ("average:3:1:kill", "3x1", GRADIENTS),
         ("backward:3:3:kill", "2x2+2", SERVER),
         ("end:1:0:kill", "3x1", GOSSIP),  # the one that writes
-        pytest.param("step:3:0:kill", "3x1", GOSSIP, marks=pytest.mark.heavy),
-        pytest.param("forward:3:2:kill", "2x2", GOSSIP, marks=pytest.mark.heavy),
-        pytest.param("average:2:1:kill", "2x1+1", SERVER, marks=pytest.mark.heavy),
     ],
 )
 def test_a_replica_that_is_killed_costs_no_item_and_the_run_can_be_repeated(

@@ -61,8 +61,7 @@ def goes_on(folder, num_replicas, options):
     ("what", "size", "options"),
     [
         ("kill", 1, GOSSIP),
-        pytest.param("freeze", 1, [*GRADIENTS, "--timeout", "10"], marks=pytest.mark.heavy),
-        pytest.param("kill", 2, GOSSIP, marks=pytest.mark.heavy),
+        pytest.param("freeze", 2, [*GRADIENTS, "--timeout", "10"], marks=pytest.mark.heavy),
     ],
 )
 def test_replicas_that_lose_it_save_what_they_have(what, size, options, folder):

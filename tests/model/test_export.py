@@ -83,13 +83,6 @@ def _nothing_compiled_before():
     torch.compiler.reset()
 
 
-@pytest.mark.heavy
-@pytest.mark.oldest
-def test_compiled_in_one_graph():
-    model = pyramid()
-    assert_same(torch.compile(model, fullgraph=True, backend="aot_eager"), model, 4)
-
-
 # Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
 @pytest.mark.heavy
 @pytest.mark.oldest
@@ -143,12 +136,11 @@ def test_a_program_exported_for_batches_of_any_size_is_saved_and_loaded(tmp_path
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.heavy
 @pytest.mark.oldest
-@pytest.mark.parametrize("name", ["pyramid", "isotropic"])
-def test_onnx_for_batches_of_any_size(name, tmp_path):
+def test_onnx_for_batches_of_any_size(tmp_path):
     """In onnxruntime, after a way through a file."""
     onnxruntime = pytest.importorskip("onnxruntime")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    model = pyramid(ONNX_AGGREGATORS) if name == "pyramid" else isotropic()
+    model = pyramid(ONNX_AGGREGATORS)
     program = torch.onnx.export(
         model, (images(model, 2),), dynamo=True, dynamic_shapes=ANY_BATCH, verbose=False
     )

@@ -159,6 +159,7 @@ def test_any_entries_can_be_drawn_and_other_dtypes_have_the_same_numbers():
     NORMAL.fill(part, "w", 3, whole, 1, entries)
     assert torch.equal(part, expected[:, entries])
     NORMAL.fill(torch.empty(whole[0], 0), "w", 3, whole, 1, entries[:0])
+    NORMAL.fill(torch.empty(0, whole[1]), "w", 3, whole, 0, entries[:0])
     for dtype in (torch.float64, torch.bfloat16):
         assert torch.equal(filled(NORMAL, whole, dtype=dtype), expected.to(dtype))
 

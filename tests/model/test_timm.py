@@ -169,12 +169,13 @@ IMPORTS = {  # the second takes timm's registry alone, as some programs do
 )
 def test_timm_knows_the_models_in_either_order(imports):
     code = f"{imports}; print(type(timm.create_model('vig_digits')).__name__, "
-    code += "timm.list_models('*vig_*'))"
+    code += "timm.list_models('*vig_*'), type(timm.models.__spec__.loader).__name__)"
     done = run_command(
         [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code]
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("VisionGnn ")
+    assert done.stdout.endswith(" SourceFileLoader\n")  # the hook leaves nothing behind
     assert sorted(re.findall(r"'(\w+)'", done.stdout)) == sorted(VIG_SHAPES)
 
 

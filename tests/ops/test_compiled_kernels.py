@@ -14,8 +14,8 @@ pytestmark = [
 MOST_SPILLED = 32  # bytes per thread: eight registers, which ptxas gives up to fit one more block
 
 
-def test_the_largest_launches_of_the_models_fit_every_kind_of_gpu(tmp_path, monkeypatch):
-    """Of every kernel and dtype; `python -m docs.kernels` compiles all of them, in six minutes."""
+def test_the_largest_launches_of_the_models_fit_old_and_new_gpus(tmp_path, monkeypatch):
+    """Of every kernel and dtype; `python -m docs.kernels` compiles all of them, for all GPUs."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from docs.kernels import SHARED_KIB, TOOLS, Launch, compile_for, launches
 
@@ -26,7 +26,7 @@ def test_the_largest_launches_of_the_models_fit_every_kind_of_gpu(tmp_path, monk
         return prod(max(1, value) for _, value in launch.constants if type(value) is int)
 
     largest: dict[tuple[str, str, int], Launch] = {}
-    for capability in SHARED_KIB:
+    for capability in (75, 90):
         for launch, kind in launches(capability).items():
             key = launch.kernel, kind, capability
             largest[key] = max(largest.get(key, launch), launch, key=size)

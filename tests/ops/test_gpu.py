@@ -122,7 +122,7 @@ def aggregate_cases():
         for kind in KINDS:
             for interleave in (False, True) if kind == "float32" else (True,):
                 sizes = [(1, None, 3, 1), (37, None, 20, 9), (20, 37, 192, 5)]
-                for n, m, c, k in sizes if kind == "float32" else sizes[1:]:
+                for n, m, c, k in sizes if kind == "float32" else sizes[2:]:
                     x = random(2, n, c, kind=kind)
                     y = None if m is None else random(2, m, c, kind=kind)
                     graph = torch.randint(0, m or n, (2, n, k), generator=seeded(n))
@@ -239,7 +239,7 @@ def mend_interpreter():
 
 
 # channels, heads and numbers of graphs of edges
-EDGES = [(20, 2, "float32"), (20, 2, "float64"), (6, 6, "float32"), (140, 1, "float32")]
+EDGES = [(20, 2, "float64"), (6, 3, "float32"), (140, 1, "float32")]
 
 
 def csr_errors(channels, heads, dtype):
