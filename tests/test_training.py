@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.oracle import images_of, with_images
+from tests.small_digits import NUM_TEST, NUM_TRAIN, SMALL_DIGITS, among_small_digits
 from tests.test_cli import make_pictures
-from tests.world import GUARD, ROOT, run_command, run_ranks
+from tests.world import ROOT, run_command, run_each, run_ranks
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
@@ -34,7 +35,7 @@ CPU = torch.device("cpu")
 CIFAR10_SUBSET = ROOT.parent / "shared" / "data" / "cifar10-subset"
 STEP = {"step", "epoch", "loss", "lr", "step_seconds", "images_per_second", "data_seconds"}
 EVALUATION = {"epoch", "training_loss", "loss", "top1", "top5", "images"}
-SHORT = ["--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
+SHORT = [*SMALL_DIGITS, "--steps", "3", "--epochs", "50", "--batch-size", "30", "--seed", "5"]
 FOUR_RANKS = ["--stages", "2", "--dp", "2", "--microbatches", "2"]
 # Processes that read images are fresh ones, which import torch: here there is one, of rank 0.
 ONE_READER = ["--stages", "2", "--microbatches", "2", "--workers", "1"]
@@ -53,6 +54,12 @@ def run_here(folder: Path, *arguments: str) -> Path:
     """Train in this process; returns the run's folder."""
     assert main(["train", *arguments, "--out", str(folder), "--threads", "1"]) == 0
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _data(tmp_path_factory):
+    with among_small_digits(tmp_path_factory.mktemp("data")):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +113,7 @@ def test_every_step_and_the_evaluation_have_a_row(run, request):
     assert [(row["step"], row["epoch"]) for row in steps] == [(1, 1), (2, 1), (3, 1)]
     assert all(row["images_per_second"] > 0 < row["step_seconds"] for row in steps)
     assert all(row["data_seconds"] > 0 for row in steps)
-    assert evaluation["images"] == 360
+    assert evaluation["images"] == NUM_TEST
     assert 0 <= evaluation["top1"] <= evaluation["top5"] <= 1
 
 
@@ -118,17 +125,17 @@ def test_a_run_scores_its_validation_images_and_lets_them_choose(tmp_path, capsy
     assert evaluation.keys() == EVALUATION | {"ema", "validation"}
     numbers = evaluation["validation"]
     assert numbers.keys() == {"loss", "top1", "top5", "images", "ema"}
-    assert (evaluation["images"], numbers["images"]) == (360, 287)
+    assert (evaluation["images"], numbers["images"]) == (NUM_TEST, 30)
     assert summary["validation"] == numbers
     assert (
         summary["best"] | {"value": numbers["ema"]["loss"], "images": "validation"}
         == (summary["best"])
     )
     _, held_out, line, best, _ = capsys.readouterr().out.splitlines()
-    assert held_out == "287 of 1437 training images are held out for validation"
+    assert held_out == f"30 of {NUM_TRAIN} training images are held out for validation"
     assert re.match(r"epoch 1: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
     assert "of the moving average on the validation images, which chose it" in best
-    validation = open_source("digits", seed=5, validation=0.2).validation
+    validation = open_source("digits.npz", seed=5, validation=0.2).validation
     assert isinstance(validation, ImageSplit)
     logits = logits_of(folder, validation)
     labels = torch.from_numpy(validation.labels)
@@ -159,7 +166,7 @@ def test_the_summary_says_what_was_run(run, request):
 @pytest.mark.parametrize("run", ["alone", "four_ranks"])
 def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request):
     folder = request.getfixturevalue(run)
-    test = open_source("digits").test
+    test = open_source("digits.npz").test
     assert isinstance(test, ImageSplit)
     right = (logits_of(folder, test).argmax(1).numpy() == test.labels).mean()
     assert right == pytest.approx(rows(folder)[-1]["top1"], abs=1e-9)
@@ -244,12 +251,10 @@ TWO_STAGES = {
 }
 
 
-def trained(rank, world_size, configs, folder):
-    """Train as one rank with each configuration, in a folder of its name."""
+def trained(rank, world_size, config, folder):
     torch.set_num_threads(1)
-    for name, config in configs.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        train(prepare(config, torch.float32), rank, CPU, folder / name)
+    folder.mkdir(parents=True, exist_ok=True)
+    train(prepare(config, torch.float32), rank, CPU, folder)
 
 
 def test_two_stages_have_the_losses_and_scores_of_one(pictures, tmp_path):
@@ -259,9 +264,9 @@ def test_two_stages_have_the_losses_and_scores_of_one(pictures, tmp_path):
         name: replace(config, stages=1, schedule="gpipe", virtual_stages=1)
         for name, config in split.items()
     }
-    run_ranks(trained, 2, split, tmp_path / "two", timeout=GUARD)
-    trained(0, 1, unsplit, tmp_path / "one")
+    run_each(trained, 2, split.values(), [tmp_path / "two" / name for name in split])
     for name in TWO_STAGES:
+        trained(0, 1, unsplit[name], tmp_path / "one" / name)
         ours, reference = losses(tmp_path / "two" / name), losses(tmp_path / "one" / name)
         assert len(ours) == 4  # every step is an epoch
         assert ours == pytest.approx(reference, rel=1e-5), name
@@ -308,7 +313,7 @@ READ = TrainConfig(batch_size=50, steps=31, seed=9)  # 28 full steps, one of 37,
 
 @pytest.fixture(scope="module")
 def read_by_four():
-    return run_ranks(reads, 4, replace(READ, stages=2, dp=2, microbatches=3), timeout=GUARD)
+    return run_ranks(reads, 4, replace(READ, stages=2, dp=2, microbatches=3))
 
 
 def test_images_go_to_first_stages_and_labels_to_last_ones(read_by_four):

@@ -11,7 +11,7 @@ import torch
 from tests.checkpoint.test_manifest import PLAIN
 from tests.full_disk import files_of_at_most
 from tests.world import wait_until
-from vigpipe.checkpoint.manifest import list_checkpoints, read_tensors, tensor_names, verify
+from vigpipe.checkpoint.manifest import NAME, list_checkpoints, read_tensors, tensor_names, verify
 from vigpipe.checkpoint.saver import POLL_SECONDS, Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
 from vigpipe.model import mapped
@@ -62,6 +62,26 @@ def test_every_rank_writes_a_share_and_the_newest_stay(tmp_path):
     assert set(where) == {f"model/{rank}" for rank in range(4)}
     assert all(t.eq(3).all() for _, t in read_tensors(newest, where, list(where)))
     assert ranks[1].newest == 3
+
+
+def test_what_a_checkpoint_holds_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Without it, a checkpoint could be empty files after a power failure."""
+    synced: list[Path] = []
+    whole, rename = {NAME, *RANK_FILES[:1]}, Path.rename
+
+    def spy(path, target):
+        if target.name == "step-00000001":
+            assert [*synced] == [path / RANK_FILES[0], path / NAME, path]
+        return rename(path, target)
+
+    monkeypatch.setattr("vigpipe.checkpoint.saver.sync", synced.append)
+    monkeypatch.setattr(Path, "rename", spy)
+    messages: list[str] = []
+    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
+    saver.save(manifest(1), {"model/w": torch.zeros(3)})
+    saver.finish()
+    assert (messages, synced[3:]) == ([], [tmp_path / "checkpoints"])
+    assert {path.name for path in list_checkpoints(tmp_path)[0].iterdir()} == whole
 
 
 def test_what_is_written_is_the_state_of_the_call(tmp_path):

@@ -3,6 +3,8 @@
 import math
 import sys
 from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -10,12 +12,14 @@ import torch
 import vigpipe.commands.check
 import vigpipe.commands.check_replicas
 from tests.commands.refusals import refused
-from tests.world import GUARD, run_command, run_ranks
+from tests.small_digits import SMALL_MODEL
+from tests.world import run_command, run_each
 from vigpipe.cli import main
 from vigpipe.commands.check import check
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
+from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -140,31 +144,31 @@ CASES = {  # the layout, and what breaks it
 }
 
 
-def checked(rank, world_size, folder):
-    """Run the check of every case; return the exit codes."""
+def checked(folder, rank, world_size, name):
+    """Run the check of a case; return the exit code."""
     torch.set_num_threads(1)
-    codes = {}
-    for name, (config, spoil) in CASES.items():
+    config, spoil = CASES[name]
 
-        def make(run, rank, device, spoil=spoil, **strategy):
-            rank_state = make_rank_state(run, rank, device, **strategy)
-            # The reference stays whole.
-            if spoil is not None and not strategy and run.layout.world_size > 1:
-                spoil(rank_state)
-            return rank_state
+    def make(run, rank, device, **strategy):
+        rank_state = make_rank_state(run, rank, device, **strategy)
+        # The reference stays whole.
+        if spoil is not None and not strategy and run.layout.world_size > 1:
+            spoil(rank_state)
+        return rank_state
 
-        vigpipe.commands.check.make_rank_state = make
-        vigpipe.commands.check_replicas.make_rank_state = make
-        (folder / name).mkdir(exist_ok=True)
+    vigpipe.commands.check.make_rank_state = make
+    vigpipe.commands.check_replicas.make_rank_state = make
+    (folder / name).mkdir(exist_ok=True)
+    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
         run = prepare(config, weight_dtype(config.dtype))
-        codes[name] = check(run, rank, CPU, folder / name, num_steps=2)
-    return codes
+        return check(run, rank, CPU, folder / name, num_steps=2)
 
 
 @pytest.mark.multiprocess
 def test_a_broken_layout_is_found_and_every_rank_says_so(tmp_path):
     broken = {name: int(spoil is not None) for name, (_, spoil) in CASES.items()}
-    assert run_ranks(checked, 4, tmp_path, timeout=GUARD) == [broken] * 4
+    codes = run_each(partial(checked, tmp_path), 4, CASES)
+    assert codes == [[code] * 4 for code in broken.values()]
     tables = {name: (tmp_path / name / "check.txt").read_text() for name in CASES}
     for name, table in tables.items():
         assert table.endswith("\nDIFFERENT\n" if broken[name] else "\nequal\n"), name

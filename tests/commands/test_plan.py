@@ -11,6 +11,7 @@ import torch
 from tests.commands.refusals import check_commands
 from tests.planning.profiles import make_piece, make_profile
 from tests.profiling.quick import FEWEST
+from tests.small_digits import write_small_digits
 from tests.world import run_command
 from vigpipe.cli import main
 from vigpipe.commands.cluster import network
@@ -229,7 +230,9 @@ def test_stages_auto_cuts_graph_models_too(tmp_path):
 @pytest.mark.multiprocess
 def test_stages_auto_cuts_by_cost_and_says_so(tmp_path):
     folder = tmp_path / "run"
-    command = ["-m", "vigpipe.train", "--stages", "auto", "--microbatches", "2", "--steps", "1"]
+    write_small_digits(tmp_path)
+    command = ["-m", "vigpipe.train", "--data", str(tmp_path / "digits.npz"), "--model"]
+    command += ["vig_digits", "--stages", "auto", "--microbatches", "2", "--steps", "1"]
     environment = {"OMP_NUM_THREADS": "1"}
     done = run_command(
         [sys.executable, *command, "--batch-size", "8", "--out", str(folder)], environment

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from tests.oracle import FirstOf, images_of, shortened, with_images
 from tests.replication.refused import assert_refused
-from tests.world import GUARD, run_ranks
+from tests.small_digits import SMALL_MODEL
+from tests.world import run_each
 from vigpipe import training
 from vigpipe.checkpoint.manifest import read_manifest
 from vigpipe.commands.check_replicas import InTurn
@@ -38,8 +40,6 @@ from vigpipe.run.step import train_step
 pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
-# As many blocks as stages.
-SMALL = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,), channels=(16,))}
 NUM_TRAIN, NUM_STEPS, EVERY = 21, 7, 3  # steps of 10, 10 and 1 images: of these, an empty item
 PLAIN = TrainConfig(
     data="digits",
@@ -85,8 +85,7 @@ WHOLE = {
 # Of these each pair of strategy, average, items and overlap; what one process does too.
 FIXED = {"weights": WEIGHTS, "differences": DIFFERENCES, "overlapped": OVERLAPPED}
 POOLS = {  # what these do depends on the time that things take
-    # Workers read the next item ahead.
-    "overlapped pool": replace(POOL, overlap=2, workers=1),
+    "overlapped pool": replace(POOL, overlap=2),
     "gradients": replace(POOL, average="gradients"),
     "gossip": replace(GOSSIP, pairs="sets", final="best", validation=0.2),
     "gossip of gradients": replace(GOSSIP, average="gradients", items="fixed", norm="layer"),
@@ -141,7 +140,7 @@ BAD_STEP = 3
 @pytest.fixture(autouse=True)
 def _small():
     """All that is kept, sent and averaged is there twice; more would be more of the same."""
-    with mock.patch.dict(VIG_SHAPES, SMALL):
+    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
         yield
 
 
@@ -155,11 +154,11 @@ def run_of(config: TrainConfig) -> Run:
     return with_images(run, source)
 
 
-def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, TrainConfig]) -> None:
-    """Train with one configuration after the other, as one rank.
+def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainConfig) -> None:
+    """Train, as one rank, in a folder of that name.
 
-    What stands under `resume` is the name of one that came before, from whose first checkpoint this
-    one goes on, in a folder of its own.
+    What stands under `resume` is the name of a run that came before, from whose first checkpoint
+    this one goes on.
     """
     torch.set_num_threads(1)
 
@@ -177,17 +176,15 @@ def train_all(rank: int, world_size: int, folder: Path, configs: dict[str, Train
             assert_replicas_are_equal(rank_state)
         return step
 
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, SMALL):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
         patch.setattr(training, "train_step", poisoned)
-        for name, config in configs.items():
-            dist.barrier()  # the writer may still be busy with the run before
-            if config.replay is not None and not config.replay.is_absolute():
-                config = replace(config, replay=folder / config.replay)
-            if config.resume is not None:
-                config = replace(config, resume=str(first_checkpoint(folder / config.resume)))
-            (folder / name).mkdir(exist_ok=True, parents=True)
-            dist.barrier()
-            assert training.train(run_of(config), rank, CPU, folder / name) == 0
+        if config.replay is not None and not config.replay.is_absolute():
+            config = replace(config, replay=folder / config.replay)
+        if config.resume is not None:
+            config = replace(config, resume=str(first_checkpoint(folder / config.resume)))
+        (folder / name).mkdir(exist_ok=True, parents=True)
+        dist.barrier()
+        assert training.train(run_of(config), rank, CPU, folder / name) == 0
 
 
 def assert_replicas_are_equal(rank_state: RankState) -> None:
@@ -230,7 +227,7 @@ def four(two, tmp_path_factory) -> Path:
 
 
 def run_all(num_ranks: int, folder: Path, configs: dict[str, TrainConfig]) -> Path:
-    run_ranks(train_all, num_ranks, folder, configs, timeout=GUARD * len(configs))
+    run_each(partial(train_in, folder), num_ranks, configs, configs.values())
     return folder
 
 
@@ -559,6 +556,14 @@ def test_a_run_that_does_again_what_another_did_ends_in_the_same_weights(name, t
     assert runs[0] == runs[1]
     done = sorted(item for replica in runs[0] for item in replica.items)
     assert done == list(range(2 * NUM_STEPS))
+
+
+@pytest.mark.heavy
+def test_items_of_a_pool_that_a_reader_reads_ahead_are_those_of_no_reader(tmp_path):
+    ahead = replace(POOLS["overlapped pool"], workers=1)
+    again = replace(ahead, workers=0, replay=Path("ahead"))
+    run_all(2, tmp_path, {"ahead": ahead, "again": again})
+    assert_same_end(tmp_path / "again", tmp_path / "ahead")
 
 
 def test_a_run_with_other_options_threads_or_images_is_not_done_again(two):

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.multiprocess
 @pytest.fixture(scope="module")
 def three():
     """What three ranks have followed and averaged."""
-    return run_ranks(follow_and_average, 3, timeout=GUARD)
+    return run_ranks(follow_and_average, 3)
 
 
 def follow_and_average(rank, world_size):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.fake_gpu import FakeGpu, Seen, is_on_gpu
-from tests.world import GUARD, RankFailed, run_ranks
+from tests.world import RankFailed, run_ranks
 from vigpipe.config.options import TrainConfig
 from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.parallel.split import StageModule
@@ -59,7 +59,7 @@ def step_on_gpu(_rank: int, _world: int, config: TrainConfig, rank: int) -> Seen
 
 
 def of_step(config: TrainConfig, rank: int = 0) -> Seen:
-    (seen,) = run_ranks(step_on_gpu, 1, config, rank, timeout=GUARD)
+    (seen,) = run_ranks(step_on_gpu, 1, config, rank)
     return seen
 
 
@@ -102,7 +102,7 @@ def read_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
 
 def test_pixels_are_normalised_erased_and_mixed_on_the_gpu_without_waiting():
     erasing = replace(EVERYTHING, random_crop="box", erasing=1.0)
-    (seen,) = run_ranks(read_on_gpu, 1, erasing, timeout=GUARD)
+    (seen,) = run_ranks(read_on_gpu, 1, erasing)
     assert seen.waited == []
     assert seen.sent == 1 + (PLAIN.batch_size or 0)  # the pixels, and a box of each image
     assert {"aten.index_select", "aten.flip"} <= set(seen.operators)
@@ -123,7 +123,7 @@ def evaluate_on_gpu(_rank: int, _world: int, config: TrainConfig) -> Seen:
 
 def test_an_evaluation_reads_its_sums_once_and_waits_for_nothing_else():
     """It left out the padding by a mask, for whose numbers the host had to wait."""
-    (seen,) = run_ranks(evaluate_on_gpu, 1, EVERYTHING, timeout=GUARD)
+    (seen,) = run_ranks(evaluate_on_gpu, 1, EVERYTHING)
     # Of each batch the images, and the labels for the schedule (which wants some) and the score.
     # How many images are done is asked for every batch, so that few are under way at a time.
     assert (seen.waited, seen.sent, seen.fetched) == ([], 3 * 3, 3 + 1)
@@ -159,15 +159,13 @@ def spoilt_step(rank: int, world_size: int, config: TrainConfig, fault: str) -> 
 @pytest.mark.parametrize("fault", ["number", "mask"])
 def test_the_guard_sees_what_needs_numbers_on_the_host(fault):
     with pytest.raises(RankFailed, match=r"DataDependentOutput|DynamicOutputShape"):
-        run_ranks(spoilt_step, 1, PLAIN, fault, timeout=GUARD)
+        run_ranks(spoilt_step, 1, PLAIN, fault)
 
 
 @pytest.mark.heavy
 def test_the_guard_sees_copies_that_wait_and_collectives_on_the_host():
     two = replace(PLAIN, stages=2)
     faults = ("copy", "pageable", "collective")
-    copied, pageable, collective = (
-        run_ranks(spoilt_step, 1, two, fault, timeout=GUARD)[0] for fault in faults
-    )
+    copied, pageable, collective = (run_ranks(spoilt_step, 1, two, fault)[0] for fault in faults)
     assert len(copied.waited) == len(pageable.waited) == PLAIN.microbatches
     assert collective.on_host == ["allreduce_"] * PLAIN.microbatches + ["agree"]
