@@ -1,4 +1,4 @@
-"""Settings of every test, and which tests stay together when `-n 3` runs them on three workers."""
+"""Settings of every test, and which tests stay together when several workers run them."""
 
 import os
 import re
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -15,17 +14,18 @@ from xdist.workermanage import WorkerController
 
 from tests.warm import start_server
 from tests.world import ROOT
-from vigpipe.ops.compiler import library
 
-# Files with tests of the first of these go to one worker. Slurm: two of them would race for ports,
-# and it is idle most of the time, so it runs beside the other worlds, of which two at once would be
-# more processes than cores, and a third worker has a core of two left. timm's own tests, and
-# Triton's interpreter: one run answers for all.
-TOGETHER = ("slurm", "multiprocess", "timm", "triton")
+# Before torch is imported, here and by all that is started from here. Threads of OpenMP spin while
+# they wait, by default: two runs of two threads on two cores took eight times as long as one.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Files with tests of these stay whole, as their tests share worlds of ranks. Of the last two one
+# run, of timm's own tests and of Triton's interpreter, answers for all files.
+WHOLE, TOGETHER = "multiprocess", ("timm", "triton")
 
 
 class Scheduling(LoadScopeScheduling):
-    """Start with the groups, the one with most tests first, and deal out the rest test by test.
+    """Start with what stays together, the most tests first, and deal out the rest test by test.
 
     xdist's own groups do nothing, and say nothing, with pytest 9.2 (pytest-xdist's issue 1386).
     """
@@ -36,9 +36,12 @@ class Scheduling(LoadScopeScheduling):
 
 @cache
 def group(file: str) -> str | None:
-    """Which of TOGETHER a file has tests of; this process knows their names, not their marks."""
+    """With what the tests of a file stay; this process knows their names, not their marks."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    return next((name for name in TOGETHER if f"pytest.mark.{name}" in text), None)
+    for name in TOGETHER:
+        if f"pytest.mark.{name}" in text:
+            return name
+    return file if f"pytest.mark.{WHOLE}" in text else None
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none with -p no:xdist
@@ -106,6 +109,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         if not asks_for_gpus(item.config.option.markexpr):
             pytest.skip("needs a GPU; run with -m gpu")
+        import torch
+
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU, and torch sees none")
 
@@ -113,24 +118,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _server_and_operators():
     """Before the first test: compiling is in no rank's time and told among no command's words."""
+    from vigpipe.ops.compiler import library
+
     start_server()
     library()
-
-
-@cache
-def give_way() -> None:
-    """Let worlds of ranks have the cores first, for the rest of this process."""
-    os.nice(3)
-
-
-@pytest.fixture(autouse=True)
-def _worlds_come_first(request: pytest.FixtureRequest):
-    """The worker that starts ranks is the last to end; tests dealt out one by one fill the gaps."""
-    if is_xdist_worker(request) and not group(request.node.nodeid.partition("::")[0]):
-        give_way()
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     """More threads only wait for each other on small tensors; commands choose their own."""
+    import torch
+
     torch.set_num_threads(1)

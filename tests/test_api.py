@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 
 import vigpipe
+from tests.small_digits import write_small_digits
 from tests.world import run_command, start_command, wait_until
 from vigpipe.api import as_arguments
 
 pytestmark = pytest.mark.multiprocess
 
-SHORT = "threads=1, batch_size=400, quiet=True"
+SHORT = "data='digits.npz', model='vig_digits', threads=1, batch_size=36, quiet=True"
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """Run in an empty folder."""
+    """Run in a folder that has a few images only."""
     monkeypatch.chdir(tmp_path)
+    write_small_digits(tmp_path)
 
 
 def run_script(code: str):
@@ -40,8 +42,9 @@ def test_a_script_trains_in_ranks_and_gets_rows_and_model():
         """
         told = []
         run = vigpipe.train(
-            model="vig_digits", stages=2, microbatches=2, steps=4, batch_size=400, threads=1,
-            augment=None, on_step=told.append, on_evaluation=told.append,
+            stages=2, microbatches=2, steps=4, augment=None, data="digits.npz",
+            model="vig_digits", batch_size=36, threads=1,
+            on_step=told.append, on_evaluation=told.append,
         )
         assert run.steps + run.evaluations == told
         assert run.is_done and run.weights.exists() and run.averaged_weights is None
@@ -158,7 +161,7 @@ def test_a_run_is_refused_where_it_could_not_be_found_or_started(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(vigpipe.InputError, match=r"one of 2 of torchrun; start one process"):
         vigpipe.train(out="run")
-    assert list(Path().iterdir()) == []
+    assert list(Path().iterdir()) == [Path("digits.npz")]
 
 
 def test_the_package_lists_what_it_offers():

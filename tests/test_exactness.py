@@ -142,6 +142,14 @@ def of_world(num_ranks: int) -> dict[TrainConfig, Trace]:
     return dict(zip(here, on_ranks(here, num_ranks), strict=True))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_at_the_end():
+    """Half a GB of gradients."""
+    yield
+    of_world.cache_clear()
+    of_oracle.cache_clear()
+
+
 def trace_of(config: TrainConfig) -> Trace:
     return of_world(size(config))[config]
 

@@ -189,6 +189,7 @@ def test_four_ranks_have_the_losses_of_one_process(alone, four_ranks):
     assert losses(four_ranks)[3] == pytest.approx(losses(alone)[3], rel=1e-4)
 
 
+@pytest.mark.heavy
 def test_torchrun_has_the_losses_of_plain_python(alone, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     line = ["-m", "vigpipe.train", "--stages", "2", "--microbatches", "4", *SHORT, "--threads", "1"]

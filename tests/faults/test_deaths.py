@@ -70,7 +70,7 @@ def is_done_again(folder: Path, ranks: str, options: list[str], data: list[str] 
 @pytest.mark.parametrize(
     ("fault", "ranks", "options"),
     [
-        ("average:3:1:kill", "3x1", GRADIENTS),
+        pytest.param("average:3:1:kill", "3x1", GRADIENTS, marks=pytest.mark.heavy),
         ("backward:3:3:kill", "2x2+2", SERVER),
         ("end:1:0:kill", "3x1", GOSSIP),  # the one that writes
     ],

@@ -54,7 +54,7 @@ def assert_one_graph_each(counter):
         assert called.count("vigpipe.knn") == called.count("vigpipe.aggregate") == 1
 
 
-@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("is_training", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_a_compiled_block_is_one_graph_with_the_same_results(is_training):
     eager = model_of_blocks().train(is_training)
     model = copy.deepcopy(eager)
@@ -88,6 +88,7 @@ def test_on_a_gpu_it_is_one_graph_too():
     assert_one_graph_each(counter)
 
 
+@pytest.mark.heavy
 def test_micro_batches_share_the_graphs_and_their_statistics_are_kept():
     """Moments were appended to a list, whose length made a graph anew for every micro-batch."""
     eager = VisionGnn(SHAPE, num_classes=3, drop_path_rate=0.5)

@@ -117,13 +117,10 @@ ON_HOSTS = replace(
 )
 HOSTS = {"hosts": ON_HOSTS, "hosts of gradients": replace(ON_HOSTS, average="gradients")}
 # Runs of two stages that go on from a checkpoint of uncut models.
-CUT = [
-    *("weights", "one worker", "powersgd in every step", "top-k of gradients"),
-    *("powersgd of differences", "bfloat16 of weights"),
-]
+CUT = ["weights", "one worker", "powersgd in every step", "top-k of gradients"]
 STAGED = replace(OVERLAPPED, stages=2)
 GO_ON = ["overlapped pool", "gossip of gradients"]  # from a checkpoint
-AGAIN = ["gradients", *COMPRESSED_POOLS, *(f"{name} resumed" for name in GO_ON)]
+AGAIN = ["powersgd of pairs", "top-k of a pool", *(f"{name} resumed" for name in GO_ON)]
 ON_THREE = replace(GOSSIP, dp=3, batch_size=12, average_every=1, answer="interval")
 SERVED = {
     "served": replace(SERVER, on_nan="skip", keep_best="loss"),

@@ -87,8 +87,6 @@ def test_images_and_model_are_looked_at_before_the_first_run(small):
     ]
     check_calls(check, rows)
     assert check_with_torch(small, parse_configs(small.configs)) == (small.data, 8)
-    with pytest.raises(InputError, match="no such data"):  # found in another process
-        run_study(replace(small, data="nowhere"), [])
 
 
 def test_results_are_not_overwritten(small, monkeypatch):
@@ -170,8 +168,11 @@ def _fine(config, layouts):
     return "pictures", 8
 
 
+@pytest.mark.heavy
 @pytest.mark.multiprocess
 def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
+    with pytest.raises(InputError, match="no such data"):  # found in another process
+        run_study(replace(small, data="nowhere"), [])
     options = ["--images", "8", "--batch", "2", "--configs", "sequential,2x2", "--rounds", "1"]
     options += ["--warmup", "1", "--test-batches", "3", "--data", small.data]
     options += ["--out", str(small.out), "--keep-runs", str(small.keep_runs)]

@@ -74,7 +74,7 @@ IMAGES = TrainConfig(
     keep=9,
 )
 TIED = replace(IMAGES, divided="tied", branch_rescale=True)
-FOUR = replace(BASE, dp=4, width=56, steps=5, checkpoint_every=100)  # no other length is 56
+FOUR = replace(BASE, dp=4, width=56, steps=2, evaluate_every=1)  # no other length is 56
 NEIGHBOURS = replace(BASE, sampler="neighbour", batch_nodes=30, fanout="3,2,2")
 GAT_V2 = replace(BASE, model="gat", heads=2, aggregator="v2")
 DECAYED = replace(PARTS, model="gcn2", weight_decay=0.1, decay="first")
@@ -94,8 +94,8 @@ COMPARED = {
     ),
     "inner": replace(IMAGES, stages=2),
     "tied": replace(TIED, norm="group", carry_moments=True),
-    "study": replace(IMAGES, model="vig_study", data="digits", branch_rescale=True, steps=5),
 }
+STUDY = replace(IMAGES, model="vig_study", data="digits", branch_rescale=True, steps=5)
 
 
 @pytest.fixture(autouse=True)
@@ -130,19 +130,11 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
         assert train(run_of(config), rank, CPU, folder / name) == DONE
 
 
-def train_guarded(rank: int, world_size: int, folder: Path) -> None:
+def train_guarded(rank: int, world_size: int, config: TrainConfig, folder: Path) -> None:
     """Train, save, evaluate and write the weights, without anything as long as the width."""
     torch.set_num_threads(1)
-    for number, changes in enumerate(
-        (
-            {"norm": "batch", "partition_input": True},
-            {"model": "gat", "heads": 2, "norm": "layer", "carry_moments": True},
-        )
-    ):
-        run = prepare(replace(FOUR, evaluate_every=3, **changes), torch.float64)
-        (folder / str(number)).mkdir(exist_ok=True)
-        with NoHiddenSides(FOUR.width or 0):
-            assert train(run, rank, CPU, folder / str(number)) == DONE
+    with NoHiddenSides(config.width or 0):
+        assert train(prepare(config, torch.float64), rank, CPU, folder) == DONE
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +160,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("config", COMPARED.values(), ids=COMPARED)
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(pytest.param(config, id=name) for name, config in COMPARED.items()),
+        pytest.param(STUDY, id="study", marks=pytest.mark.heavy),
+    ],
+)
 def test_sub_networks_do_what_one_process_does(config: TrainConfig) -> None:
     found = run_ranks(compare, 4 if config.stages == 2 else 2, config)
     (compared,) = filter(None, found)
@@ -271,10 +269,17 @@ def test_the_best_checkpoint_is_the_model_that_was_evaluated(folder: Path, tmp_p
 
 
 @pytest.mark.multiprocess
-def test_nothing_as_long_as_the_width_is_ever_made(tmp_path: Path) -> None:
-    run_ranks(train_guarded, 4, tmp_path)
-    shapes = {tuple(t.shape) for t in load_file(tmp_path / "0" / "model.safetensors").values()}
-    assert (56, 56) in shapes
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "batch", "partition_input": True, "carry_moments": True},
+        pytest.param({"model": "gat", "heads": 2, "norm": "layer"}, marks=pytest.mark.heavy),
+    ],
+)
+def test_nothing_as_long_as_the_width_is_ever_made(options: dict[str, Any], tmp_path: Path) -> None:
+    run_ranks(train_guarded, 4, replace(FOUR, **options), tmp_path)
+    shapes = {tuple(t.shape) for t in load_file(tmp_path / "model.safetensors").values()}
+    assert (56, 56) in shapes or "model" in options
 
 
 @pytest.mark.parametrize(
