@@ -288,7 +288,6 @@ def test_a_narrow_boundary_stays_near_a_full_one_and_trains_every_stage():
 
 # Dynamo itself looks at gradients of tensors that have none.
 @pytest.mark.heavy
-@pytest.mark.oldest
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_do_the_same_and_keep_to_the_layout():
     # Micro-batches of one size: each block compiles once.

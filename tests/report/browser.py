@@ -105,5 +105,5 @@ def _requests(log: dict) -> list[str]:
 
 def share_of(pixels: np.ndarray, colour: str, tolerance: int = 6) -> float:
     """The share of the pixels that have a colour "#rrggbb"."""
-    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
-    return float((np.abs(pixels.astype(int) - wanted).max(-1) <= tolerance).mean())
+    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.int16)
+    return float((np.abs(pixels.astype(np.int16) - wanted).max(-1) <= tolerance).mean())

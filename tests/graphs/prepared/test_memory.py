@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vigpipe.commands.dataset import prepare_dataset
-from vigpipe.config.verbs import PrepareConfig
+from tests.world import run_command
 
 _MEMORY = Path("/sys/fs/cgroup/memory")  # version 1 of control groups
 _UNIFIED = Path("/sys/fs/cgroup")  # version 2
@@ -42,7 +41,10 @@ def group():
 def prepared(tmp_path_factory):
     """Write a folder, and leave no page of it in memory, so that who reads it pays for it."""
     folder = tmp_path_factory.mktemp("prepared") / "f"
-    prepare_dataset("sbm:120000,4,2000,4", folder, PrepareConfig(partition="random", parts=100))
+    words = ["dataset", "prepare", "sbm:120000,4,2000,4", str(folder), "--partition", "random"]
+    line = [sys.executable, "-m", "vigpipe", *words, "--parts", "100"]
+    done = run_command(line)  # which takes half a GB
+    assert done.returncode == 0, done.stderr
     for path in folder.rglob("*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
