@@ -134,7 +134,7 @@ def config_of(layout, model, sampler, data, dtype, norm, more) -> TrainConfig:
     return replace(BASE, model=model, dtype=dtype, norm=norm, **options, **layout)
 
 
-def of_rank(rank, world_size, config):
+def of_rank(rank, world_size, config) -> tuple[Trace, Any] | None:
     """On every rank: train and evaluate; what the writer has."""
     torch.set_num_threads(1)
     rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
