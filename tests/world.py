@@ -125,10 +125,11 @@ def _collect(
                 )
             if kind == "failure":
                 failures[rank] = (content[0], content[1], content[2])
-            else:
-                results[rank].append(content[0])
-                deadline = time.monotonic() + timeout  # until the next
-            if kind == "failure" or len(results[rank]) == num_calls:
+                del waiting[ready]
+                continue
+            results[rank].append(content[0])
+            deadline = time.monotonic() + timeout  # until the next
+            if len(results[rank]) == num_calls:
                 del waiting[ready]
         if any(not lost for _, lost, _ in failures.values()):
             break  # the cause is known
