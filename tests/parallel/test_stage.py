@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 from tests.world import run_ranks
-from vigpipe.parallel import stage
-from vigpipe.parallel.stage import Stage, _Received
+from vigpipe.parallel.stage import Stage
 
 LATEST = timedelta(seconds=120)  # until a message is given up that never comes
 
@@ -71,18 +70,3 @@ def losses(rank: int, world_size: int) -> list[float]:
 def test_a_message_arrives_while_the_receiver_computes():
     """A rank that asked when it needs it would never get it, for its sender waits for it, too."""
     assert len(run_ranks(losses, 2)[1]) == 2
-
-
-def test_only_the_next_message_is_asked_for(monkeypatch):
-    begun: list[int] = []
-    monkeypatch.setattr(stage, "_begun", lambda i: begun.append(i) or i)
-    make: Any = lambda i: [i]  # noqa: E731
-    received = _Received(make, 3)
-    for _ in range(2):  # two steps
-        assert received(0) == [0]
-        assert begun == [0, 1]
-        assert [received(1), received(2)] == [[1], [2]]
-        assert begun == [0, 1, 2]
-        begun.clear()
-    assert [_Received(make, 0)(i) for i in (1, 0)] == [[1], [0]]
-    assert not begun  # the schedule asks
