@@ -4,132 +4,44 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
-struct BFloat16 {
-    uint16_t bits;
-};
+// Headers first; files that use the same names for other things are in different namespaces.
+#include "amx.h"
+#include "csr.h"
+#include "vector.h"
 
-extern "C" {
-void vigpipe_knn_float32(const float* x, const float* y, const float* bias, int64_t* graph,
-                         int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
-                         int64_t dilation, int loop, int threads);
-void vigpipe_knn_bfloat16(const BFloat16* x, const BFloat16* y, const float* bias, int64_t* graph,
-                         int64_t B, int64_t N, int64_t M, int64_t C, int64_t bias_stride, int64_t k,
-                         int64_t dilation, int loop, int threads);
-void vigpipe_aggregate_float32_uint8(const float* x, const float* y, const int64_t* graph,
-                                     const float* weights, float* out, uint8_t* winners, int64_t B,
-                                     int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
-                                     int relative, int threads);
-void vigpipe_aggregate_bfloat16_uint8(const BFloat16* x, const BFloat16* y, const int64_t* graph,
-                                     const float* weights, BFloat16* out, uint8_t* winners, int64_t B,
-                                     int64_t N, int64_t M, int64_t C, int64_t K, int outputs,
-                                     int relative, int threads);
-void vigpipe_aggregate_backward_float32_uint8(const float* grad, const float* y,
-                                              const int64_t* graph, const uint8_t* winners,
-                                              const float* weights, float* dx, float* dy,
-                                              float* d_weights, int64_t B, int64_t N, int64_t M,
-                                              int64_t C, int64_t K, int outputs, int relative,
-                                              int threads);
-void vigpipe_aggregate_backward_bfloat16_uint8(const BFloat16* grad, const BFloat16* y,
-                                              const int64_t* graph, const uint8_t* winners,
-                                              const float* weights, BFloat16* dx, BFloat16* dy,
-                                              float* d_weights, int64_t B, int64_t N, int64_t M,
-                                              int64_t C, int64_t K, int outputs, int relative,
-                                              int threads);
-void vigpipe_norm_float32(const float* x, const float* weight, const float* bias, double eps,
-                          const float* residual, const float* sample_scale, float* y, double* mean,
-                          double* variance, int64_t R, int64_t C, int64_t images, int gelu,
-                          int threads);
-void vigpipe_norm_bfloat16(const BFloat16* x, const float* weight, const float* bias, double eps,
-                          const BFloat16* residual, const float* sample_scale, BFloat16* y, double* mean,
-                          double* variance, int64_t R, int64_t C, int64_t images, int gelu,
-                          int threads);
-void vigpipe_norm_backward_float32(const float* grad, const float* x, double* mean,
-                                   double* variance, const float* weight, const float* bias,
-                                   double eps, const float* sample_scale, float* dx, float* d_weight,
-                                   float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
-                                   int threads);
-void vigpipe_norm_backward_bfloat16(const BFloat16* grad, const BFloat16* x, double* mean,
-                                   double* variance, const float* weight, const float* bias,
-                                   double eps, const float* sample_scale, BFloat16* dx, float* d_weight,
-                                   float* d_bias, int64_t R, int64_t C, int64_t images, int gelu,
-                                   int threads);
-void vigpipe_lanes_at_least(const int64_t* rows, uint8_t* kept, int64_t first, int64_t threshold,
-                            int64_t R, int64_t C, int threads);
-void vigpipe_hidden_7_float32(const float* x, const float* A, const float* a, const float* B,
-                              float* y, int64_t R, int64_t H, int threads);
-void vigpipe_hidden_backward_7_float32(const float* grad, const float* x, const float* A,
-                                       const float* a, const float* B, float* dx, float* dA,
-                                       float* da, float* dB, int64_t R, int64_t H, int threads);
-void vigpipe_fold_float32(const float* x, const float* W, const float* b, const float* gamma,
-                          const float* beta, double eps, const float* rel, const float* rel_bias,
-                          const float* root, float* first, float* bias, double* counted,
-                          double* moments, int64_t R, int64_t H, int threads);
-void vigpipe_fold_backward_float32(const float* d_first, const float* d_bias,
-                                   const float* d_features, const float* x, const float* W,
-                                   const float* gamma, const float* beta, double eps,
-                                   const float* rel, const float* root, const double* moments,
-                                   float* dx, float* d_total, float* dW, float* d_gamma,
-                                   float* d_beta, float* d_rel, float* d_root, double* factors,
-                                   int64_t R, int64_t H, int threads);
-void vigpipe_add_products(const double* lefts, const double* rights, double* total, int64_t num,
-                          int64_t rows, int64_t columns, int is_first, int threads);
-void vigpipe_features_float32(const float* total, const float* x, float* to, int64_t images,
-                              int64_t height, int64_t width, int threads);
-void vigpipe_grid_sum_float32(const float* x, float* to, int64_t images, int64_t height,
-                              int64_t width, int64_t C, int threads);
-void vigpipe_half_block(const float* x, const float* const* weights, double eps1, double eps2,
-                        const float* sample_scale, float* z, float* out, float* kept,
-                        double* moments, double* list1, int64_t* num1, double* list2, int64_t* num2,
-                        const void* shape);
-void vigpipe_half_block_backward(const float* grad, const float* x, const float* const* weights,
-                                 double eps1, double eps2, const float* sample_scale,
-                                 const float* z, const float* kept, double* moments, float* dx,
-                                 float* grads, double* const* sums, const int* are_first,
-                                 float* d_rel, float* d_root, double* factors, const void* shape);
-void vigpipe_accumulate(const float* term, double* sum, int64_t num, int is_first, int threads);
-void vigpipe_gelu(float* x, int64_t num, int threads);
-void vigpipe_dropped_float32(const int64_t* rows, const float* x, float* y, double scale,
-                             int64_t first, int64_t threshold, int64_t R, int64_t C, int threads);
-void vigpipe_relu_float32(const float* x, float* y, uint8_t* bits, int64_t num, int threads);
-void vigpipe_relu_backward_float32(const float* grad, const uint8_t* bits, float* d_x, int64_t num,
-                                   int threads);
-void vigpipe_csr_transpose(const int64_t* indptr, const int64_t* indices, int64_t* turned_indptr,
-                           int64_t* turned_indices, int64_t* edges, int64_t m, int64_t n);
-int vigpipe_csr_is_symmetric(const int64_t* indptr, const int64_t* indices, int64_t n);
-void vigpipe_csr_sum_float32(const int64_t* indptr, const int64_t* indices, const float* weights,
-                             const float* of_sources, const float* of_rows, const float* x,
-                             const float* added, float* y, int64_t m, int64_t C, int64_t H,
-                             int64_t ldx, int64_t ld_added, int64_t ldy, int threads);
-void vigpipe_csr_max_float32(const int64_t* indptr, const int64_t* indices, const float* x, float* y,
-                             int32_t* winners, int64_t m, int64_t C, int threads);
-void vigpipe_csr_max_backward_float32(const float* grad, const int32_t* winners, float* d_x,
-                                      int64_t m, int64_t C, int threads);
-void vigpipe_edge_softmax_float32(const int64_t* indptr, const int64_t* indices,
-                                  const float* scores, const float* of_sources,
-                                  const float* of_targets, double slope, float* shares, int64_t m,
-                                  int64_t H, int threads);
-void vigpipe_edge_softmax_backward_float32(const int64_t* indptr, const int64_t* indices,
-                                           const float* grad, const float* shares,
-                                           const float* of_sources, const float* of_targets,
-                                           double slope, float* d_scores, float* d_targets,
-                                           int64_t m, int64_t H, int threads);
-void vigpipe_attention_backward_float32(const int64_t* indptr, const int64_t* indices,
-                                        const int64_t* edges, const float* shares,
-                                        const float* grad, const float* x, float* d_shares,
-                                        float* d_x, int64_t n, int64_t H, int64_t c, int threads);
-void vigpipe_pair_scores_float32(const int64_t* indptr, const int64_t* indices, const float* left,
-                                 const float* right, const float* weights, double slope, float* to,
-                                 int64_t m, int64_t H, int64_t c, int threads);
-void vigpipe_pair_scores_backward_float32(const int64_t* indptr, const int64_t* indices,
-                                          const int64_t* edges, const float* d_scores,
-                                          const float* own, const float* others,
-                                          const float* weights, double slope, float* d_own,
-                                          float* d_weights, int64_t m, int64_t H, int64_t c,
-                                          int threads);
+namespace first {
+#include "accumulate.cpp"
+#include "aggregate.cpp"
+#include "attention.cpp"
+#include "csr.cpp"
+#include "csr_sum.cpp"
+#include "gelu.cpp"
+#include "grid.cpp"
+#include "mask.cpp"
 }
+namespace second {
+#include "csr_max.cpp"
+#include "folded.cpp"
+#include "knn.cpp"
+}
+namespace third {
+#include "half_block.cpp"
+#include "hidden.cpp"
+}
+namespace fourth {
+#include "norm.cpp"
+}
+
+using namespace first;
+using namespace second;
+using namespace third;
+using namespace fourth;
 
 namespace {
 
@@ -267,10 +179,7 @@ void call_fold(int threads) {
 void call_half_block(int threads) {
     const int64_t images = between(1, 9), height = between(1, 9), width = between(1, 9);
     const int64_t R = images * height * width, H = 16 * between(1, 4), num = between(1, 3);
-    const struct {
-        int64_t images, height, width, H;
-        int threads, many;
-    } shape{images, height, width, H, threads, threads};
+    const third::Shape shape{images, height, width, H, threads, threads};
     const bool conv = between(0, 1), has_sums = between(0, 1);
     // Linear, norm, convolution (rel, bias, root), Linear, norm.
     const std::vector<int64_t> sizes{3 * H, H, H, H, H * H, H, H * H, 3 * H, 3, 3, 3};
@@ -280,13 +189,14 @@ void call_half_block(int threads) {
         parameters.push_back(numbers<float>(sizes[i]));
         weights.push_back(conv || i < 4 || i > 6 ? parameters[i].data() : nullptr);
     }
+    const auto* all_weights = reinterpret_cast<const third::Weights*>(weights.data());
     const auto x = numbers<float>(R * 3), grad = numbers<float>(R * 3);
     const auto sample_scale = numbers<float>(images);
     const float* scale = between(0, 1) ? sample_scale.data() : nullptr;
     std::vector<float> z(R * 3), out(R * 3), kept(((conv ? 7 : 3) + 1) * H), dx(R * 3);
     std::vector<double> moments(18), of_first(num * 3 * H), of_second(num * 9);
     int64_t num_first = num - 1, num_second = num - 1;
-    vigpipe_half_block(x.data(), weights.data(), 1e-5, 1e-5, scale, z.data(), out.data(),
+    vigpipe_half_block(x.data(), all_weights, 1e-5, 1e-5, scale, z.data(), out.data(),
                        kept.data(), moments.data(), of_first.data(), &num_first, of_second.data(),
                        &num_second, &shape);
     int64_t all = 0;
@@ -301,7 +211,7 @@ void call_half_block(int threads) {
     std::vector<float> grads(all), d_rel(H * H), d_root(H * H);
     std::vector<double> factors(3 * 4 * H);
     vigpipe_half_block_backward(
-        grad.data(), x.data(), weights.data(), 1e-5, 1e-5, scale, z.data(), kept.data(),
+        grad.data(), x.data(), all_weights, 1e-5, 1e-5, scale, z.data(), kept.data(),
         moments.data(), dx.data(), grads.data(), has_sums ? sums.data() : nullptr,
         are_first.data(), has_sums ? nullptr : d_rel.data(), has_sums ? nullptr : d_root.data(),
         has_sums ? factors.data() : nullptr, &shape);

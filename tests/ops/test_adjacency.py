@@ -24,28 +24,6 @@ def theirs_of(*inputs: Any, **options: Any) -> Any:
     return gcn_norm(*inputs, **options)
 
 
-def of(*rows):
-    """Rows of sources."""
-    indptr = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
-    return Adjacency(indptr, torch.tensor([*chain(*rows)], dtype=torch.int64))
-
-
-def test_a_picture():
-    graph = of([1, 2], [], [0, 2])
-    assert (graph.num_targets, graph.num_sources, graph.num_edges) == (3, 3, 4)
-    assert graph.targets.tolist() == [0, 0, 2, 2]
-    assert graph.in_degrees.tolist() == [2, 0, 2]
-    looped = graph.with_loops()
-    assert looped.indptr.tolist() == [0, 3, 4, 6]
-    assert looped.indices.tolist() == [0, 1, 2, 1, 0, 2]
-    turned, edges = graph.transposed, graph.turned_edges
-    assert turned.indptr.tolist() == [0, 1, 2, 4]
-    assert turned.indices.tolist() == [2, 0, 0, 2]
-    assert edges.tolist() == [2, 0, 1, 3]
-    rows = graph.rows(1, 3)
-    assert (rows.indptr.tolist(), rows.indices.tolist()) == ([0, 0, 2], [0, 2])
-
-
 @some
 @given(graphs)
 def test_the_transpose_is_that_of_the_matrix(graph):
@@ -122,9 +100,11 @@ def test_what_is_no_graph_is_refused(indptr, indices, message):
         Adjacency(torch.tensor(indptr, dtype=torch.int64), torch.tensor(indices, dtype=torch.int64))
 
 
-def test_edges_are_int64():
+def test_edges_of_other_types_and_factors_of_other_edges_are_refused():
     with pytest.raises(ValueError, match=r"edges are int64 \(got torch.int32"):
         Adjacency(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="2 factors for 3 edges"):
+        sampled([[1, 2], [1]], [2.0, 3.0])
 
 
 def sampled(edges, factors, degrees=(2, 4, 5), loop_degrees=(3, 4, 6)):
@@ -169,11 +149,6 @@ def test_where_all_edges_are_sampled_weights_are_those_of_the_graph(graph):
         for kind in ("ones", "mean", "gcn"):
             weights = ours.weights(kind, torch.float64), theirs.weights(kind, torch.float64)
             assert torch.equal(*weights)
-
-
-def test_every_sampled_edge_has_a_factor():
-    with pytest.raises(ValueError, match="2 factors for 3 edges"):
-        sampled([[1, 2], [1]], [2.0, 3.0])
 
 
 def test_layers_follow_one_another():

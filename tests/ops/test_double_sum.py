@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vigpipe import ops
-from vigpipe.ops.double_sum import DoubleSum, offer, sum_of, withdraw
+from vigpipe.ops.double_sum import DoubleSum
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,14 +46,6 @@ def test_other_layouts_and_types_are_added_by_torch(dtype, term):
     assert torch.equal(own.total, (2 * term).to(dtype))
 
 
-def test_what_is_not_finite_stays():
-    term = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
-    own = begun(4)
-    own.add(term)
-    own.add(-term)
-    assert own.total.isnan().tolist() == [True, True, True, False]
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("before", [0, 2])
 def test_factors_are_multiplied_out_at_the_end(before, threads, monkeypatch):
@@ -74,13 +66,3 @@ def test_factors_are_multiplied_out_at_the_end(before, threads, monkeypatch):
     own.begin()
     own.end()
     assert not own.total.any()
-
-
-def test_a_sum_is_offered_until_it_is_withdrawn():
-    parameter, own = torch.nn.Parameter(torch.zeros(2)), begun(2)
-    assert sum_of(parameter) is None
-    offer(parameter, own)
-    assert sum_of(parameter) is own
-    for _ in range(2):
-        withdraw(parameter)
-        assert sum_of(parameter) is None

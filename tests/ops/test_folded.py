@@ -85,14 +85,6 @@ def test_torch_finds_nothing_wrong_with_it(has_conv):
     torch.library.opcheck(torch.ops.vigpipe.folded.default, tuple(leaves), **checks)
 
 
-def test_a_line_of_nodes_and_a_single_node():
-    for grid in ((1, 1), (1, 7), (4, 1), (2, 2)):
-        tensors = case(True, images=5, grid=grid)
-        for fused in (True, False):
-            y, _ = run(tensors, grid, fused)
-            torch.testing.assert_close(y, one_after_the_other(tensors, grid)[0])
-
-
 def test_the_number_of_threads_changes_nothing():
     tensors = case(True, torch.float32, images=9, grid=(32, 32), width=64)
 

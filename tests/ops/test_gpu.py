@@ -332,20 +332,12 @@ def compile_all():
         name = f"{kernel.__name__}-{len(results)}"
         results[name] = {"cubin": len(done.asm["cubin"]), "shared": done.metadata.shared}
 
-    gpu.launch = launch
-    for k, dilation in [(9, 1), (32, 8)]:
-        x, bias = random(1, 300, 192, kind="bfloat16"), torch.zeros(1, 300, 300)
-        gpu.knn(x, None, None if dilation == 1 else bias, k, dilation, dilation == 1)
-    modes: list[gpu.Mode] = ["max", "mean", "sum", "max_mean"]
-    for mode, interleave in zip(modes, (True, False, True, False), strict=True):
-        kind = "bfloat16" if interleave else "float32"
-        x, y = random(2, 50, 20, kind=kind), random(2, 37, 20, kind=kind)
-        graph = torch.zeros(2, 50, 9, dtype=torch.int64)
-        weights = torch.zeros(2, 50, 9) if mode == "sum" else None
-        out, winners = gpu.aggregate(x, y, graph, weights, mode, interleave, True)
-        y = None if interleave else y
-        gpu.aggregate_backward(out, x, y, graph, winners, weights, mode, interleave)
-    csr.launch = launch
+    gpu.launch = csr.launch = launch
+    gpu.knn(random(1, 300, 192, kind="bfloat16"), None, torch.zeros(1, 300, 300), 32, 8, False)
+    x, y = random(2, 50, 20), random(2, 37, 20)
+    graph, weights = torch.zeros(2, 50, 9, dtype=torch.int64), torch.zeros(2, 50, 9)
+    out, winners = gpu.aggregate(x, y, graph, weights, "sum", False, True)
+    gpu.aggregate_backward(out, x, y, graph, winners, weights, "sum", False)
     for name, arguments in csr_cases(128, 8):
         getattr(csr, name)(*arguments)
     print(json.dumps(results))

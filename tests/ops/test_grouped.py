@@ -20,11 +20,7 @@ def case(dtype, groups):
 
 @pytest.mark.parametrize(
     ("dtype", "groups", "fused"),
-    [
-        *((torch.float64, 1, True), (torch.float64, 2, False), (torch.float64, 4, True)),
-        *((torch.float32, 1, False), (torch.float32, 2, True), (torch.float32, 4, False)),
-        *((torch.bfloat16, 1, True), (torch.bfloat16, 2, False), (torch.bfloat16, 4, True)),
-    ],
+    [(torch.float64, 1, False), (torch.float32, 4, True), (torch.bfloat16, 4, True)],
 )
 def test_results_and_gradients_are_those_of_a_convolution(dtype, groups, fused):
     x, weight = case(dtype, groups)

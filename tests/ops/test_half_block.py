@@ -1,7 +1,5 @@
 """Half a block of vig_study in one call: the bits of its operators, one after the other."""
 
-import copy
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,36 +148,6 @@ def test_a_gradient_that_came_whole_is_added_too(runs):
     sums[1].reduce()
     torch.testing.assert_close(sums[1].high, sums[0].high + 0.5)
     assert runs == [True] * 4
-
-
-@pytest.mark.parametrize("which", [GRAPHER, FFN])
-def test_where_sums_are_offered_autograd_visits_nothing_but_nodes(which, runs):
-    """Nor are parameters missed where the nodes need no gradient, as those of images."""
-    one, other = make(which), make(which)
-    sums = [DoubleGradients(model.parameters(), None) for model in (one, other)]
-    take_step(one, sums[0], drawn(2))
-    sums[1].clear()
-    for x in drawn(2):
-        y = other(x, None)
-        assert [type(node).__name__ for node, _ in y.grad_fn.next_functions if node] == [
-            "AccumulateGrad"
-        ]
-        (y * y.detach()).sum().backward()
-        assert x.grad is None
-    sums[1].reduce()
-    assert torch.equal(sums[1].high, sums[0].high)
-    assert runs == [True] * 4
-
-
-def test_afterwards_parameters_get_gradients_again():
-    model = make(GRAPHER)
-    gradients = DoubleGradients(copy.deepcopy(model).parameters(), None)
-    take_step(model, gradients, drawn(1))  # those of another model are summed
-    assert all(p.grad is not None for p in model.parameters())
-    own = DoubleGradients(model.parameters(), None)
-    take_step(model, own, drawn(1))
-    found = torch.autograd.grad(model(drawn(1)[0], None).sum(), list(model.parameters()))
-    assert len(found) == 11
 
 
 def test_what_it_is_not_made_for_runs_one_after_the_other(runs):

@@ -3,20 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensorMode
 
-from tests.ops.called import Called
 from tests.ops.threads import assert_threads_change_nothing
 from vigpipe import ops
-from vigpipe.ops import plain
 
 # Rows around the sizes of tiles and chunks, features of both kinds: rows, features, and the type in
 # which they are fused. The plain version takes the other type.
 F32, F64 = torch.float32, torch.float64
 CASES = [
-    *((1, 3, F32), (1, 7, F64), (31, 3, F64), (31, 7, F32), (32, 3, F32), (32, 7, F64)),
-    *((33, 3, F64), (33, 7, F32), (2047, 3, F32), (2047, 7, F64), (2049, 3, F64), (2049, 7, F32)),
-    *((5000, 3, F32), (5000, 7, F64)),
+    *((1, 3, F32), (1, 7, F64), (31, 3, F64), (32, 7, F32), (33, 3, F32), (33, 7, F64)),
+    *((2047, 3, F32), (2049, 3, F64), (2049, 7, F32), (5000, 7, F64)),
 ]
 
 
@@ -51,12 +47,6 @@ def test_results_and_gradients(rows, features, dtype, fused):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
-@pytest.mark.parametrize(("features", "width", "outputs"), [(5, 32, 3), (3, 20, 3), (3, 32, 4)])
-def test_sizes_that_are_not_compiled_are_plain(features, width, outputs, fused):
-    inputs, _ = case(40, features, torch.float64, width, outputs)
-    torch.testing.assert_close(ops.hidden(*inputs, fused=fused), kept(*inputs))
-
-
 def gelu_of(z):
     """GELU and its derivative at every z, (R,): one channel of 16 is read."""
     x = F.pad(z.unsqueeze(1), (0, 2)).requires_grad_()
@@ -78,16 +68,6 @@ def test_gelu_keeps_its_relative_precision_in_both_tails():
     assert ((value - wide * cumulative).abs() <= bound * (wide * cumulative).abs()).all()
     parts = cumulative + (wide * density).abs()  # the derivative's, which cancel near -0.75
     assert ((slope - (cumulative + wide * density)).abs() <= bound * parts).all()
-
-
-def test_gelu_of_numbers_that_are_none():
-    z = torch.tensor([torch.nan, torch.inf, -torch.inf, -1e30, 1e30, 1e-40, -0.0])
-    x = F.pad(z.unsqueeze(1), (0, 2))
-    second = torch.ones(3, 16)
-    y = ops.hidden(x, F.pad(torch.ones(1, 16), (0, 0, 0, 2)), torch.zeros(16), second)[:, 0]
-    assert y[0].isnan()
-    assert torch.equal(y[1:3], z[1:3])
-    assert torch.allclose(y[3:], torch.tensor([0.0, 16e30, 8e-40, 0.0]), rtol=1e-5, atol=1e-5)
 
 
 def test_the_number_of_threads_changes_nothing():
@@ -112,11 +92,3 @@ def test_nothing_wide_is_kept():
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         ops.hidden(*inputs)
     assert kept_bytes < 5000 * 512 * 4 / 50
-
-
-@pytest.mark.parametrize(("device", "num_chunks"), [("cpu", 98), ("cuda", 4)])
-def test_chunks_fit_the_cache_of_a_processor_and_the_memory_of_a_gpu(device, num_chunks):
-    sizes = (200_000, 3), (3, 512), (512,), (3, 512)
-    with FakeTensorMode(), Called() as called:
-        plain.hidden(*(torch.empty(size, device=device) for size in sizes))
-    assert called.names.count("aten::addmm") == num_chunks

@@ -115,20 +115,6 @@ def check_aggregate(gpu, mode, is_shared, interleave, kind=torch.float32, is_wei
         torch.testing.assert_close(gradient.float(), expected, **close)
 
 
-def check_without_nodes(gpu):
-    """A sum has no gradient of the node itself; its hostile neighbours add to nobody's."""
-    y = seeded(IMAGES, CANDIDATES, CHANNELS)
-    graph, is_hostile = hostile_graph(CANDIDATES)
-    out, winners = gpu.aggregate(None, y, graph, None, "sum", False, True)
-    assert torch.equal(out.isnan().any(-1), is_hostile.any(-1))
-    _, got, _ = gpu.aggregate_backward(
-        torch.ones_like(out), None, y, graph, winners, None, "sum", False
-    )
-    for image in range(IMAGES):
-        counts = graph[image][~is_hostile[image]].bincount(minlength=CANDIDATES)
-        assert torch.equal(got[image], counts.float().unsqueeze(1).expand(-1, CHANNELS))
-
-
 def check_winners(gpu, mode):
     """A winner from K on is the gradient of no candidate, and NaN in the node's own."""
     x, y = seeded(IMAGES, NODES, CHANNELS), seeded(IMAGES, CANDIDATES, CHANNELS)
@@ -183,7 +169,7 @@ def run():
     cases |= {f"winners-{mode}": (check_winners, (mode,)) for mode in ("max", "max_mean")}
     cases |= {f"knn-{name}": (check_knn, arguments) for name, arguments in knn_cases().items()}
     results = {}
-    for name, (check, arguments) in {**cases, "no x": (check_without_nodes, ())}.items():
+    for name, (check, arguments) in cases.items():
         try:
             check(gpu, *arguments)
             results[name] = ""
@@ -197,7 +183,7 @@ def problems(tmp_path_factory):
     return run_program(__file__, "run", tmp_path_factory.mktemp("triton"), TRITON_INTERPRET="1")
 
 
-NAMES = [name for name, _ in aggregate_cases()] + ["winners-max", "winners-max_mean", "no x"]
+NAMES = [name for name, _ in aggregate_cases()] + ["winners-max", "winners-max_mean"]
 
 
 @pytest.mark.parametrize("name", NAMES)

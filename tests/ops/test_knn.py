@@ -106,12 +106,6 @@ def test_candidates_without_a_finite_length_come_last(dtype):
         assert torch.equal(graph[:, healthy], ops.knn(x, None, None, 40, fused=False)[:, healthy])
 
 
-def test_the_doctor_tells_of_tiles_where_the_processor_has_them():
-    has_tiles = "AMX tiles" in ops.versions("cpu")["knn"]
-    assert has_tiles <= torch.cpu._is_amx_tile_supported()
-    assert "AMX" not in ops.versions("cpu")["norm"]
-
-
 def test_products_in_the_tiles_of_a_processor_leave_those_of_others_right():
     """oneDNN computes products of bfloat16 in the same registers, in threads of the same pool."""
     x = torch.randn(4, 70, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -119,12 +113,6 @@ def test_products_in_the_tiles_of_a_processor_leave_those_of_others_right():
     for _ in range(3):
         ops.knn(x, None, None, 5)
         assert torch.equal(x @ x.transpose(1, 2), product)
-
-
-def test_the_length_of_features_in_bfloat16_does_not_matter():
-    x = torch.randn(2, 50, 33, generator=torch.Generator().manual_seed(0))
-    for size in (1e-30, 1e-6, 1e15):
-        check((x * size).bfloat16(), x.bfloat16(), None, 9, 2, True)
 
 
 def test_strided_features_are_read_right():

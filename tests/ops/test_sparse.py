@@ -82,11 +82,6 @@ CASES = {
         lambda g, x, w: attention_by_edges(g, w[:, None], x[:, None])[:, 0],
         [("sources", "C"), ("edges",)],
     ),
-    "mean": (
-        sparse.mean,
-        lambda g, x: to_dense(g) / g.in_degrees[:, None].clamp(min=1).double() @ x,
-        [("sources", "C")],
-    ),
     "mean and more": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("targets", "C")]),
     "mean and a bias": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("once", "C")]),
     "gcn": (
@@ -144,11 +139,6 @@ def test_equal_to_loops_and_dense_matrices(name):
             )
 
 
-@versions
-def test_the_maximum_of_no_rows_is_none(fused):
-    assert sparse.maximum(GRAPHS["nothing"], torch.zeros(0, 3), fused=fused).shape == (0, 3)
-
-
 @st.composite
 def rows_of_any_length(draw):
     """Rows that are empty or have hundreds of edges, some of them more than once, and loops."""
@@ -161,7 +151,7 @@ def rows_of_any_length(draw):
     return Adjacency(indptr, indices, num_sources)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     rows_of_any_length(),
     st.sampled_from(sorted(CASES)),
@@ -207,13 +197,6 @@ def test_a_maximum_of_negative_numbers_and_of_nan(fused):
     y = sparse.maximum(graph, x, fused=fused)
     assert y[:, 0].tolist() == [-2, -3]
     assert y[:, 1].isnan().all()
-
-
-@versions
-def test_a_maximum_without_a_gradient_is_the_same(fused):
-    for graph in GRAPHS.values():
-        x, maximum = features(graph, 3), partial(sparse.maximum, fused=fused)
-        assert torch.equal(maximum(graph, x.detach()), maximum(graph, x))
 
 
 @pytest.mark.parametrize("name", CASES)

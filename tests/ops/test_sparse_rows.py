@@ -71,14 +71,6 @@ def test_parts_and_the_whole():
     torch.testing.assert_close(linear(part, weight), F.linear(x[3:11], weight))
 
 
-def test_products_have_the_type_of_the_weights():
-    x, weight = sparse_rows(matrix()), torch.randn(4, 30)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = linear(x, weight)
-    assert y.dtype == torch.float32
-    assert x.to("cpu", torch.float32).values.dtype == torch.float32
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_shapes_that_do_not_fit_are_refused(fused):
     with pytest.raises(ValueError, match=r"weight: the shape is \(4, 29\) instead of \(4, 30\)"):

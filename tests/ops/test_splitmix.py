@@ -4,7 +4,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vigpipe.ops.compiler import library
 from vigpipe.ops.splitmix import lanes_at_least
 
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -31,9 +30,3 @@ def test_many_rows_on_several_threads_are_the_plain_ones():
     for number in (1, 3):
         torch.set_num_threads(number)
         assert torch.equal(lanes_at_least(rows, 5 << 32, 70, 100), plain)
-
-
-def test_there_is_a_fused_version_where_there_is_a_compiler():
-    rows, functions = torch.arange(3), library().functions
-    assert functions is None or functions.vigpipe_lanes_at_least
-    assert lanes_at_least(rows, 0, 5, -(2**15)).all()  # every lane is at least the lowest number
