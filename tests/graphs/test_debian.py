@@ -142,13 +142,6 @@ def test_the_packages_of_a_source_are_in_one_part_of_the_split():
     np.testing.assert_allclose(shares[[TRAIN, VALIDATION, TEST]], (0.6, 0.2, 0.2), atol=0.04)
 
 
-def test_the_order_of_the_lists_does_not_matter():
-    packages = distribution()
-    again = dict(reversed(packages.items()))
-    for name, array in make_arrays(packages).items():
-        np.testing.assert_array_equal(make_arrays(again)[name], array)
-
-
 def test_a_section_of_one_source_is_no_class_if_that_is_not_for_training():
     sources = {part: f"s{i}" for i in range(50) for part in (debian._part(f"s{i}"),)}
     packages = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vigpipe.graphs.feed import GraphFeed, num_nodes, num_training_nodes, steps_per_epoch
+from vigpipe.graphs.feed import GraphFeed, num_training_nodes, steps_per_epoch
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
@@ -63,21 +63,6 @@ def test_all_nodes_come_once_an_epoch_each_with_its_own_label(dp, num_microbatch
     assert num_train == (GRAPH.split == TRAIN).sum()
 
 
-def test_a_replica_takes_its_own_parts_only():
-    layout = Layout(num_replicas=2, num_microbatches=2, num_teams=2)
-    sampler = Parts(NUMBERED, FIXED, 1, seed=3, num_shares=2)
-    feed, steps = feed_of(layout, sampler=sampler), steps_per_epoch(sampler, layout)
-    assert steps == 2  # four parts, and three
-    for replica in (0, 1):
-        batches = [feed.batch(2 * step + replica) for step in range(steps)]
-        rows = torch.cat([batch.without_padding(batch.inputs)[:, 0] for batch in batches]).long()
-        own = np.flatnonzero(PARTITION.parts % 2 == replica)
-        assert sorted(rows.tolist()) == own.tolist()
-        for step, batch in enumerate(batches):
-            assert batch.num_samples == (batch.labels != NO_LABEL).sum()
-            assert num_nodes(2 * step + replica, sampler, layout) == sum(batch.sizes)
-
-
 def test_padding_has_no_feature_no_label_and_no_key():
     batch = feed_of(Layout(num_microbatches=4)).batch(1)  # the epoch's last three of seven parts
     assert batch.sizes[-1] == 0
@@ -86,15 +71,6 @@ def test_padding_has_no_feature_no_label_and_no_key():
     assert is_padding.sum() == len(batch.keys) - sum(batch.sizes)
     assert not batch.inputs[is_padding].any()
     assert (batch.labels[is_padding] == NO_LABEL).all()
-
-
-def test_what_teams_take_on_their_own_is_counted_on_its_own():
-    layout = Layout(num_microbatches=2, num_replicas=2, num_teams=2)
-    alone = [feed_of(layout).batch(item) for item in (0, 1)]
-    together = feed_of(replace(layout, num_teams=1)).batch(0)
-    assert sum(batch.num_samples for batch in alone) == together.num_samples
-    for item, batch in enumerate(alone):
-        assert num_nodes(item, SAMPLER, layout) == sum(batch.sizes)
 
 
 def test_only_the_first_stage_has_features_and_only_the_last_one_labels():
@@ -178,22 +154,6 @@ def test_what_is_drawn_ahead_is_what_would_be_drawn(sampler):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
         assert (ours.sizes, ours.num_samples) == (theirs.sizes, theirs.num_samples)
     ahead.close()
-
-
-def test_an_error_in_what_is_drawn_ahead_comes_with_its_item(monkeypatch):
-    feed, draw = feed_of(Layout(), sampler=WALKS), Saint.draw
-
-    def fail_at_2(self, epoch, number):
-        if number == 2:
-            raise MemoryError("sub-graph 2")
-        return draw(self, epoch, number)
-
-    monkeypatch.setattr(Saint, "draw", fail_at_2)
-    feed.batch(0, (1, 2))
-    feed.batch(1, (2, 3))
-    with pytest.raises(MemoryError, match="sub-graph 2"):
-        feed.batch(2, (3,))
-    feed.close()
 
 
 def test_the_whole_graph_is_sent_to_a_device_once(monkeypatch):

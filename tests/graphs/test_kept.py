@@ -1,7 +1,6 @@
 """What is made of a graph is kept between runs, and read as a stranger's."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -65,16 +64,3 @@ def test_those_who_write_at_once_leave_one_whole_file(tmp_path):
         list(pool.map(lambda _: kept._write(path, ARRAYS), range(40)))
     assert list(path.parent.iterdir()) == [path]
     assert (load_file(path)["ages"] == ARRAYS["ages"]).all()
-
-
-def test_those_who_ask_at_once_get_the_same(beside):
-    def ask(_):
-        found = read_kept("ages", beside, FORM)
-        if found is None:
-            keep("ages", beside, FORM, ARRAYS, 2.5)
-            return ARRAYS
-        return found.arrays
-
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(ask, range(40)))
-    assert all((a[name] == b[name]).all() for a, b in pairwise(answers) for name in ARRAYS)

@@ -14,7 +14,7 @@ from tests.graphs.test_training import (
     run,
     run_rank,
 )
-from tests.world import run_each, run_ranks
+from tests.world import run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.partitions.generations import Rates
@@ -55,18 +55,6 @@ def test_a_run_is_done_again_with_other_stages(whole, tmp_path):
     fixed = replace(MEASURED, repartition_every=None)
     assert run(fixed, tmp_path / "fixed") == 0
     assert not are_equal(tmp_path / "fixed", whole)
-
-
-@pytest.mark.multiprocess
-def test_replicas_agree_on_what_was_measured(tmp_path):
-    config = replace(MEASURED, dp=2, microbatches=2)
-    first, again = tmp_path / "first", tmp_path / "again"
-    configs = [config, replace(config, replay=first)]
-    assert run_each(run_rank, 2, configs, [first, again]) == [[0, 0], [0, 0]]
-    rates = read_manifest(list_checkpoints(first)[0]).data[KEY]
-    assert len(rates) == 3
-    assert all(any(pair) for pair in rates[:2])
-    assert are_equal(first, again)
 
 
 def test_a_run_goes_on_with_the_parts_that_it_had(whole, tmp_path):

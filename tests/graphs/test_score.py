@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score
 
-from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION
+from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.sbm import draw
 from vigpipe.graphs.score import NodeScore, NodeTally
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
-from vigpipe.job.score import SHARES
 
 CPU = torch.device("cpu")
 SPLITS = {"validation": VALIDATION, "test": TEST}
@@ -67,39 +66,22 @@ def test_of_several_classes():
     check_scores(graph, logits, logits > 0, share, partial(f1_score, average="micro"), loss)
 
 
-def test_the_loss_is_the_mean_over_training_nodes_however_they_are_cut():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-    split = np.array([TRAIN, TEST, TRAIN, VALIDATION] * 3)
-    is_train = torch.from_numpy(split == TRAIN)
-    classes = torch.arange(12) % 3
-    several = torch.rand(12, 3, generator=generator, dtype=torch.float64).round()
-    hard = classes.where(is_train, NO_LABEL)
-    soft = several.where(is_train[:, None], NO_LABEL)
-    for labels, whole in (
-        (hard, F.cross_entropy(logits[is_train], classes[is_train])),
-        (soft, F.binary_cross_entropy_with_logits(logits[is_train], several[is_train])),
-    ):
-        loss = NodeLoss()
-        loss.begin(6)
-        parts = zip(logits.split(5), labels.split(5), strict=True)
-        total = sum(loss(*part) for part in parts)
-        torch.testing.assert_close(total, whole, rtol=1e-12, atol=0)
-
-
-def test_weighted_losses_are_summed_in_the_order_of_the_micro_batches():
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_losses_of_training_nodes_are_summed_however_they_are_cut(is_weighted):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(12, 3, generator=generator, dtype=torch.float64)
     counts, classes = torch.arange(12) % 5 != 1, torch.arange(12) % 3
     several = torch.rand(12, 3, generator=generator, dtype=torch.float64).round()
-    weights = torch.rand(12, generator=generator, dtype=torch.float64)
+    weights = torch.ones(12, dtype=torch.float64)
+    if is_weighted:
+        weights = torch.rand(12, generator=generator, dtype=torch.float64)
     of_nodes = F.binary_cross_entropy_with_logits(logits, several, reduction="none").mean(1)
     for labels, losses in (
         (classes.where(counts, NO_LABEL), F.cross_entropy(logits, classes, reduction="none")),
         (several.where(counts[:, None], NO_LABEL), of_nodes),
     ):
         loss = NodeLoss()
-        loss.begin(8, weights.split(5))
+        loss.begin(8, *([weights.split(5)] if is_weighted else []))
         total = sum(loss(*part) for part in zip(logits.split(5), labels.split(5), strict=True))
         expected = (losses * weights)[counts].sum() / 8
         torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
@@ -114,9 +96,3 @@ def test_a_sub_graph_without_training_nodes_has_no_loss_and_no_gradient():
         (gradient,) = torch.autograd.grad(value, logits)
         assert value.item() == 0
         assert not gradient.any()
-
-
-def test_readers_of_metrics_know_the_names_of_the_numbers():
-    score = NodeScore(0.5, 0.25, 0.25, 0.125, 8)
-    assert tuple(score.numbers()) == ("loss", *SHARES[score.unit])
-    assert SHARES[score.unit][0] == score.main_name

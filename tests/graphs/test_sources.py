@@ -1,12 +1,10 @@
 """Which graph a word stands for, and who fetches what is not there."""
 
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import pytest
 
 from tests.graphs.formats.raw_files import planetoid_parts, write_graphsaint, write_planetoid
 from tests.refusals import check_refusals
@@ -75,54 +73,24 @@ def test_without_its_files_a_data_set_says_which(tmp_path):
     assert not (tmp_path / "Yelp").exists()
 
 
-class Fetches:
-    """Stands for a data set of torch-geometric, whose `download` copies the files of a folder."""
-
-    source = Path()
-
-    def __init__(self):
-        raise AssertionError("it would write a pickled copy")
+class Fails:
+    """Stands for a data set of torch-geometric whose `download` ends half way."""
 
     @property
     def raw_dir(self):
         return f"{self.root}/raw"  # pyright: ignore[reportAttributeAccessIssue]
 
     def download(self):
-        assert Path(self.raw_dir).is_dir()
-        shutil.copytree(self.source, self.raw_dir, dirs_exist_ok=True)
-
-
-class Fails(Fetches):
-    def download(self):
         (Path(self.raw_dir) / "feats.npy").write_text("half of it")
         raise ConnectionError("no route\nto host")
 
 
-@pytest.fixture
-def torch_geometric(monkeypatch):
-    """A module in the place of torch-geometric, which takes seconds to import."""
-    datasets = ModuleType("torch_geometric.datasets")
-    package = ModuleType("torch_geometric")
+def test_what_cannot_be_fetched_is_one_sentence_and_leaves_no_half(tmp_path, monkeypatch):
+    datasets, package = ModuleType("torch_geometric.datasets"), ModuleType("torch_geometric")
+    datasets.Yelp = Fails  # pyright: ignore[reportAttributeAccessIssue]
     package.datasets = datasets  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "torch_geometric", package)
     monkeypatch.setitem(sys.modules, "torch_geometric.datasets", datasets)
-    return datasets
-
-
-def test_missing_files_are_fetched_and_nothing_else_is_left(tmp_path, torch_geometric):
-    Fetches.source = write_graphsaint(tmp_path / "there", 0, multi_label=True)
-    torch_geometric.Yelp = Fetches
-    data_dir = tmp_path / "here"
-    graph = opened("yelp", data_dir, download=True)
-    torch_geometric.Yelp = None  # the files are there, so nothing is fetched again
-    assert opened("yelp", data_dir, download=True).sha256 == graph.sha256
-    files = sorted(str(path.relative_to(data_dir)) for path in data_dir.rglob("*"))
-    names = ("adj_full.npz", "class_map.json", "feats.npy", "role.json")
-    assert files == ["Yelp", "Yelp/raw", *(f"Yelp/raw/{name}" for name in names)]
-
-
-def test_what_cannot_be_fetched_is_one_sentence_and_leaves_no_half(tmp_path, torch_geometric):
-    torch_geometric.Yelp = Fails
     (tmp_path / "file").touch()
     rows = [
         (tmp_path / "here", r"Yelp could not be fetched \(ConnectionError: no route\\n"),

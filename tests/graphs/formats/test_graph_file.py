@@ -56,7 +56,9 @@ def test_dense_features(save, write):
     assert graph.split.dtype == np.int8
     assert graph.class_names == ("0", "1", "2")
     assert graph.node_names == ("any",) * N
-    assert read(save(DENSE)).node_names is None
+    nothing = {"edge_src": np.zeros(0, int), "edge_dst": np.zeros(0, int)}
+    graph = read(save({**DENSE, **nothing}))
+    assert (graph.num_edges, graph.node_names) == (0, None)
 
 
 def test_sparse_features(save):
@@ -87,13 +89,12 @@ def test_numbers_of_one_place_are_added_and_zeros_left_out(save):
 
 
 def test_a_node_may_have_several_classes(save):
-    for labels in (MANY, MANY.astype(np.int64)):
-        graph = read(save({**DENSE, "y": labels, "classes": np.array(["a", "b", "c"])}))
-        assert graph.is_multi_label
-        assert graph.labels.dtype == bool
-        np.testing.assert_array_equal(graph.labels, MANY)
-        np.testing.assert_array_equal(graph.split, SPLIT)
-        assert graph.class_names == ("a", "b", "c")
+    graph = read(save({**DENSE, "y": MANY.astype(int), "classes": np.array(["a", "b", "c"])}))
+    assert graph.is_multi_label
+    assert graph.labels.dtype == bool
+    np.testing.assert_array_equal(graph.labels, MANY)
+    np.testing.assert_array_equal(graph.split, SPLIT)
+    assert graph.class_names == ("a", "b", "c")
 
 
 def test_a_node_without_a_class_is_in_no_part_of_the_split(save):
@@ -102,15 +103,6 @@ def test_a_node_without_a_class_is_in_no_part_of_the_split(save):
     graph = read(save({**DENSE, "y": labels}))
     np.testing.assert_array_equal(graph.labels, labels)
     np.testing.assert_array_equal(graph.split, [0, 0, -1, 0, 0, 0, 1, 1, -1, 2])
-
-
-def test_a_graph_may_have_no_edges(save):
-    graph = read(save({**DENSE, "edge_src": np.zeros(0, int), "edge_dst": np.zeros(0, int)}))
-    assert graph.num_edges == 0
-    assert graph.indptr.tolist() == [0] * (N + 1)
-
-
-# ---- what is refused ------------------------------------------------------------------------
 
 
 def put(array, place, value, dtype=None):
@@ -123,31 +115,22 @@ FAR = np.array([3, 0, 3, 9, N])
 DENSE_WRONG = [
     ({"edge_src": None}, r"has the arrays edge_dst, split, x, y, but lacks edge_src"),
     ({"edge_src": FAR}, "edge 4 goes from node 10 to node 0, but with 10"),
-    ({"edge_dst": FAR - 1}, "edge 1 goes from node 0 to node -1, but"),
     ({"edge_src": FAR[:-1]}, r"shape \(4,\) and int64 of shape \(5,\), expected"),
     ({"edge_src": FAR / 2}, "its edges are float64"),
-    ({"edge_src": FAR[None], "edge_dst": FAR[None]}, r"expected whole .* shape \(e,\)"),
     ({"x": None}, "of the arrays x, x_indptr and x_indices it has none of them"),
     ({"x": put(X, (7, 2), np.nan)}, "feature 2 of node 7 is not a finite number"),
     ({"x": put(X, (1, 3), 1e39)}, "feature 3 of node 1 is not a finite number"),
     ({"x": X.astype(str)}, r"features are <U\d+ of shape"),
-    ({"x": X[:, 0]}, r"shape \(10,\), expected numbers of shape \(n, d\)"),
     ({"x": X[:, :0]}, r"shape \(10, 0\)"),
-    ({"x": np.array(1.0)}, "but features of 0"),
     ({"x": X[1:]}, "labels of 10 nodes, but features of 9; save all"),
     ({"split": SPLIT[1:]}, "labels of 10 nodes, but split of 9"),
     ({"x": X[:0], "y": Y[:0], "split": SPLIT[:0]}, "has no nodes, expected at least"),
-    ({"y": np.array(1)}, "has no nodes"),
     ({"y": Y / 1}, "labels are float64 of shape"),
     ({"y": put(Y, 4, -2)}, "node 4 has the label -2, but classes count from 0"),
-    ({"y": put(Y, 4, 10)}, "node 4 has the label 10"),
     ({"y": put(Y, 0, 1 << 63, np.uint64)}, "has the label 9223372036854775808"),
-    ({"y": put(Y, 0, 4)}, r"class 3 \('3'\) has no training nodes; put"),
     ({"y": put(Y, 9, 3)}, r"class 3 \('3'\) has no training nodes"),
     ({"classes": np.array(list("abcd"))}, r"class 3 \('d'\) has no training"),
-    ({"split": SPLIT + (SPLIT == 0)}, "has no training nodes .*some with 0 in its"),
     ({"split": SPLIT % 2}, "has no test nodes .* mark some with 2"),
-    ({"y": put(Y, [8, 9], -1)}, "has no test nodes"),
     ({"y": Y * 0 - 1}, "has no training nodes"),
     ({"split": put(SPLIT, 5, 3)}, "the split of node 5 is 3, expected 0 for train"),
     ({"split": SPLIT == 0}, "its split is bool of shape"),
@@ -155,31 +138,23 @@ DENSE_WRONG = [
     ({"classes": np.array(["a", "b", "a"])}, "two classes are called 'a'"),
     ({"classes": np.array(["a", "b\n", "c"])}, r"class 1, 'b\\n', is empty"),
     ({"classes": np.arange(3)}, r"classes has int64 of shape \(3,\), expected"),
-    ({"classes": np.array(["a"], object)}, "classes holds Python objects"),
     ({"y": MANY * 2}, r"int64 of shape \(10, 3\), expected zeros and ones"),
-    ({"y": MANY / 2}, r"float64 of shape \(10, 3\), expected zeros and ones"),
     ({"y": MANY[:, :0]}, r"shape \(10, 0\), expected zeros and ones"),
     ({"y": MANY, "classes": np.array(list("abcd"))}, "of 3 classes, but it names 4"),
     ({name: SPARSE[name] for name in ("x_indptr", "x_indices")}, "it has x, x_indptr, x_i"),
-    *(
-        ({"names": names}, r"names has .*, expected one text for each of the 10")
-        for names in (np.array(["a"] * (N - 1)), np.arange(N), np.array("a"))
-    ),
+    ({"names": np.array(["a"] * (N - 1))}, r"names has .*, expected one text for each of the 10"),
+    ({"names": np.arange(N)}, r"names has .*, expected one text for each of the 10"),
 ]
 SPARSE_WRONG = [
     ({"x_indptr": None}, "it has x_indices; save dense features as x, or sparse"),
     ({"x_indptr": ROWS.indptr[:-1]}, r"the shape \(10,\) and .* expected \(11,\)"),
     ({"x_indptr": put(ROWS.indptr, 4, 99)}, "does not ascend from 0 to"),
-    ({"x_indptr": put(ROWS.indptr, 0, 1)}, "does not ascend from 0 to"),
-    ({"x_indptr": put(ROWS.indptr, N, 99)}, "does not ascend from 0 to"),
     ({"x_indptr": ROWS.indptr / 1}, "have float64 and int16, expected whole"),
     ({"x_indices": ROWS.indices + 1}, "x_indices lie in .* 6, but with 6"),
     ({"x_indices": ROWS.indices - 1}, "x_indices lie in -1 … "),
     ({"x_data": ROWS.data[1:]}, "expected a number for each of the 18 x_indices"),
-    ({"x_data": ROWS.data.astype(str)}, "x_data has <U"),
     ({"x_data": put(ROWS.data, 3, np.inf)}, "feature 1 of node 2 is not a finite number"),
     ({"num_features": 1 << 40, "x_shape": None}, "has 1099511627776 feature"),
-    ({"num_features": -1, "x_shape": None}, "has -1 features of a node, expect"),
     ({"num_features": np.ones(2, int), "x_shape": None}, "expected 1 whole number"),
     ({"x_shape": np.ones(2)}, "x_shape has float64 of shape .2,., expect"),
 ]

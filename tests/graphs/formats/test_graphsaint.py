@@ -23,43 +23,28 @@ FEATURES = [
     (NO_TEXT, "does not begin as NumPy's do"),
     (np.zeros(1), r"shape \(1,\), expected \(n, d\)"),
     (np.zeros((1 << 40, 0)), "expected .n, d.: the d"),
-    (np.zeros((39, 2)), "classes of other nodes"),
-    (np.full((40, 2), np.nan), "is not a finite"),
 ]
 ADJACENCIES = [
     ({"indices": np.arange(3)}, "does not ascend"),
-    ({"indptr": np.zeros(0, int)}, "does not ascend"),
-    ({"indptr": np.zeros(41)}, "does not ascend"),
     ({"indptr": np.array([0, 1]), "indices": np.array([40])}, "goes from node 0 to node 40"),
-    ({"indptr": np.eye(42, dtype=int)[41], "indices": np.array([0])}, "from node 40 to node 0"),
 ]
 CLASSES = [
     (NO_TEXT, "is not the JSON it should be"),
     ([1], "is no table"),
     ({}, "classes of other nodes than 0 … 39"),
     ({"a": 1}, "its keys are no numbers of nodes"),
-    ({"9" * 30: 1}, "its keys are no numbers of nodes"),
     ({**TABLE, "40": 1}, "classes of other nodes"),
-    ({**TABLE, "-1": 1}, "classes of other nodes"),
     ({"0": [1], "1": [1, 0]}, "lists of zeros and ones"),
-    (dict.fromkeys(TABLE, 0.5), "labels are float64"),
-    (dict.fromkeys(TABLE, "a"), "labels are <U1"),
-    ({key: [[1]] for key in TABLE}, r"shape \(40, 1, 1\)"),
-    ({**TABLE, "0": 4}, r"class 3 \('3'\) has no training nodes"),
 ]
 PARTS = [
     ([1], "is no table"),
     ({"tr": [0], "va": [1]}, "'te' is no list of numbers"),
     ({**ROLES, "te": []}, "'te' is no list of numbers"),
-    ({**ROLES, "va": ["a"]}, "'va' is no list of numbers"),
     ({**ROLES, "va": [[1], [1, 2]]}, "'va' is no list of numbers"),
     ({**ROLES, "va": [40]}, "'va' is no list of numbers"),
-    ({**ROLES, "va": [-1]}, "'va' is no list of numbers"),
     ({**ROLES, "va": [2]}, "'va' has nodes of another part"),
 ]
 OF_REDDIT = [
-    ("reddit_data.npz", {"node_types": np.zeros(40, int)}, "has no training nodes"),
-    ("reddit_data.npz", {"node_types": np.ones(39, int)}, "but split of 39"),
     ("reddit_data.npz", {"label": np.zeros((1 << 40, 0), int)}, "but features of 40"),
     ("reddit_data.npz", {"feature": np.array([{}])}, "feature holds Python objects"),
     ("reddit_graph.npz", {"row": np.array([40]), "col": np.array([0])}, "goes from node 40"),

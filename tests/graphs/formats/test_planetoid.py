@@ -57,8 +57,6 @@ class Calls:
 CALLS = [
     (Calls(os.mkdir, "made"), "posix.mkdir"),
     (Calls(builtins.eval, "1"), r"(__builtin__|builtins)\.eval"),
-    (Calls(builtins.getattr, {}, "keys"), r"(__builtin__|builtins)\.getattr"),
-    (Calls(np.zeros, 3), "numpy.zeros"),
     (Calls(pickle.loads, b""), r"_?pickle\.loads"),
 ]
 
@@ -88,7 +86,6 @@ DAMAGED = [
     (b"x", "cannot be read as a pickle of numbers"),
     (pickle.dumps(CONTENTS[0], 2)[:-9], "cannot be read as a pickle of numbers"),
     (pickle.dumps(np.array([{}, 1], object), 2), "holds object, no numbers"),
-    (pickle.dumps(np.array(["a"]), 2), "no numbers"),
     (array_of(F8, (1 << 40,), b"12345678"), "has 8 bytes"),
     (array_of(F8, (-1, -1), b"12345678"), r"has the shape \(-1, -1\)"),
     (array_of(F8, (2,) * 3, bytes(64)), r"has the shape \(2, 2, 2\)"),
@@ -140,7 +137,7 @@ def test_a_matrix_that_is_none_is_one_sentence(tmp_path):
         ("indices", np.array([0, 9, 1])),
         ("indices", np.array([0, -1, 1])),
         ("data", np.zeros(2)),
-        *(("_shape", shape) for shape in ((1 << 40, 3), (3, 1 << 40), (3, 0), (3,))),
+        *(("_shape", shape) for shape in ((1 << 40, 3), (3, 1 << 40), (3,))),
     ]
     check_refusals([(*row, "") for row in rows], attempt, where=f"{tmp_path / 'x'}: ")
 
@@ -152,36 +149,23 @@ def test_a_large_file_is_not_read(tmp_path, monkeypatch):
         read_pickle(tmp_path / "x")
 
 
-# ---- the files together ---------------------------------------------------------------------
-
 PARTS = planetoid_parts(0)
 MANY = [7] * 3000
-ONE_CLASS = np.ones_like(PARTS["ally"])
 NOT_FITTING = [
     ("ally", PARTS["ally"][:-1], "files do not fit together .allx .532, 9."),
-    ("tx", PARTS["tx"][:, :8], "do not fit together"),
     ("y", PARTS["y"][:, :2], "do not fit together"),
     ("y", PARTS["ally"][:40], "500 nodes for validation"),
     ("allx", PARTS["ally"], "allx: holds no sparse matrix"),
-    ("ty", PARTS["tx"], "ty: holds no array of a row of classes"),
     ("y", np.zeros(12), "y: holds no array of a row of classes"),
     ("test.index", [532] * 30, "lie in 532 … 532, expected each once, from 532"),
-    ("test.index", np.arange(30), "lie in 0 … 29"),
     ("test.index", [*range(532, 561), 1 << 40], "at most 4194304"),
     ("test.index", ["a"] * 30, "holds no list of numbers"),
-    ("test.index", [10**30] * 30, "holds no list of numbers"),
     ("test.index", [], "holds no list of numbers"),
-    ("ally", ONE_CLASS, "node 0 has not exactly one class"),
-    ("graph", {0: [562]}, "edge 0 goes from node 0 to node 562, but with"),
+    ("ally", np.ones_like(PARTS["ally"]), "node 0 has not exactly one class"),
     ("graph", [0, 1], "graph: holds no table of the neighbours"),
-    ("graph", {0: 1}, "graph: holds no table of the neighbours"),
     ("graph", dict.fromkeys(range(500), MANY), "holds no table"),  # grows when it is unpickled
-    ("graph", {0: [0.5]}, "holds no table"),
-    ("graph", {0: ["a"]}, "holds no table"),
     ("graph", {"a": [0]}, "holds no table"),
     ("graph", {0: [1 << 70]}, "expected whole numbers"),
-    ("graph", {0: [[1], [1, 2]]}, "holds no table"),
-    ("y", PARTS["y"][:2], r"class 2 \('2'\) has no training nodes"),
 ]
 
 
@@ -196,11 +180,10 @@ def test_files_that_do_not_fit_are_one_sentence(tmp_path):
     check_refusals(NOT_FITTING, attempt, where=folder)
 
 
-@pytest.mark.parametrize("part", ["tx", "graph", "ally"])
-def test_damage_anywhere_is_a_sentence_or_harmless(part, tmp_path):
+def test_damage_anywhere_is_a_sentence_or_harmless(tmp_path):
     generator = np.random.default_rng(0)
     folder = write_planetoid(tmp_path, "Cora", PARTS)
-    path = folder / f"ind.cora.{part}"
+    path = folder / "ind.cora.graph"
     good, refused = path.read_bytes(), []
     for _ in range(30):
         content = bytearray(good)

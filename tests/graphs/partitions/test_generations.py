@@ -10,7 +10,6 @@ from vigpipe.graphs.partitions.balance import LIMIT, balanced
 from vigpipe.graphs.partitions.generations import Generations, Rates, fit_rates, node_costs
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.partitions.neighbours import neighbours
-from vigpipe.graphs.partitions.partition import edges_between
 from vigpipe.graphs.sbm import draw
 
 GRAPH = draw("sbm:600,6,8,6", seed=2)
@@ -33,13 +32,6 @@ def test_random_parts_are_drawn_anew_and_keep_their_sizes():
     again, other = (parts_of(Generations(GRAPH, first, 3, seed), range(1, 10)) for seed in (2, 3))
     assert all(map(np.array_equal, parts, again))
     assert not np.array_equal(parts[3], other[3])
-
-
-def test_parts_stay_without_an_interval():
-    first = make_partition(GRAPH, "metis", 6, 2)
-    generations = Generations(GRAPH, first, None, 2)
-    assert generations.partition(99) is first
-    assert generations.most_nodes is first.sizes
 
 
 @pytest.mark.parametrize("method", ["metis", "spectral", "walks"])
@@ -77,19 +69,6 @@ def test_balancing_moves_nodes_only_where_there_is_room(graph, data):
     assert (loads[1] <= np.maximum(loads[0], limit) + 1e-9).all()
     moved = np.flatnonzero(found != parts)
     assert (loads[0][parts[moved]] > limit).all()
-
-
-@settings(deadline=None, max_examples=30)
-@given(graphs(most_nodes=8), st.integers(1, 5))
-def test_edges_between_parts_are_those_of_a_loop(graph, num_parts):
-    partition = make_partition(graph, "random", min(num_parts, graph.num_nodes), 0)
-    expected = np.zeros((partition.num_parts,) * 2, dtype=np.int64)
-    for target in range(graph.num_nodes):
-        for source in graph.indices[graph.indptr[target] : graph.indptr[target + 1]]:
-            expected[partition.parts[target], partition.parts[source]] += 1
-    counts = edges_between(graph, partition).toarray()
-    assert np.array_equal(counts, expected)
-    assert counts.trace() == partition.num_kept
 
 
 def test_rates_are_found_again():

@@ -38,17 +38,6 @@ def test_the_edges_are_those_with_both_ends_among_the_nodes(data):
         assert as_edges(indptr, indices) == by_loop(graph, nodes)
 
 
-def test_no_nodes_one_node_and_all_nodes():
-    # 0 → 1, 0 → 2, 2 → 2, and 3 alone
-    graph = make_graph(4, [0, 0, 2], [1, 2, 2])
-    empty = induced(graph, an_array([]))
-    assert [part.tolist() for part in empty] == [[0], []]
-    assert [part.tolist() for part in induced(graph, an_array([3]))] == [[0, 0], []]
-    assert [part.tolist() for part in induced(graph, an_array([2]))] == [[0, 1], [0]]
-    whole = induced(graph, np.arange(4))
-    assert [part.tolist() for part in whole] == [graph.indptr.tolist(), graph.sources().tolist()]
-
-
 @pytest.mark.parametrize("nodes", [[1, 0], [1, 1], [-1, 0], [0, 4]])
 def test_nodes_that_would_give_wrong_numbers_are_refused(nodes):
     graph = make_graph(4, [0], [1])

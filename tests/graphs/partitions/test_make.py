@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.graphs.partitions.small_graphs import blocks_graph, edges_of, graphs, make_graph
 from tests.refusals import check_refusals
 from vigpipe.graphs.partitions.induced import Induced
-from vigpipe.graphs.partitions.make import fill_empty, make_partition
+from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.partitions.partition import METHODS
 from vigpipe.graphs.partitions.spectral import MOST_NODES
 
@@ -87,26 +87,6 @@ def test_metis_keeps_edges_where_parts_have_few_nodes(seed):
     above = nodes * np.random.default_rng(0).random(999) ** 3
     tree = make_graph(1000, above.astype(int), nodes)
     assert make_partition(tree, "metis", 100, seed).kept_edge_fraction > 0.7
-
-
-def test_directions_and_self_loops_do_not_change_metis_parts():
-    graph, _ = blocks_graph(100, 4, degree_in=8, degree_out=1, seed=0)
-    edges = np.array([(a, b) for a, b in edges_of(graph) if a < b])
-    one_way = make_graph(100, edges[:, 0], edges[:, 1])
-    parts = [make_partition(g, "metis", 4, seed=0).parts for g in (graph, one_way)]
-    assert (parts[0] == parts[1]).all()
-
-
-def test_an_empty_part_gets_a_node_of_the_largest_part():
-    parts = np.array([4, 4, 1, 1, 4, 1, 1])  # sizes 0, 4, 0, 0, 3
-    fill_empty(parts, 5)
-    # The last of part 1, whose turn comes again after that, since it goes before part 4.
-    assert parts.tolist() == [4, 4, 1, 1, 3, 2, 0]
-
-
-def test_as_many_random_parts_as_nodes_have_one_node_each():
-    partition = make_partition(make_graph(50, [], []), "random", 50, seed=0)
-    assert partition.sizes.tolist() == [1] * 50
 
 
 @every_method

@@ -25,20 +25,6 @@ def test_what_two_parts_keep():
     )
 
 
-def test_a_partition_from_a_file_says_so():
-    partition = measured(GRAPH, "walks", PARTS, 2, seconds=2.0, was_read=True)
-    assert str(partition).endswith("times the mean, made in 2.0 s, and read from a file")
-
-
-def test_one_part_keeps_all_edges_and_no_edges_are_all_kept():
-    whole = measured(GRAPH, "random", np.zeros(5, dtype=np.int64), 1, seconds=0)
-    assert str(whole) == (
-        "1 part (random): 100.0 % of the edges kept, 0 cut, largest part 1.00 times the mean, "
-        "made in 0.0 s"
-    )
-    assert measured(make_graph(5, [], []), "random", PARTS, 2, seconds=0).kept_edge_fraction == 1
-
-
 @pytest.mark.parametrize("num_parts", [255, 256, 257, 65536, 65537])
 def test_edges_are_counted_whatever_the_number_of_parts(num_parts):
     """Parts are compared as the smallest integers that hold them, where 256 must not become 0."""

@@ -34,10 +34,7 @@ def other(made, tmp_path):
     return shutil.copytree(made / "other", tmp_path / "other")
 
 
-FILES = ["nodes.safetensors", "edges/00002.safetensors", "features/00005.safetensors", "names.json"]
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["nodes.safetensors", "edges/00002.safetensors", "names.json"])
 def test_a_file_that_is_changed_cut_or_gone_is_found(other, name):
     content = bytearray((other / name).read_bytes())
     content[-3] ^= 1
@@ -82,20 +79,13 @@ def forge_bytes(folder, name, content):
 NODES, EDGES, FEATURES = "nodes", "edges/00001", "features/00001"
 FORGED = [
     (EDGES, "indices", lambda a: a + 300, r"indices are not all in 0 … 299"),
-    (EDGES, "indices", lambda a: -1 - a, "indices are not all in"),
     (EDGES, "indices", lambda a: a[1:].copy(), r"indices is int32 of shape"),
-    (EDGES, "indices", lambda a: a.astype(np.float32), "indices is float32"),
     (EDGES, "indices", lambda a: None, "'indices'"),
     (FEATURES, "indices", lambda a: a + 90, "indices are not all in 0 … 89"),
     (FEATURES, "indptr", lambda a: a[::-1].copy(), "indptr does not ascend"),
     (FEATURES, "values", lambda a: a[1:].copy(), "indptr does not ascend"),
-    (FEATURES, "values", lambda a: a.astype(np.float64), "values is float64"),
-    (NODES, "indptr", lambda a: a[::-1].copy(), "indptr does not ascend"),
-    (NODES, "split", lambda a: a[1:].copy(), r"split is int8 of shape \(299,\)"),
     (NODES, "split", lambda a: a + np.int8(2), "split are not all in -1 … 2"),
     (NODES, "numbers", lambda a: a * 0, "numbers has a node twice"),
-    (NODES, "numbers", lambda a: a + 1, "numbers are not all in 0 … 299"),
-    (NODES, "labels", lambda a: a[:, 1:].copy(), r"labels is bool of shape"),
     (NODES, "loops", lambda a: a + 300, "loops are not all in 0 … 299"),
 ]
 FORGED_DENSE = [
@@ -128,9 +118,9 @@ def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folde
 
     edges = f"{EDGES}.safetensors"
     no_arrays = rf"{edges}: is not a safetensors file of arrays; copy"
-    contents = [b"", b"\xff" * 100, b"\x10\0\0\0\0\0\0\0" + b"{" * 40]
     rows = [
-        *((folder, edges, content, no_arrays) for content in contents),
+        (folder, edges, b"", no_arrays),
+        (folder, edges, b"\x10\0\0\0\0\0\0\0" + b"{" * 40, no_arrays),
         (other, "names.json", b"{}", r"names\.json: is no list of"),
         (other, "names.json", b"[1]", r"names\.json: is no list of"),
         (other, "names.json", json.dumps([1] * 300).encode(), r"names\.json: has a name that"),

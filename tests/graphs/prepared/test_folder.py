@@ -9,7 +9,6 @@ from scipy.sparse import csr_array
 from tests.graphs.prepared.folders import DENSE, OTHER, write
 from tests.refusals import check_refusals
 from vigpipe.graphs.features import are_sparse
-from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.partitions.partition import edges_between, measured
 from vigpipe.graphs.prepared.files import Files
@@ -41,6 +40,8 @@ def test_in_the_users_order_it_is_the_graph_that_was_given(graph, tmp_path):
     assert are_sparse(opened.features) == are_sparse(graph.features)
     assert opened.is_multi_label == graph.is_multi_label
     assert (opened.num_edges, opened.num_features) == (graph.num_edges, graph.num_features)
+    write(tmp_path / "whole", graph, parts=1)
+    assert open_folder(tmp_path / "whole").sha256 == graph.sha256 != opened.sha256
 
 
 @GRAPHS
@@ -57,17 +58,6 @@ def test_nodes_are_numbered_part_by_part(graph, tmp_path):
     assert len(opened.loops) == len(graph.loops)
     edges = np.array([5, 0, opened.num_edges - 1, 5])
     np.testing.assert_array_equal(opened.indices[edges], sources[edges])
-
-
-@GRAPHS
-def test_its_digest_is_that_of_the_graph_in_this_order(graph, tmp_path):
-    write(tmp_path / "folder", graph)
-    opened = open_folder(tmp_path / "folder")
-    of_edges = opened.indptr, opened.sources(), opened.features
-    in_memory = Graph("", *of_edges, opened.labels, opened.split, opened.class_names)
-    assert opened.sha256 == in_memory.sha256 != graph.sha256
-    write(tmp_path / "whole", graph, parts=1)
-    assert open_folder(tmp_path / "whole").sha256 == graph.sha256
 
 
 @GRAPHS

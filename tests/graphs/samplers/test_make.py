@@ -11,7 +11,6 @@ from tests.refusals import check_refusals
 from vigpipe.config.choices import SAMPLERS
 from vigpipe.config.options import TrainConfig, with_model_defaults
 from vigpipe.graphs.graph import TRAIN
-from vigpipe.graphs.samplers.layered import InLayers
 from vigpipe.graphs.samplers.make import make_sampler
 from vigpipe.ops.adjacency import Layered
 
@@ -55,7 +54,6 @@ def test_kept_edges_are_those_that_end_in_the_nodes_of_sub_graphs():
         return table["kept_edge_fraction"], num_kept / num_ending
 
     for options in (
-        {"sampler": "parts", "partition": "random", "parts": 4, "merge": 1},
         {"sampler": "parts", "partition": "random", "parts": 7, "merge": 3},
         {"sampler": "neighbour", "fanout": "3,2", "batch_nodes": 10},
         {"sampler": "fastgcn", "layer_nodes": 9, "batch_nodes": 10},
@@ -89,14 +87,6 @@ def test_who_asks_later_reads_what_was_counted(options):
             assert not told(**{name: value + 1})[0]
     assert told(model="gin")[0]
     assert told(model="gcn")[0] == (options["sampler"] != "saint-node")  # which goes by its weights
-
-
-def test_one_fanout_is_for_all_layers_and_several_go_from_the_last_one_back():
-    for fanout, expected in (("3", [3, 3]), ("1,4", [4, 1])):
-        sampler = made(sampler="neighbour", fanout=fanout, batch_nodes=99).sampler
-        assert isinstance(sampler, InLayers)
-        layers = [sampler.draw(1, 0).adjacency.of_layer(i) for i in (0, 1)]
-        assert [int(layer.in_degrees.max()) for layer in layers] == expected
 
 
 def test_a_graph_without_what_is_drawn_is_refused():

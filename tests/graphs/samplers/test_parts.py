@@ -43,16 +43,6 @@ def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
             assert sampler.num_edges(epoch, number) == len(found) == adjacency.num_edges
 
 
-def test_the_order_of_the_parts_depends_on_seed_and_epoch_only():
-    def order(seed, epoch):
-        sampler = Parts(GRAPH, FIXED, 1, seed)
-        return [sampler.draw(epoch, number).nodes.tolist() for number in range(10)]
-
-    assert order(5, 1) == order(5, 1)
-    assert order(5, 1) != order(5, 2)
-    assert order(5, 1) != order(6, 1)
-
-
 @pytest.mark.parametrize("num_joined", [1, 2])
 def test_parts_of_its_own_go_to_no_other_replica(num_joined):
     sampler = Parts(GRAPH, FIXED, num_joined, seed=5, num_shares=3)
@@ -79,11 +69,3 @@ def test_the_whole_graph_comes_once_an_epoch():
     assert sampler.num_nodes(4, 0) == 300
     assert sampler.num_training_nodes(4, 0) == (GRAPH.split == TRAIN).sum()
     assert sampler.num_edges(4, 0) == GRAPH.num_edges
-
-
-def test_single_parts_are_made_once():
-    sampler = Parts(GRAPH, FIXED, 1, seed=5)
-    by_part = {s.nodes[0]: s for s in (sampler.draw(1, number) for number in range(10))}
-    for number in range(10):
-        again = sampler.draw(2, number)
-        assert again.adjacency is by_part[again.nodes[0]].adjacency

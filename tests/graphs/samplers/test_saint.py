@@ -1,25 +1,20 @@
 """GraphSAINT: sub-graphs on nodes that are drawn, with weights that undo the bias of the draw."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from tests.graphs.partitions.small_graphs import make_graph
-from tests.graphs.samplers.matrices import GRAPH, MODELS, NUM_NODES, X, logits, matrix
+from tests.graphs.samplers.matrices import GRAPH, NUM_NODES, X, matrix
 from vigpipe.graphs.graph import TRAIN
-from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.partitions.induced import induced
 from vigpipe.graphs.samplers.counts import count
 from vigpipe.graphs.samplers.draws import generator
 from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
 from vigpipe.graphs.samplers.whole import all_edges
-from vigpipe.job.batch import NO_LABEL
 from vigpipe.ops.adjacency import Sampled
 
 DRAWN = {
@@ -61,25 +56,6 @@ def test_the_weighted_loss_of_a_linear_layer_has_the_full_loss_as_its_mean(way):
         assert 15 * error < abs(full)  # otherwise this would show nothing
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_where_all_nodes_are_drawn_all_weights_are_1_and_the_loss_is_the_plain_mean(name):
-    sampler = saint(lambda draws: np.arange(NUM_NODES), NUM_NODES, 3)
-    assert (sampler.shares, sampler.most_nodes, sampler.counts.num_drawn) == ((1,), NUM_NODES, 4)
-    assert sampler.as_table()["kept_edge_fraction"] == 1
-    nodes, adjacency, weights = sampler.draw(1, 0)
-    assert weights is not None
-    assert nodes.tolist() == list(range(NUM_NODES))
-    assert isinstance(adjacency, Sampled)
-    assert set(adjacency.edge_factors.tolist()) == set(weights.tolist()) == {1.0}
-    ours, theirs = logits(name, nodes, adjacency), logits(name, nodes)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    is_train, classes = torch.from_numpy(GRAPH.split == TRAIN), torch.arange(NUM_NODES) % 3
-    loss = NodeLoss()
-    loss.begin(sampler.num_training_nodes(1, 0), [torch.from_numpy(weights)])
-    mean = F.cross_entropy(theirs[is_train], classes[is_train])
-    torch.testing.assert_close(loss(ours, classes.where(is_train, NO_LABEL)), mean)
-
-
 @pytest.mark.parametrize("way", DRAWN)
 def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
     sampler, draw_nodes = sampler_of(way, 3), DRAWN[way][0]
@@ -116,19 +92,6 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
     assert unseen > 0 or way == "walk"
 
 
-def test_what_is_drawn_depends_on_seed_epoch_and_number_only():
-    def drawn(seed, epoch, number):
-        sampler = saint(*DRAWN["walk"], 2, seed)
-        sampler.draw(1, 0)
-        nodes, _, weights = sampler.draw(epoch, number)
-        assert weights is not None
-        return (*nodes.tolist(), *weights.tolist())
-
-    assert drawn(5, 2, 1) == drawn(5, 2, 1)
-    others = drawn(5, 2, 1), drawn(5, 1, 2), drawn(5, 2, 0), drawn(6, 2, 1), drawn(5, 1, 1)
-    assert len(set(others)) == 5
-
-
 def test_nodes_are_drawn_by_their_squared_column_norm():
     matrices = {
         "gcn": matrix(all_edges(GRAPH), "gcn"),
@@ -163,11 +126,3 @@ def test_walks_go_along_edges_and_stay_where_there_are_none():
     assert all(b in sources[a] for walk in walks for a, b in pairwise(walk))
     assert {walk[0] for walk in walks} == {0, 1, 2, 3}
     assert len({tuple(walk) for walk in walks if walk[0] == 0}) == 6  # all that there are
-
-
-def test_a_node_without_edges_is_drawn_but_by_edges():
-    alone = make_graph(3, [0, 1], [1, 0])
-    alone = replace(alone, split=np.full(3, TRAIN, np.int8))
-    for draw_nodes in (by_nodes(alone, "gcn", 50), by_walks(alone, 50, 1)):
-        assert set(draw_nodes(np.random.default_rng(0)).tolist()) == {0, 1, 2}
-    assert set(by_edges(alone, 50)(np.random.default_rng(0)).tolist()) == {0, 1}

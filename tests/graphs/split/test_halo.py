@@ -34,37 +34,6 @@ def random_graph(num_nodes: int, num_edges: int) -> Adjacency:
 KINDS: list[Any] = ["ones", "mean", "gcn"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("looped", [False, True])
-def test_a_part_with_its_halo_sums_what_the_whole_graph_does(kind, looped):
-    num_nodes, num_parts = 60, 4
-    graph = random_graph(num_nodes, 300)
-    parts = np.random.default_rng(1).integers(num_parts, size=num_nodes)
-    x = torch.randn(num_nodes, 3, dtype=torch.float64, requires_grad=True)
-    want = constant_sum(graph.with_loops() if looped else graph, x, kind)
-    want.sin().sum().backward()
-    ours = torch.zeros_like(x)
-    for part in range(num_parts):
-        halo = make_halo(graph, parts, part)
-        assert halo.nodes.tolist() == np.flatnonzero(parts == part).tolist()
-        others = [
-            sorted({s for t in halo.nodes for s in sources_of(graph, t) if parts[s] == other})
-            for other in range(num_parts)
-            if other != part
-        ]
-        rows = np.concatenate((halo.nodes, *others)).astype(int)
-        assert halo.length(part) == len(rows) == halo.edges.num_sources
-        received = [halo.place(of, part) for of in range(num_parts) if of != part]
-        assert [s.stop - s.start for s in received] == [len(nodes) for nodes in others]
-        here = x.detach()[rows].requires_grad_()
-        sums = constant_sum(halo.edges.with_loops() if looped else halo.edges, here, kind)
-        torch.testing.assert_close(sums, want.detach()[halo.nodes])
-        sums.sin().sum().backward()
-        assert here.grad is not None
-        ours.index_add_(0, torch.from_numpy(rows), here.grad)
-    torch.testing.assert_close(ours, x.grad)
-
-
 def sources_of(graph: Adjacency, node: int) -> list[int]:
     first, last = (int(graph.indptr[node + i]) for i in (0, 1))
     return graph.indices[first:last].tolist()
@@ -72,8 +41,8 @@ def sources_of(graph: Adjacency, node: int) -> list[int]:
 
 @pytest.mark.multiprocess
 @pytest.mark.heavy
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_bytes_of_a_step_are_one_row_a_part_and_boundary_node(size):
+def test_the_bytes_of_a_step_are_one_row_a_part_and_boundary_node():
+    size = 3
     configs = [replace(config, split="halo") for config in (SAGE, GCN)]
     job = prepare(configs[0], torch.float64).job
     assert isinstance(job, GraphJob)
