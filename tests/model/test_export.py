@@ -91,22 +91,6 @@ def test_compiled_by_inductor():
     assert_same(torch.compile(model, fullgraph=True), model, 4)
 
 
-@pytest.mark.heavy
-@pytest.mark.oldest
-def test_a_compiled_training_step_is_the_eager_one():
-    steps = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = VisionGnn(SMALL, 10, in_chans=1, drop_path_rate=0.2, drop_rate=0.1).train()
-        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        run(images(model, 4), torch.arange(4)).square().mean().backward()
-        state = {**dict(model.named_buffers()), **{n: p.grad for n, p in model.named_parameters()}}
-        steps.append(state)
-    eager, compiled = steps
-    assert eager["prediction.1.num_batches_tracked"] == 1
-    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)
-
-
 # ---- torch.export and ONNX ---------------------------------------------------------------------
 
 ANY_BATCH = ({0: torch.export.Dim.DYNAMIC},)

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from vigpipe import ops
 from vigpipe.model.keyed_dropout import sample_keys
-from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.variants import create_model
 
 
@@ -70,7 +69,14 @@ def check(plain, fused, images, labels, tolerance):
 
 @pytest.mark.parametrize(
     ("channels", "options"),
-    [(3, {}), (1, {}), (2, {}), (4, {}), (3, {"drop_path_rate": 0.5, "drop_rate": 0.2})],
+    [
+        (3, {"drop_path_rate": 0.5, "drop_rate": 0.2}),
+        (4, {}),
+        # Nothing can be folded.
+        (1, {"norm": "layer"}),
+        (2, {"norm": "group"}),
+        (3, {"graph": "knn"}),
+    ],
 )
 def test_study(channels, options):
     plain, fused = make("vig_study", in_chans=channels, img_size=(6, 7), **options)
@@ -79,40 +85,12 @@ def test_study(channels, options):
     check(plain, fused, images, torch.tensor([0, 1, 2, 3, 4]), 1e-9)
 
 
-def test_study_in_float32_is_nearer_to_the_truth_than_the_plain_model():
-    plain, fused = make("vig_study", img_size=(16, 16))
-    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(4)
-    truth = whole_gradient(plain, images.double(), labels)
-    errors = [
-        float((whole_gradient(model.float(), images, labels) - truth).norm() / truth.norm())
-        for model in (plain, fused)
-    ]
-    assert errors[1] < 1e-4
-    assert errors[1] < errors[0]
-
-
-def whole_gradient(model, images, labels):
-    return torch.cat([g.flatten().double() for g in step(model, images, labels)[1].values()])
-
-
-@pytest.mark.parametrize("options", [{"norm": "layer"}, {"norm": "group"}, {"graph": "knn"}])
-def test_study_where_nothing_can_be_folded(options):
-    plain, fused = make("vig_study", img_size=(5, 5), **options)
-    images = torch.rand(3, 3, 5, 5, dtype=torch.float64)
-    check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-9)
-
-
 @pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (
-            "vig_digits",
-            {"aggregator": "maxmean,gin", "graph": "knn,window,grid", "drop_path_rate": 0.3},
-        ),
-        ("pvig_cifar_ti", {}),
-        ("vig_digits", {"norm": "layer"}),
+        ("vig_digits", {"aggregator": "maxmean,gin", "graph": "knn,window", "drop_path_rate": 0.3}),
+        ("pvig_cifar_ti", {"norm": "layer"}),
         ("vig_digits", {"norm": "group", "aggregator": "sage,edge"}),
     ],
 )
@@ -121,25 +99,6 @@ def test_vig(name, options):
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
     check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-8)
-
-
-def test_vig_in_float32_where_no_near_tie_can_flip():
-    plain, fused = (m.float() for m in make("vig_digits", img_size=12, graph="grid"))
-    images = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    check(plain, fused, images, torch.tensor([0, 1, 2]), 1e-3)
-
-
-def test_pooled_statistics_see_the_folded_norms():
-    plain, fused = make("vig_study", img_size=(4, 4))
-    images = torch.rand(6, 3, 4, 4, dtype=torch.float64)
-    for model in (plain, fused):
-        statistics = PooledStatistics([model], 3)
-        for piece in images.split(2):
-            model.train()(piece, sample_keys(0, 0, torch.arange(2)))
-        statistics.update(statistics.take())
-    for name, theirs in plain.named_buffers():
-        ours = fused.get_buffer(name)
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_recomputed_blocks_count_their_statistics_once():

@@ -128,14 +128,11 @@ def filled(draw, whole, seed=3, name="w", dtype=torch.float32):
 @pytest.mark.parametrize(
     ("draw", "whole", "dim", "side"),
     [
-        (UNIFORM, (1200,), 0, Side("a")),
         (NORMAL, (1200, 7), 0, Side("a")),
-        (NORMAL, (5, 1200), 1, Side("a")),
         (UNIFORM, (2400, 600), 0, Side("a", repeats=2)),
         (NORMAL, (7, 2400), 1, Side("a", repeats=2)),
         (UNIFORM, (3, 2400), 1, Side("a", run=2)),
         (NORMAL, (1200, 40, 3, 3), 0, Side("a")),
-        (UNIFORM, (2, 1200, 2, 3), 1, Side("a")),
         (NORMAL, (2, 3, 1200, 2), 2, Side("a")),
     ],
 )

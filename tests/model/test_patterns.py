@@ -10,7 +10,6 @@ from tests.reference import (
     knn_by_loops,
     pattern_by_loops,
 )
-from vigpipe.model.graph import knn_graph
 from vigpipe.model.patterns import (
     grid_graph,
     grid_neighbours,
@@ -27,24 +26,6 @@ CPU = torch.device("cpu")
 
 def features(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def picture(nodes, height, width):
-    """Where the nodes are."""
-    return ["".join(".x"[row * width + c in nodes] for c in range(width)) for row in range(height)]
-
-
-def test_neighbours_on_the_grid():
-    graph = grid_graph(4, 5, CPU).tolist()
-    assert picture(graph[7], 4, 5) == [".xxx.", ".xxx.", ".xxx.", "....."]
-    assert picture(graph[0], 4, 5) == ["xxx..", "xxx..", "xxx..", "....."]  # moved inside
-    assert picture(graph[19], 4, 5) == [".....", "..xxx", "..xxx", "..xxx"]
-
-
-def test_neighbours_in_the_pattern():
-    graph = pattern_graph(5, 6, CPU).tolist()
-    assert picture(graph[7], 5, 6) == [".x....", ".x.x.x", "......", ".x....", "......"]
-    assert graph[7] == [7, 9, 11, 19, 1]  # itself, to the right, below, around the edge
 
 
 @many
@@ -65,15 +46,6 @@ def test_every_node_has_one_place_in_the_windows(height, width, shift):
     assert all(len(set(window)) == len(window) for window in members.tolist())
 
 
-def test_windows_that_fit_are_those_of_a_plain_cut():
-    members, _ = windows(14, 14, False, CPU)
-    cut = torch.arange(196).view(2, 7, 2, 7).transpose(1, 2).reshape(4, 49)
-    assert torch.equal(members, cut)
-    shifted, _ = windows(14, 14, True, CPU)
-    moved = torch.arange(196).view(14, 14).roll((-3, -3), (0, 1))
-    assert torch.equal(shifted, moved.view(2, 7, 2, 7).transpose(1, 2).reshape(4, 49))
-
-
 @pytest.mark.parametrize(
     ("height", "width", "shift"), [(9, 8, False), (9, 8, True), (5, 3, True), (1, 8, False)]
 )
@@ -87,8 +59,3 @@ def test_a_window_graph_is_the_knn_graph_of_every_window(height, width, shift):
         window, position = members[place // size], place % size
         local = knn_by_loops(x[:, window], k)[:, position]
         assert torch.equal(graph[:, node], window[local])
-
-
-def test_a_window_as_large_as_the_image_is_the_whole_graph():
-    x = features(0, 2, 30, 4)
-    assert torch.equal(window_graph(x, (5, 6), 4, 2, False), knn_graph(x, 4, 2))

@@ -7,7 +7,6 @@ import torch
 
 import vigpipe.model.grapher
 from vigpipe.model.blocks import VigShape
-from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn
 
 SHAPE = VigShape((4,), (16,), k=(3, 5), stem=(2, 1), stem_stride=1, img_size=(6, 6))
@@ -21,7 +20,7 @@ def model(graph="knn"):
 
 
 def step(model, recompute):
-    model.recompute = recompute
+    model.set_grad_checkpointing(recompute)
     images = torch.rand(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     model(images, torch.arange(4)).square().sum().backward()
     gradients: dict[str, Any] = {n: p.grad for n, p in model.named_parameters()}
@@ -53,16 +52,6 @@ def test_a_graph_is_chosen_once(monkeypatch):
         assert len(calls) == made
 
 
-def test_the_study_model_can_be_recomputed():
-    torch.manual_seed(0)
-    first = VigStudy(5, img_size=(6, 6), graph="knn", drop_path_rate=0.2)
-    second = VigStudy(5, img_size=(6, 6), graph="knn", drop_path_rate=0.2)
-    second.load_state_dict(first.state_dict())
-    expected = step(first, False)
-    for name, gradient in step(second, True).items():
-        assert torch.equal(gradient, expected[name]), name
-
-
 def test_what_is_inside_the_blocks_is_forgotten():
     def kept_bytes(recompute):
         seen = {}
@@ -72,7 +61,7 @@ def test_what_is_inside_the_blocks_is_forgotten():
             return tensor
 
         net = model()
-        net.recompute = recompute
+        net.set_grad_checkpointing(recompute)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             net(torch.rand(4, 3, 6, 6), torch.arange(4))
         return sum(seen.values())

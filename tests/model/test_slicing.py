@@ -1,6 +1,6 @@
 """Tables of image models: every tensor is there, shapes are those of narrow models, and so is y."""
 
-import re
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.refusals import check_refusals
-from vigpipe.config.choices import AGGREGATORS, MODELS, NORMS
+from vigpipe.config.choices import AGGREGATORS, NORMS
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.layer import Layer
 from vigpipe.model.norm import BatchNorm
@@ -31,9 +31,6 @@ PYRAMID = VigShape(
 )  # fmt: skip
 ALL = ",".join(AGGREGATORS)
 ways = pytest.mark.parametrize("divided", ["inner", "tied"])
-# All models, and either way to divide the small ones.
-DIVISIONS = [(name, "inner") for name in MODELS]
-DIVISIONS += [(name, "tied") for name in ("vig_digits", "vig_cifar_ti", "pvig_cifar_ti")]
 
 
 def pyramid(graph: str = "grid", aggregator: str = ALL, **options: Any) -> VisionGnn:
@@ -89,7 +86,7 @@ def load_slices(narrow: nn.Module, wide: nn.Module, slicing: Slicing, channels: 
 def zero_others(model: nn.Module, slicing: Slicing, channels: Any) -> None:
     """Zero the rows that make channels of other sub-models; leave alone what reads these."""
     for name, tensor in model.state_dict().items():
-        dim = 1 if name == "pos_embed" else 0
+        dim = 1 if name.endswith(("pos_embed", "weight1")) else 0  # weight1 is (in, out)
         side = slicing.sides[name][dim] if tensor.dim() > 0 else None
         if side is not None:
             kept = torch.zeros(tensor.shape[dim], dtype=tensor.dtype)
@@ -111,51 +108,17 @@ def assert_table_is_that_of_narrow_models(make: Any, divided: Any, nums=(1, 2, 4
             assert shapes == {name: tuple(t.shape) for name, t in narrow.items()}
 
 
-@pytest.mark.parametrize(("name", "divided"), DIVISIONS)
+@pytest.mark.parametrize(
+    ("name", "divided"), [("vig_study", "inner"), ("vig_ti_224", "tied"), ("pvig_ti_224", "inner")]
+)
 def test_shapes_are_those_of_narrow_models(name, divided):
-    assert_table_is_that_of_narrow_models(
-        partial(create_model, name, num_classes=10), divided, nums=(4,)
-    )
+    assert_table_is_that_of_narrow_models(partial(create_model, name, num_classes=10), divided)
 
 
 @ways
 @pytest.mark.parametrize("norm", NORMS)
 def test_shapes_are_those_of_narrow_models_with(norm, divided):
     assert_table_is_that_of_narrow_models(partial(pyramid, "knn", norm=norm), divided)
-    if divided == "inner":
-        assert_table_is_that_of_narrow_models(partial(study, norm=norm), divided)
-
-
-def test_groups_are_those_that_are_drawn():
-    sizes = VisionGnn(PYRAMID, aggregator="max,edge").slicing(divided="inner").sizes
-    of_blocks = {
-        "backbone.0.0.x": 16 // 4,
-        "backbone.0.0.out": 2 * 16 // 4,
-        "backbone.0.1.hidden": 4 * 16,
-        "backbone.1.0.x": 16 // 2,
-        "backbone.1.0.out": 2 * 16 // 4,
-        "backbone.1.1.hidden": 4 * 16,
-    }
-    assert {name: n for name, n in sizes.items() if re.match(r"backbone\.[01]", name)} == of_blocks
-    assert len(sizes) == 3 * 5
-    tied = VisionGnn(PYRAMID, aggregator="max,edge").slicing(divided="tied").sizes
-    between = {"trunk.0": 16, "trunk.1": 32, "stem.1": 8, "stem.2": 16, "prediction.hidden": 1024}
-    assert tied == {**sizes, **between}
-    assert study().slicing().sizes == {
-        f"blocks.{i}.{group}": size
-        for i in range(8)
-        for group, size in (("grapher.x", 256), ("grapher.out", 256), ("ffn.hidden", 512))
-    }
-
-
-@ways
-def test_stages_have_the_table_of_the_model(divided):
-    whole, sides = pyramid().slicing(divided=divided), {}
-    for stage in cut_stages(pyramid, even_plan(6, 3), (0, 1, 2)):
-        part: Slicing = getattr(stage, "model", stage).slicing(divided=divided)
-        assert part.sizes.items() <= whole.sizes.items()
-        sides |= part.sides
-    assert sides == whole.sides
 
 
 @ways
@@ -169,18 +132,6 @@ def test_stages_of_a_narrow_model_fit_together(divided):
     for stage in cut_stages(make, even_plan(6, 3), (0, 1, 2)):
         x = getattr(stage, "model", stage)(x, keys)
     assert torch.equal(x, make()(images, keys))
-
-
-@pytest.mark.parametrize(
-    ("norm", "divided", "num"),
-    [("batch", "inner", 2), ("batch", "tied", 4), ("layer", "tied", 2), ("group", "inner", 4)],
-)
-def test_narrow_models_train(norm, divided, num):
-    model = pyramid("knn", norm=norm, narrow=num, divided=divided, branch_rescale=True)
-    model(torch.rand(2, 3, 8, 8), torch.arange(2)).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
 
 
 def test_relative_positions_are_those_of_the_wide_model():
@@ -296,35 +247,12 @@ def test_the_mean_of_rescaled_branches_is_the_merged_models(make, impl, train):
     for num in (2, 4):
         rescaled = branches(sub_ffns(make, wide, num, branch_rescale=True))
         faithful = branches(sub_ffns(make, wide, num))
-        whole_wide = make().double()
-        whole_wide.load_state_dict(wide.state_dict())
-        (expected,) = branches([ffn_of(whole_wide)])
+        (expected,) = branches([ffn_of(deepcopy(wide))])
         torch.testing.assert_close(rescaled.mean(0), expected, rtol=1e-10, atol=1e-10)
         bias = ffn_of(wide).fc2[0].bias
         torch.testing.assert_close(
             (faithful - bias).sum(0) + bias, expected, rtol=1e-10, atol=1e-10
         )
-
-
-@pytest.mark.parametrize("make", [pyramid, study])
-@torch.no_grad()
-def test_rescaled_sub_networks_have_the_running_means_of_the_merged_model(make):
-    # The norm after the branch makes its size that of the merged branch, rescaled or not; but its
-    # running mean, which is averaged, is the merged model's only if the branches are rescaled.
-    wide = with_random_weights(make().double())
-    x = torch.randn(2, 4, 4, 16 if make is pyramid else 3, dtype=torch.float64)
-    x = x if make is pyramid else x.flatten(1, 2)
-
-    def results(ffns: list[Any]) -> tuple[Tensor, Tensor]:
-        outputs = torch.stack([ffn(x, None) for ffn in ffns])
-        return outputs, torch.stack([ffn.fc2[1].running_mean for ffn in ffns]).mean(0)
-
-    rescaled, mean = results(sub_ffns(make, wide, 4, branch_rescale=True))
-    faithful, other_mean = results(sub_ffns(make, wide, 4))
-    _, expected = results([ffn_of(wide)])
-    torch.testing.assert_close(mean, expected, rtol=1e-10, atol=1e-10)
-    assert not torch.allclose(other_mean, expected)
-    torch.testing.assert_close(rescaled, faithful, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 import timm
 import torch
-from timm.data import resolve_data_config  # pyright: ignore[reportPrivateImportUsage]
 from timm.optim import (
     create_optimizer_v2,  # pyright: ignore[reportPrivateImportUsage]
     param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
@@ -25,12 +24,10 @@ from tests.world import ROOT, run_command
 from vigpipe.errors import InputError
 from vigpipe.model import import_hooks
 from vigpipe.model.variants import VIG_SHAPES
-from vigpipe.model.vig import VisionGnn
 
 pytestmark = pytest.mark.oldest
 
 few_nodes = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
-SMALL = ["vig_digits", "pvig_cifar_ti"]
 
 
 def images(model, num=2, seed=0, size=None):
@@ -154,17 +151,13 @@ def test_timms_own_tests_are_the_ones_meant(outcomes):
 
 # ---- the registry ------------------------------------------------------------------------------
 
-IMPORTS = {  # the second takes timm's registry alone, as some programs do
-    "timm first": "import timm, vigpipe",
-    "timm last": "import vigpipe; from timm.models import create_model; import timm",
-}
-
 
 @pytest.mark.parametrize(
     "imports",
     [
-        pytest.param(imports, id=name, marks=[pytest.mark.heavy] * (name == "timm first"))
-        for name, imports in IMPORTS.items()
+        pytest.param("import timm, vigpipe", marks=pytest.mark.heavy),
+        # Only timm's registry, as some programs do.
+        "import vigpipe; from timm.models import create_model; import timm",
     ],
 )
 def test_timm_knows_the_models_in_either_order(imports):
@@ -200,38 +193,6 @@ def test_create_model_of_the_package_is_the_one_by_name():
     assert vigpipe.create_model is create_model
     with pytest.raises(AttributeError, match="no attribute 'create_models'"):
         _ = vigpipe.create_models  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "crop", "mean", "classes"),
-    [
-        ("vig_ti_224", (3, 224, 224), 0.9, (0.5, 0.5, 0.5), 1000),
-        ("pvig_m_224", (3, 224, 224), 0.9, (0.5, 0.5, 0.5), 1000),
-        ("pvig_b_224", (3, 224, 224), 0.95, (0.5, 0.5, 0.5), 1000),
-        ("pvig_cifar_ti", (3, 32, 32), 1.0, (0.5, 0.5, 0.5), 10),
-        ("vig_digits", (1, 8, 8), 1.0, (0.0,), 10),
-    ],
-)
-def test_default_configurations(name, size, crop, mean, classes):
-    with torch.device("meta"):
-        model = create(name)
-    assert model.pretrained_cfg is model.default_cfg
-    assert (model.in_chans, *model.img_size) == size
-    assert model.num_classes == classes
-    config = resolve_data_config(model=model)
-    assert (config["input_size"], config["crop_pct"], config["mean"]) == (size, crop, mean)
-    assert config["interpolation"] == "bicubic"
-
-
-def test_arguments_reach_the_model():
-    model = timm.create_model(
-        "vig_cifar_ti", num_classes=7, in_chans=4, img_size=(40, 24), graph="knn,reuse",
-        aggregator="edge", norm="layer", drop_path_rate=0.2,
-    )  # fmt: skip
-    assert isinstance(model, VisionGnn)
-    assert (model.num_classes, model.in_chans, model.img_size) == (7, 4, (40, 24))
-    assert model.grid == (10, 6)
-    assert model.eval()(torch.rand(2, 4, 40, 24)).shape == (2, 7)
 
 
 # ---- features ----------------------------------------------------------------------------------
@@ -356,20 +317,6 @@ def test_the_positional_embedding_is_not_decayed():
     assert {names[id(parameter)] for parameter in decayed} == expected - norms
 
 
-@few_nodes
-def test_grad_checkpointing_changes_nothing():
-    """`test_recompute.py` has other graphs."""
-    results = []
-    for enable in (False, True):
-        model = create("pvig_cifar_ti", drop_path_rate=0.3, drop_rate=0.1).train()
-        model.set_grad_checkpointing(enable)
-        assert model.recompute == enable
-        model(images(model, size=(16, 16)), torch.arange(2)).square().mean().backward()
-        gradients = {name: p.grad for name, p in model.named_parameters()}
-        results.append({**gradients, **dict(model.named_buffers())})
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
 # ---- weights and sizes -------------------------------------------------------------------------
 
 
@@ -420,18 +367,3 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path):
         timm.create_model(
             "pvig_cifar_ti", pretrained=True, pretrained_cfg_overlay={"file": str(file)}
         )
-
-
-@few_nodes
-@pytest.mark.parametrize("name", SMALL)
-def test_set_input_size_is_what_other_sizes_do_by_themselves(name):
-    model = create(name).eval()
-    x = images(model, size=(24, 20))
-    with torch.no_grad():
-        free = model(x)
-        model.set_input_size((24, 20))
-        assert model.img_size == (24, 20)
-        assert tuple(model.pos_embed.shape[2:]) == model.grid
-        torch.testing.assert_close(model(x), free, rtol=0, atol=0)
-    model.set_input_size(img_size=32)
-    assert model.img_size == (32, 32)

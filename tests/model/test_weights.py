@@ -2,8 +2,6 @@
 
 import argparse
 import io
-import os
-import pickle
 import re
 import zipfile
 from functools import cache, partial
@@ -11,18 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import nn
 
-from tests.reference import DenseModel, DensePyramidVig, DenseVig, randomize
+from tests.reference import randomize
 from tests.refusals import check_refusals
 from vigpipe.errors import InputError
-from vigpipe.model.blocks import stem_strides
 from vigpipe.model.identify import convert, identify
-from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import (
     load_weights,
@@ -31,38 +26,25 @@ from vigpipe.model.weights import (
     to_reference_names,
 )
 
-# The smallest model of either kind, on 8x8 nodes.
-SIDES = {name: 8 * VIG_SHAPES[name].stem_stride for name in ("vig_digits", "pvig_cifar_ti")}
-SIZES = {name: (side, side) for name, side in SIDES.items()}
+SIZES = {"vig_digits": (8, 8), "pvig_cifar_ti": (32, 32)}  # of the smallest model of either kind
 pytestmark = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
-
-
-def slow(name: str) -> DenseModel:
-    """The slow version of a model."""
-    shape, grid = VIG_SHAPES[name], (8, 8)
-    strides = stem_strides(len(shape.stem), shape.stem_stride)
-    widths = [shape.channels[0] // divisor for divisor in shape.stem]
-    stem = list(zip(widths, strides, strict=True))
-    if name == "vig_digits":
-        return DenseVig(48, [(9, 1)] * 4, grid, stem, 1, 10)
-    return DensePyramidVig(shape.channels, shape.blocks, grid, stem, 1, 10, shape.reductions)
-
-
-@cache
-def random_state(name: str) -> dict[str, torch.Tensor]:
-    model = slow(name)
-    randomize(model)
-    return model.state_dict()
-
-
-def published(name: str) -> dict[str, torch.Tensor]:
-    """A state dict as the authors' code has it, of the slow version with random weights."""
-    return {key: tensor.clone() for key, tensor in random_state(name).items()}
 
 
 def built(name: str = "vig_digits", **options):
     options = {"num_classes": 10, "in_chans": 1, "img_size": SIZES[name], **options}
     return create_model(name, **options)
+
+
+@cache
+def made(name: str) -> dict[str, torch.Tensor]:
+    model = built(name)
+    randomize(model)
+    return model.state_dict()
+
+
+def state_of(name: str = "vig_digits") -> dict[str, torch.Tensor]:
+    """A state dict as the authors' code has it, with random weights."""
+    return {key: tensor.clone() for key, tensor in made(name).items()}
 
 
 def ported(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -110,34 +92,19 @@ def save_legacy(state, path):
     torch.save(state, path, _use_new_zipfile_serialization=False)
 
 
-def images(name):
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(2, 1, *SIZES[name], generator=generator)
-
-
-# Every pair of a wrapping and a prefix; the two formats of torch, layouts and models take turns.
-FILES_THAT_LOAD = [
-    ("bare", "bare", "published", "vig_digits", torch.save),
-    ("bare", "parallel", "ported", "pvig_cifar_ti", save_legacy),
-    ("bare", "compiled", "ported", "vig_digits", torch.save),
-    ("state_dict", "bare", "ported", "pvig_cifar_ti", torch.save),
-    ("state_dict", "parallel", "published", "vig_digits", torch.save),
-    ("state_dict", "compiled", "published", "vig_digits", save_legacy),
-    ("model", "bare", "ported", "vig_digits", save_legacy),
-    ("model", "parallel", "published", "pvig_cifar_ti", torch.save),
-    ("model", "compiled", "ported", "vig_digits", torch.save),
-    ("timm", "bare", "published", "pvig_cifar_ti", save_legacy),
-    ("timm", "parallel", "ported", "vig_digits", torch.save),
-    ("timm", "compiled", "published", "pvig_cifar_ti", torch.save),
-    ("ema only", "bare", "published", "pvig_cifar_ti", torch.save),
-    ("ema only", "parallel", "ported", "vig_digits", save_legacy),
-    ("ema only", "compiled", "ported", "pvig_cifar_ti", torch.save),
-]
-
-
-@pytest.mark.parametrize(("wrapping", "prefix", "layout", "name", "save_as"), FILES_THAT_LOAD)
+@pytest.mark.parametrize(
+    ("wrapping", "prefix", "layout", "name", "save_as"),
+    [
+        ("bare", "bare", "published", "pvig_cifar_ti", save_file),  # whatever the file is called
+        ("bare", "compiled", "ported", "vig_digits", save_legacy),
+        ("state_dict", "parallel", "published", "vig_digits", torch.save),
+        ("model", "bare", "ported", "pvig_cifar_ti", save_legacy),
+        ("timm", "parallel", "published", "pvig_cifar_ti", torch.save),
+        ("ema only", "compiled", "ported", "vig_digits", torch.save),
+    ],
+)
 def test_every_layout_wrapping_and_prefix_loads(wrapping, prefix, layout, name, save_as, tmp_path):
-    state = published(name)
+    state = state_of(name)
     path = tmp_path / "weights.pth.tar"
     renamed = {PREFIXES[prefix] + key: t for key, t in LAYOUTS[layout](state).items()}
     save_as(WRAPPINGS[wrapping](renamed), path)
@@ -150,19 +117,6 @@ def assert_holds(model, state):
     assert model.state_dict().keys() == state.keys()
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[key]), key
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_loaded_weights_give_the_logits_of_the_slow_version(name, tmp_path):
-    state = published(name)
-    save_file(state, tmp_path / "w.pth")  # the content tells the format, not the name
-    theirs = slow(name)
-    theirs.load_state_dict(state)
-    model = built(name)
-    load_weights(model, tmp_path / "w.pth")
-    x = images(name).double()
-    difference = model.double().eval()(x) - theirs.double().eval()(x)
-    assert difference.abs().max() < 1e-9
 
 
 def test_the_running_average_is_taken_only_if_asked_for(tmp_path):
@@ -179,53 +133,18 @@ def test_the_running_average_is_taken_only_if_asked_for(tmp_path):
 # ---- what is refused --------------------------------------------------------------------------
 
 
-class Malicious:
-    """Would create a file where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("save_as", [torch.save, save_legacy])
-def test_a_file_that_would_execute_code_is_refused_and_does_not(save_as, tmp_path):
-    path, made = tmp_path / "w.pth", tmp_path / "made"
-    save_as({"state_dict": {"w": torch.ones(2)}, "extra": Malicious(made)}, path)
-    with pytest.raises(InputError, match=r"w\.pth: .* needs \w*\.mkdir, .* execute code"):
-        read_weights(path)
-    assert not made.exists()
-    torch.load(path, weights_only=False)  # the file is what this test says it is
-    assert made.exists()
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit")
-def test_other_files_of_torch_and_python_are_refused_by_name(tmp_path):
-    made = tmp_path / "made"
-    (tmp_path / "w.pkl").write_bytes(pickle.dumps(Malicious(made)))
-    (tmp_path / "old.pkl").write_bytes(pickle.dumps(Malicious(made), protocol=0))
-    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
-    with zipfile.ZipFile(tmp_path / "script.pt", "w") as archive:
-        archive.writestr("w/constants.pkl", b"\x80\x02).")
-        archive.writestr("w/data.pkl", b"\x80\x02).")
-        archive.writestr("w/version", b"3\n")
-    files = {
-        "w.pkl": r"w\.pkl: is not plain data: it needs posix\.mkdir",
-        "old.pkl": r"old\.pkl: .* needs \w*\.mkdir, .* execute code",
-        "model.pt": r"needs torch\.nn\.modules\.linear\.Linear",
-        "script.pt": r"script\.pt: cannot be read as a torch file.*TorchScript",
-        "": "is a folder",
-        "nothing.pth": "no such file",
-        "w" * 300: "cannot be read",
-    }
-    check_refusals((partial(read_weights, tmp_path / name), files[name]) for name in files)
-    assert not made.exists()
-
-
 def saved(content) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def torchscript() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("w/constants.pkl", b"\x80\x02).")
+        archive.writestr("w/data.pkl", b"\x80\x02).")
+        archive.writestr("w/version", b"3\n")
     return buffer.getvalue()
 
 
@@ -235,61 +154,28 @@ NO_WEIGHTS = [
     (b"\x10\0\0\0\0\0\0\0{", "are neither"),
     (b"\x02\0\0\0\0\0\0\0{]", "cannot be read as a safetensors file .*SafetensorError"),
     (b"PK\x03\x04 and no more", "cannot be read as a torch file"),
-    (saved({"w": torch.ones(9)})[:-80], "cannot be read as a torch file"),
-    (save({"w": torch.ones(9)})[:-1], "cannot be read as a safetensors file"),
     (save({}), "holds no tensors"),
     (saved({}), "holds no tensors"),
     (saved([torch.ones(2)]), "holds a list where a state dict"),
     (saved({"epoch": 3, "net": {}}), "'epoch' is a int where a state dict"),
-    (saved({"state_dict": {"w": None}}), "'w' is a NoneType"),
     (saved({3: torch.ones(2)}), "3 is a Tensor where .* tensors by name"),
     (saved({"w": torch.eye(2).to_sparse()}), r"w is not a plain tensor \(torch.sparse_coo"),
     (saved({"w": torch.ones(2, device="meta")}), r"w is not a plain tensor \(.*meta"),
     (saved({"w": torch.ones(1), "module.w": torch.ones(1)}), "w is there twice"),
+    (saved(nn.Linear(2, 2)), r"needs torch\.nn\.modules\.linear\.Linear"),
+    (torchscript(), "cannot be read as a torch file.*TorchScript"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_what_is_no_file_of_weights_is_one_sentence(tmp_path):
-    rows = []
+    names = {"": "is a folder", "nothing.pth": "no such file", "w" * 300: "cannot be read"}
+    rows = [(partial(read_weights, tmp_path / name), words) for name, words in names.items()]
     for i, (content, words) in enumerate(NO_WEIGHTS):
         path = tmp_path / f"{i}.bin"
         path.write_bytes(content)
         rows.append((partial(read_weights, path), f"^{path}: .*{words}"))
     check_refusals(rows)
-
-
-STATE = {"a.weight": torch.arange(12.0).view(3, 4), "n": torch.tensor(7)}
-LEGACY = io.BytesIO()
-save_legacy(STATE, LEGACY)
-FILES = {"safetensors": save(STATE), "zip": saved(STATE), "legacy": LEGACY.getvalue()}
-
-
-# A flipped bit among the numbers cannot be noticed, nor one in a name. What must not be is another
-# exception, a crash, or tensors of sizes that the file does not have.
-@pytest.mark.parametrize("kind", FILES)
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_damaged_bytes_load_or_are_one_sentence(kind, data, tmp_path_factory):
-    content = bytearray(FILES[kind])
-    if data.draw(st.booleans(), "truncated"):
-        content = content[: data.draw(st.integers(0, len(content) - 1), "length")]
-        whole = False
-    else:
-        for _ in range(data.draw(st.integers(1, 3), "flips")):
-            bit = data.draw(st.integers(0, 8 * len(content) - 1), "bit")
-            content[bit // 8] ^= 1 << bit % 8
-        whole = True
-    path = tmp_path_factory.getbasetemp() / f"damaged-{kind}"
-    path.unlink(missing_ok=True)  # not written over: tensors read before may still map it
-    path.write_bytes(content)
-    try:
-        loaded = read_weights(path)
-    except InputError:
-        return
-    assert whole or equal(loaded, STATE)
-    assert all(t.untyped_storage().nbytes() <= len(content) for t in loaded.values())
-    for tensor in loaded.values():
-        tensor.sum()  # reads all of it
 
 
 def equal(state, other):
@@ -300,7 +186,7 @@ def equal(state, other):
 
 
 def test_everything_that_does_not_fit_is_in_one_error():
-    state, model = published("vig_digits"), built()
+    state, model = state_of(), built()
     state["backbone.9.0.fc1.0.weight"] = torch.ones(1)
     del state["stem.convs.0.bias"], state["prediction.1.weight"]
     state["stem.convs.0.weight"] = torch.ones(24, 3, 3, 3)
@@ -315,7 +201,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
 
 
 def test_long_lists_are_cut_and_counted_and_complex_numbers_do_not_become_real_ones():
-    whole = published("vig_digits")
+    whole = state_of()
     state = {name: t for name, t in whole.items() if "backbone" not in name}
     count = len(whole) - len(state)
     with pytest.raises(InputError, match=rf"{count} missing: .* and {count - 10} more;"):
@@ -326,7 +212,7 @@ def test_long_lists_are_cut_and_counted_and_complex_numbers_do_not_become_real_o
 
 
 def test_another_number_of_classes_says_what_to_do_and_that_works():
-    state = published("vig_digits")
+    state = state_of()
     expected = r"has 10 classes and the model 3: .* --new-classifier, .* num_classes=10"
     model = built(num_classes=3)
     with pytest.raises(InputError, match=expected):
@@ -336,18 +222,6 @@ def test_another_number_of_classes_says_what_to_do_and_that_works():
     assert len(last) == 2
     own = model.state_dict()
     assert all(torch.equal(found[n], own[n] if n in last else state[n]) for n in own)
-
-
-@pytest.mark.parametrize("grid", [(8, 8), (12, 10), (4, 16)])
-def test_positions_of_another_grid_are_resized_as_if_the_size_was_set_afterwards(grid):
-    state, model, set_afterwards = published("vig_digits"), built(img_size=grid), resizable()
-    found = match_state(state, model, "w.pth")["pos_embed"]
-    expected = nn.functional.interpolate(state["pos_embed"], grid, mode="bicubic")
-    assert found.shape == model.pos_embed.shape
-    assert torch.equal(found, state["pos_embed"] if grid == (8, 8) else expected)
-    set_afterwards.load_state_dict(state)
-    set_afterwards.set_input_size(grid)
-    assert torch.equal(set_afterwards.pos_embed, found)
 
 
 TABLE = "backbone.0.0.relative_pos"  # of neighbours that are averages of 4 x 4 nodes
@@ -378,11 +252,7 @@ def file_for(size, path, dtype=torch.float32, **options):
 def test_a_file_for_another_size_is_as_if_the_size_was_set_afterwards(
     its_size, size, dtype, compat, tmp_path
 ):
-    """A file's table of another shape was replaced by a new one for the model's own grid.
-
-    The published code interpolates the file's, and so does `set_input_size`. With pvig_ti_224 on
-    images of 192 x 256 most edges of the graphs were others under `--compat reference`.
-    """
+    """A file's table of another shape was replaced by a new one for the model's own grid."""
     path = tmp_path / "w.safetensors"
     file_for(its_size, path, dtype, compat=compat)
     expected = resizable("pvig_cifar_ti", img_size=its_size, compat=compat)
@@ -394,7 +264,7 @@ def test_a_file_for_another_size_is_as_if_the_size_was_set_afterwards(
 
 def test_the_published_code_interpolates_the_files_relative_positions():
     """The formula of its `_get_relative_pos`: N nodes, N // r**2 candidates, bicubic."""
-    state = published("pvig_cifar_ti")
+    state = state_of("pvig_cifar_ti")
     state[TABLE] += torch.rand(state[TABLE].shape)
     model = built("pvig_cifar_ti", img_size=(16, 24), compat="reference")
     expected = nn.functional.interpolate(
@@ -404,7 +274,7 @@ def test_the_published_code_interpolates_the_files_relative_positions():
 
 
 def test_relative_positions_for_the_models_size_are_the_files_or_computed_if_it_has_none():
-    state, without = published("pvig_cifar_ti"), published("pvig_cifar_ti")
+    state, without = state_of("pvig_cifar_ti"), state_of("pvig_cifar_ti")
     state[TABLE] += 1.0
     del without[TABLE]
     for compat in (None, "reference"):
@@ -420,45 +290,36 @@ def test_relative_positions_for_the_models_size_are_the_files_or_computed_if_it_
 
 @pytest.mark.parametrize("compat", [None, "reference"])
 def test_what_cannot_be_relative_positions_is_refused(compat):
-    state, model = (
-        published("pvig_cifar_ti"),
-        built("pvig_cifar_ti", img_size=(12, 12), compat=compat),
-    )
-    for state[TABLE] in (
-        torch.ones(64, 4),
-        torch.ones(1, 0, 4),
-        torch.ones(1, 64, 4, dtype=torch.int64),
-    ):
+    state = state_of("pvig_cifar_ti")
+    model = built("pvig_cifar_ti", img_size=(12, 12), compat=compat)
+    table = torch.ones(1, 64, 4)
+    for state[TABLE] in (table[0], table[:, :0], table.long()):
         with pytest.raises(InputError, match=r"1 misshapen: backbone\.0\.0\.relative_pos"):
             match_state(state, model, "w")
 
 
 def test_relative_positions_are_left_out_only_where_a_pyramid_makes_no_knn_graph():
-    state = published("pvig_cifar_ti")
+    state = state_of("pvig_cifar_ti")
     model = built("pvig_cifar_ti", graph="knn,grid")
     model.load_state_dict(match_state(state, model, "w"))
     assert "backbone.1.0.relative_pos" not in model.state_dict()
-    state = published("vig_digits")
+    state = state_of()
     state["backbone.0.0.relative_pos"] = torch.ones(1, 64, 64)
     with pytest.raises(InputError, match=r"1 unexpected: backbone\.0\.0\.rel"):
         match_state(state, built(), "w")
 
 
 def test_numbers_get_the_models_type():
-    state, model = published("vig_digits"), built().double()
+    state, model = state_of(), built().double()
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
         found = match_state(cast, model, "w")
-        assert types(found) == types(model.state_dict())
+        assert all(found[name].dtype == t.dtype for name, t in model.state_dict().items())
         assert torch.equal(found["pos_embed"], cast["pos_embed"].double())
 
 
-def types(state):
-    return {name: tensor.dtype for name, tensor in state.items()}
-
-
 def test_a_failed_load_changes_nothing(tmp_path):
-    state = published("vig_digits")
+    state = state_of()
     del state["prediction.4.bias"]
     torch.save(state, tmp_path / "w.pth")
     model = built()
@@ -502,7 +363,7 @@ def test_of_no_variant_the_closest_is_named():
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_converted_file_holds_the_same_and_says_what_it_is(name, tmp_path):
-    state = published(name)
+    state = state_of(name)
     source, target = tmp_path / "w.pth", tmp_path / "w.safetensors"
     torch.save({"state_dict": ported(state)}, source)
     target.write_bytes(b"older")
@@ -522,35 +383,26 @@ def test_a_converted_file_holds_the_same_and_says_what_it_is(name, tmp_path):
     assert_holds(model, state)
 
 
-def test_the_source_is_never_written_over(tmp_path):
-    source, link = tmp_path / "w.safetensors", tmp_path / "link.safetensors"
-    save_file(published("vig_digits"), source)
+def test_what_may_not_be_written_over_is_left_alone(tmp_path):
+    source, link, old = (tmp_path / f"{name}.safetensors" for name in ("w", "link", "old"))
+    save_file(state_of(), source)
     link.hardlink_to(source)
-    before = source.read_bytes()
-    for target in (source, link, tmp_path / "." / "w.safetensors"):
-        with pytest.raises(InputError, match="is the file to convert itself"):
-            convert(source, target)
+    old.touch()
+    before, itself = source.read_bytes(), "is the file to convert itself"
+    rows = [
+        (source, itself),
+        (link, itself),
+        (old, "is there already; choose another name or add --overwrite"),
+        (tmp_path / "w.pth", r"must end in \.safetensors, but ends in '\.pth'"),
+    ]
+    check_refusals(rows, partial(convert, source))
     assert source.read_bytes() == before
-
-
-def test_a_target_that_cannot_be_is_one_sentence(tmp_path):
-    (tmp_path / "folder.safetensors").mkdir()
-    (tmp_path / "old.safetensors").touch()
-    save_file(published("vig_digits"), tmp_path / "w.safetensors")
-    targets = {
-        "w.pth": r"must end in \.safetensors, but ends in '\.pth'",
-        "w.safetensors/w.safetensors": "cannot be written",
-        "old.safetensors": "is there already; choose another name or add --overwrite",
-        "folder.safetensors": "is a folder",
-    }
-    source = tmp_path / "w.safetensors"
-    check_refusals((partial(convert, source, tmp_path / name), targets[name]) for name in targets)
 
 
 def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):
     target = tmp_path / "new.safetensors"
     target.write_bytes(b"older")
-    save_file(published("vig_digits"), tmp_path / "w.safetensors")
+    save_file(state_of(), tmp_path / "w.safetensors")
 
     def fails(weights, path, metadata):
         Path(path).write_bytes(b"half of")

@@ -1,15 +1,15 @@
 """Tables of graph models: every tensor is there, shapes are those of narrow models, and so is y."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 
 from tests.model.gnn.graphs import random_adjacency
+from tests.model.test_slicing import draw, load_slices, zero_others
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.slicing import Slicing
-from vigpipe.parallel.plan import even_plan
-from vigpipe.parallel.split import cut_stages
 
 KINDS: dict[str, tuple[Any, str | None, int]] = {  # model, aggregator, heads
     "gcn": ("gcn", None, 1),
@@ -61,30 +61,6 @@ def test_shapes_are_those_of_narrow_models(kind):
                 assert shapes == {key: t.shape for key, t in narrow.items()}, (norm, layers)
 
 
-@every
-def test_groups_are_those_that_are_drawn(kind):
-    sizes = build(kind, "batch").slicing().sizes
-    if kind == "gcn2":
-        assert sizes == {"channels": WIDTH}
-        return
-    inner = {"gin": ["hidden.0", "hidden.1"], "pool": ["hidden.1", "hidden.2"]}.get(kind, [])
-    between = dict.fromkeys(["channels.1", "channels.2"], WIDTH // KINDS[kind][2])
-    assert sizes == between | dict.fromkeys(inner, WIDTH)
-
-
-@every
-def test_stages_have_the_table_of_the_model(kind):
-    def make():
-        return build(kind, "batch", layers=4)
-
-    whole, sides = make().slicing(), {}
-    for stage in cut_stages(make, even_plan(4, 4), (0, 1, 2, 3)):
-        part: Slicing = getattr(stage, "model", stage).slicing()
-        assert part.sizes.items() <= whole.sizes.items()
-        sides |= part.sides
-    assert sides == whole.sides
-
-
 def test_a_tensor_without_sides_and_sides_without_a_tensor_are_refused():
     model = build("gcn")
     model.register_buffer("another", torch.zeros(3))
@@ -99,44 +75,25 @@ def test_a_tensor_without_sides_and_sides_without_a_tensor_are_refused():
 
 
 @every
+@torch.no_grad()
 def test_a_narrow_model_is_the_wide_one_with_the_other_channels_zeroed(kind):
-    # Only without biases, which would make the zeroed channels something else again, and without
-    # norms: LayerNorm counts the zeros, and BatchNorm turns them into something else. Attention
-    # scores are those of the sub-model's channels, because the others are zeroed before they are
-    # scored, too.
+    # Without biases, which would make the zeroed channels something else again, and without norms:
+    # LayerNorm counts the zeros, and BatchNorm turns them into something else. Attention scores
+    # are those of the sub-model's channels, because the others are zeroed before they are scored.
     torch.manual_seed(0)
     wide = build(kind).double().eval()
     slicing: Slicing = wide.slicing()
     for key, tensor in wide.state_dict().items():
         if key.endswith("bias"):
             tensor.zero_()
-    with torch.no_grad():
-        x, adjacency = torch.randn(40, IN, dtype=torch.float64), random_adjacency()
-        for num in (2, 4):
-            drawn = {
-                group: torch.randperm(size).view(num, -1).sort(1)[0]
-                for group, size in slicing.sizes.items()
-            }
-            for j in range(num):
-                narrow = build(kind, num=num).double().eval()
-                zeroed = build(kind).double().eval()
-                whole, of_narrow = zeroed.state_dict(), narrow.state_dict()
-                for key, tensor in wide.state_dict().items():
-                    # What makes channels: zero those of others. Of weight1, (in, out), columns do.
-                    output = 1 if key.endswith("weight1") else 0
-                    mask, slices = torch.ones_like(tensor), tensor
-                    for dim, side in enumerate(slicing.sides[key]):
-                        if side is None:
-                            continue
-                        entries = side.entries(drawn[side.group][j], slicing.sizes[side.group])
-                        slices = slices.index_select(dim, entries)
-                        if dim == output:
-                            mask = torch.zeros_like(tensor).index_copy(
-                                dim, entries, mask.index_select(dim, entries)
-                            )
-                    whole[key].copy_(tensor * mask)
-                    of_narrow[key].copy_(slices)
-                y = narrow(x, adjacency=adjacency)
-                expected = zeroed(x, adjacency=adjacency)
-                torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-                assert not torch.allclose(y, wide(x, adjacency=adjacency))
+    x, adjacency = torch.randn(40, IN, dtype=torch.float64), random_adjacency()
+    whole = wide(x, adjacency=adjacency)
+    for num in (2, 4):
+        for channels in draw(slicing, num):
+            narrow, zeroed = build(kind, num=num).double().eval(), deepcopy(wide)
+            load_slices(narrow, wide, slicing, channels)
+            zero_others(zeroed, slicing, channels)
+            y = narrow(x, adjacency=adjacency)
+            expected = zeroed(x, adjacency=adjacency)
+            torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+            assert not torch.allclose(y, whole)
