@@ -18,10 +18,8 @@ def test_text_of_any_language_is_kept(text):
     [
         ("\x1b[2J", r"\x1b[2J"),
         ("a\nERROR", r"a\nERROR"),
-        ("a\rb\tc", r"a\rb\tc"),
         ("\x9b1m", r"\x9b1m"),
         ("\u202egnp.exe", r"\u202egnp.exe"),
-        ("a\u2028b", r"a\u2028b"),
         (os.fsdecode(b"caf\xe9"), r"caf\xe9"),
         ("\ud800", r"\ud800"),
     ],

@@ -108,15 +108,12 @@ def zipped(members, pack=zipfile.ZIP_DEFLATED):
 
 FORGED = [
     (b"text", "does not begin as NumPy's do"),
-    (b"", "does not begin"),
     (forged("<f8", (1 << 40,), bytes(8)), "136 bytes, but its header says"),
     (forged("<f8", (1 << 62, 4), bytes(0)), "its header says"),  # a product that overflows
     (forged("<i4", (-1, -2), bytes(8)), r"says \(-1, -2\) of <i4"),
     (forged("<U0", (1 << 40,)), r"says \(1099511627776,\) of <U0"),
     (forged("|O", (1,), bytes(8)), "holds Python objects, expected numbers or text"),
     (forged([("a", "<i4")], (1,), bytes(4)), "expected numbers or text"),
-    (forged("(4,)i4", (1,), bytes(16)), "expected numbers or text"),
-    (forged("<M8[s]", (1,), bytes(8)), "expected numbers or text"),
     (forged("<c16", (1,), bytes(16)), "holds complex128, expected numbers"),
     (forged("<i4", (1,), bytes(5)), "has 133 bytes"),
     (forged("<U1", (1,), b"\xff\xff\xff\x7f"), "none of Unicode's"),
@@ -125,21 +122,19 @@ FORGED = [
     (forged("<i4", "__import__('os')"), "does not begin"),
     (forged("<i4", (1,), bytes(4)).replace(b"Y\x01", b"Y\x03"), "does not begin"),
     (forged("<i4", ("a",), bytes(4)), "does not begin"),
-    (forged("boo", (1,), bytes(4)), "does not begin"),
     (forged("<i4", (1,) * 65, bytes(4)), "cannot be read"),
 ]
 
 
-@pytest.mark.parametrize("where", ["npy", "npz", "compressed"])
+@pytest.mark.parametrize("where", ["npy", "npz"])
 def test_a_forged_array_is_one_sentence(where, tmp_path):
-    path = tmp_path / f"x.{where[:3]}"
+    path = tmp_path / f"x.{where}"
 
     def read(content):
         if where == "npy":
             path.write_bytes(content)
             return read_npy(path)
-        pack = zipfile.ZIP_STORED if where == "npz" else zipfile.ZIP_DEFLATED
-        path.write_bytes(zipped([("a.npy", content)], pack))
+        path.write_bytes(zipped([("a.npy", content)]))
         return read_npz(path, ["a"])
 
     check_refusals(FORGED, read, f"^{path}: .*")
@@ -152,7 +147,6 @@ def test_what_is_no_npz_file_is_one_sentence(tmp_path):
     path = tmp_path / "x.npz"
     rows = [
         (b"", "cannot be read as a .npz file"),
-        (b"text", "File is not a zip file"),
         (zipped([("a.npy", GOOD)])[:-30], "is damaged or not wholly downloaded"),
         (zipped([("a.npy", GOOD), ("a.npy", GOOD)]), "has two arrays a; save it again with one"),
         (zipped([("b\n.npy", GOOD)]), r"has the arrays b\\n, but lacks a; save it again with"),
@@ -181,23 +175,3 @@ def test_a_member_that_says_it_is_larger_takes_no_memory(tmp_path):
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(InputError, match="is not wholly there"):
         read_npz(tmp_path / "x.npz", ["a"])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_damage_anywhere_is_a_sentence_or_harmless(seed, tmp_path):
-    generator = np.random.default_rng(seed)
-    save = np.savez_compressed if seed == 1 else np.savez
-    save(tmp_path / "good.npz", a=np.arange(50), b=np.array(["x", "yz"]))
-    good = (tmp_path / "good.npz").read_bytes()
-    path, refused = tmp_path / "bad.npz", []
-    for _ in range(150):
-        content = bytearray(good)
-        for place in generator.integers(len(good), size=2):
-            content[place] = generator.integers(256)
-        path.write_bytes(content[: generator.integers(len(good) // 2, 2 * len(good))])
-        try:
-            read_npz(path, ["a", "b"], mapped=["a"] if seed == 2 else [])
-        except InputError as error:
-            refused.append(str(error).startswith(f"{path}: "))
-    assert all(refused)
-    assert len(refused) > 50
