@@ -113,7 +113,6 @@ ODD_METADATA = [
     ({"class_names": json.dumps(["a", "b"])}, "2 names for 3 classes"),
     ({"class_names": "{"}, "metadata"),
     ({"norm": "spectral"}, "'spectral'.*batch, layer, group"),
-    ({"compat": "other"}, "'other'.*reference"),
     ({"in_chans": "4"}, r"4 channels.*grey \(1\) or colour \(3\)"),
 ]
 
