@@ -80,7 +80,7 @@ def test_posterizing_to_no_bit_at_all_keeps_one():
     assert not any(bool((image == -1).all()) for image in x)
 
 
-@pytest.mark.parametrize("augmentation", [FULL, SHIFT, Augmentation(color_jitter=0.4)])
+@pytest.mark.parametrize("augmentation", [FULL, SHIFT])
 def test_images_depend_on_their_seeds_only_and_leave_no_trace(augmentation):
     ours = TimmAugment(augmentation, (16, 24), 0.5, 3, flip=True)
     pixels = [picture((20, 30), i) for i in range(12)]
@@ -146,7 +146,7 @@ def test_a_source_augments_train_images_by_seed_epoch_index_and_copy():
     assert torch.equal(augmented.read([1, 2], epoch=4), plain.read([1, 2]))
 
 
-@pytest.mark.parametrize("augment", [FULL, SHIFT, True, False])
+@pytest.mark.parametrize("augment", [FULL, True])
 def test_a_pickled_split_reads_the_same(augment):
     split = open_source("fake", image_size=(12, 20), augment=augment).train
     split.read([0])

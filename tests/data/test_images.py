@@ -79,7 +79,6 @@ DARK, WHITE = [0x12] * 3, [0xFF] * 3
 COLOURS = struct.pack(">6H", 0x1234, 0xFFFF, 0x8000, 0, 0xFF, 0x100)
 READ = {
     "rgb.png": (saved(flat(RED), "png"), [RED] * 2),
-    "grey.png": (saved(flat(100, "L"), "png"), [[100] * 3] * 2),
     "one bit.png": (saved(flat(1, "1"), "png"), [WHITE] * 2),
     "transparent.png": (saved(half_transparent(), "png"), [RED, WHITE]),
     "transparent grey.png": (saved(flat((0, 0), "LA"), "png"), [WHITE] * 2),
@@ -97,11 +96,10 @@ READ = {
     "grey up to 1000.pgm": (b"P5 2 1 1000\n" + struct.pack(">2H", 71, 1000), [DARK, WHITE]),
     "cmyk.jpg": (saved(flat((0, 255, 255, 0), "CMYK"), "jpeg", quality=100), [[255, 0, 0]] * 2),
     "animated.gif": (animated("gif"), [RED] * 2),
-    "animated.png": (animated("png"), [RED] * 2),
     "animated.webp": (animated("webp", lossless=True), [RED] * 2),
     "two pages.tiff": (animated("tiff"), [RED] * 2),
+    "as thin as may be.png": (png(256, 1, 8, 0, bytes([0] + [7] * 256)), [[7] * 3] * 256),
     "a jpeg.png": (saved(flat(GREEN), "jpeg", quality=100), [GREEN] * 2),
-    "a gif.jpg": (saved(flat(GREEN), "gif"), [GREEN] * 2),
 }
 
 
@@ -130,18 +128,13 @@ REFUSED = [
     (b"<html><body>404 Not Found</body></html>", "not an image"),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     (noise("png")[:400], "truncated"),
-    (noise("jpeg")[:600], "runcated"),
     (noise("png").replace(b"IDAT", b"iDAT"), ""),
     (png(1, 1, 16, 0, b"\0\0\0", chunk(b"tRNS", b"\0\0")), "a transparent colour of 16 bits"),
     (png(1, 1, 16, 2, bytes(7), chunk(b"tRNS", b"\x12\x34" + bytes(4))), "a transparent colour"),
     (tiff(32, 1, bytes(8)), "have no known range"),
-    (saved(Image.fromarray(np.ones((2, 2), np.float32)), "tiff"), "'F' have no known range"),
     (b"GIF89a" + bytes(7) + b"," + bytes(9) + b"\x02\x00;", ""),  # without a size
-    (png(60_000, 1, 8, 0, bytes(60_001)), "60000×1 pixels, where one side"),
     (png(257, 1, 8, 0, bytes(258)), "257×1 pixels, where one side is at most 256 times"),
     (png(9_500, 9_500, 1, 0, b""), "decompression bomb"),  # Pillow warns only
-    (png(65_500, 65_500, 8, 2, b""), "decompression bomb"),
-    (b"GIF89a" + b"\xff" * 4 + bytes(3) + b"," + bytes(9) + b"\x02\x00;", "bomb"),
     (png(1, 1, 8, 0, bytes(2), chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 22)))), ""),
 ]
 ADVICE = ".*leave unreadable images out with `--skip-bad-images`$"
@@ -157,12 +150,6 @@ def test_what_is_no_image_is_found_and_named(tmp_path):
 
     rows = [(content, words + ADVICE) for content, words in REFUSED]
     check_refusals(rows, read, rf"^{path}: cannot be read as an image \(.*")
-
-
-def test_a_thin_image_of_the_largest_ratio_is_one(tmp_path):
-    path = tmp_path / "x.png"
-    path.write_bytes(png(256, 1, 8, 0, bytes(257)))
-    assert images.read_image(path).size == (256, 1)
 
 
 def test_files_that_hold_no_image_are_bad_and_are_not_read(tmp_path, monkeypatch):
@@ -215,13 +202,3 @@ def test_too_many_open_files_is_not_the_fault_of_the_image(tmp_path, monkeypatch
     with pytest.raises(OSError, match="Too many") as caught:
         images.find_bad_images(images.read_image, [tmp_path / "x.png"])
     assert not isinstance(caught.value, InputError)
-
-
-def test_find_bad_images_keeps_the_order_however_the_work_is_shared(tmp_path):
-    paths = [tmp_path / f"{i}.png" for i in range(30)]
-    for i, path in enumerate(paths):
-        path.write_bytes(b"" if i % 7 == 3 else noise("png"))
-    found = images.find_bad_images(images.read_image, paths)
-    assert list(found) == paths[3::7]
-    shares = [images.find_bad_images(images.read_image, paths[rank::4]) for rank in range(4)]
-    assert {path: reason for share in shares for path, reason in share.items()} == found

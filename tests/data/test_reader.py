@@ -1,6 +1,5 @@
 """Worker processes read the bits that this one would, and hand its errors over."""
 
-import gc
 import os
 import signal
 from collections import deque
@@ -24,12 +23,6 @@ AUGMENT = Augmentation("box", "rand-m9-mstd0.5-inc1", 0.0, 0.25)
 
 
 @pytest.fixture
-def _server():
-    """The one that ranks are forked from too; it is started once, with what those need."""
-    server()
-
-
-@pytest.fixture
 def folder(tmp_path):
     return make_pictures(tmp_path / "pictures", 4, 2, (40, 36))
 
@@ -44,7 +37,6 @@ def kept(pixels):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 def test_workers_read_the_same_bits_epoch_after_epoch(folder):
     source = open_source(str(folder), image_size=24, augment=AUGMENT, seed=3, mean=0.5, std=0.5)
     here, ahead = (Reader((source.train, source.test), n, (3, 24, 24), 3) for n in (0, 2))
@@ -69,7 +61,6 @@ def test_workers_read_the_same_bits_epoch_after_epoch(folder):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 def test_an_unreadable_image_is_the_same_sentence_from_a_worker(folder):
     (folder / "train" / "dog" / "1.png").write_bytes(b"no picture")
     split = open_source(str(folder), image_size=8).train
@@ -122,7 +113,6 @@ def odd_reader(num_workers, hang_seconds=None, hanging=Path()) -> Reader:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 def test_workers_take_turns_and_go_on_after_sequences_that_were_given_up():
     reader = odd_reader(3)
     pids = process_ids(reader.read([asked(i) for i in range(7)]))
@@ -140,7 +130,6 @@ def test_workers_take_turns_and_go_on_after_sequences_that_were_given_up():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 def test_a_sequence_may_grow_while_it_is_read():
     reader, coming = odd_reader(2), deque([asked(1)])
     begun = []
@@ -162,7 +151,6 @@ def test_a_sequence_may_grow_while_it_is_read():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 def test_a_worker_reads_no_further_ahead_than_it_is_told():
     reader, given = odd_reader(2), []
 
@@ -179,7 +167,6 @@ def test_a_worker_reads_no_further_ahead_than_it_is_told():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.usefixtures("_server")
 @pytest.mark.parametrize(
     ("index", "kind", "words"),
     [
@@ -217,21 +204,6 @@ def test_workers_end_with_a_rank_that_is_killed(tmp_path):
     wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the end of the worker")
 
 
-def test_without_workers_images_are_read_when_they_are_asked_for():
-    split = open_source("digits").train
-    given = []
-
-    def requests():
-        for i in range(3):
-            given.append(i)
-            yield asked(i)
-
-    images = Reader([split], 0, (1, 8, 8), 1).read(requests())
-    assert given == []
-    next(images)
-    assert given == [0]
-
-
 def test_many_images_are_cut_into_a_part_for_each_worker_and_few_are_not():
     large, small = (3, 224, 224), (1, 28, 28)
     assert [len(range(32)[part]) for part in Reader([], 4, large, 32).cut(32)] == [8, 8, 8, 8]
@@ -239,20 +211,6 @@ def test_many_images_are_cut_into_a_part_for_each_worker_and_few_are_not():
     assert Reader([], 4, large, 32).cut(0) == []
     assert Reader([], 4, small, 256).cut(256) == [slice(0, 256)]
     assert Reader([], 0, large, 32).cut(32) == [slice(0, 32)]
-
-
-# ---- slots --------------------------------------------------------------------------------------
-
-
-def test_slots_are_there_from_the_beginning_and_do_not_overlap():
-    slots = Slots(3, (2, 4))
-    for i in range(3):
-        slots[i].fill_(i + 1)
-    assert [slots[i].unique().tolist() for i in range(3)] == [[1], [2], [3]]
-    kept_alive = slots[1]
-    del slots
-    gc.collect()
-    assert kept_alive.tolist() == [[2] * 4] * 2
 
 
 def test_too_many_slots_are_one_sentence():

@@ -189,6 +189,5 @@ def test_what_cannot_be_shared_is_refused():
         ({"shards": 9}, "8 rows and 48 channels; take --shards 8 or fewer"),
         ({"shards": 2, "model": "vig_study"}, "vig_study is none"),
         ({"shards": 2, "compile": True}, "--compile with --shards 2"),
-        ({"shards": 2, "detect_anomaly": True}, "--detect-anomaly with --shards 2"),
     ]
     check_refusals(rows, lambda options: prepare(replace(DIGITS, **options), torch.float64))

@@ -57,45 +57,28 @@ def test_samples_are_images_with_labels_under_one_key(tmp_path):
 
 
 def test_a_named_field_of_the_json_is_the_label_and_negative_ones_leave_samples_out(tmp_path):
-    tar = write_tar(
-        tmp_path / "x.tar",
-        {
-            "0.jpg": b"",
-            "0.cls": b"7",
-            "0.json": b'{"label": 1, "twelve_thousand": 5}',
-            "1.jpg": b"",
-            "1.json": b'{"label": 1, "twelve_thousand": -1}',
-        },
-    )
-    assert found(tar, "twelve_thousand") == [("0.jpg", 5)]
-    assert find(tar, "twelve_thousand").num_samples == 2
-    assert len(found(write_tar(tar, {"1.jpg": b"", "1.json": b'{"few": -1}'}), "few")) == 0
-    write_tar(tar, {"0.jpg": b"", "0.json": b'{"label": 1}'})
+    files = {"0.jpg": b"", "0.cls": b"7", "0.json": b'{"label": 1, "few": 5}'}
+    files |= {"1.jpg": b"", "1.json": b'{"label": 1, "few": -1}'}
+    tar = write_tar(tmp_path / "x.tar", files)
+    assert found(tar, "few") == [("0.jpg", 5)]
+    assert find(tar, "few").num_samples == 2
     with pytest.raises(InputError, match=r"0\.json: has no label, .* as 'eleven'"):
         find(tar, "eleven")
 
 
 NOT_WHOLE = [
     ({"b.jpg": b""}, r"b: has \.jpg, but a sample is one image and one label"),
-    ({"b.cls": b"1"}, r"b: has \.cls, but a sample is one image"),
-    ({"b.json": b'{"label": 1}'}, r"b: has \.json, but a sample"),
     ({"b.jpg": b"", "b.png": b"", "b.cls": b"1"}, r"b: has \.jpg and \.png and \.cls, but"),
-    ({"b.jpg": b"", "c.cls": b"1"}, r"b: has \.jpg, but a sample"),
     ({"b.jpg": b"", "b.cls": b"cat"}, r"b\.cls: has no label, expected a whole number in 0 …"),
     ({"b.jpg": b"", "b.cls": b"-1"}, r"b\.cls: has no label"),
-    ({"b.jpg": b"", "b.cls": b"1_0"}, r"b\.cls: has no label"),
-    ({"b.jpg": b"", "b.cls": b""}, r"b\.cls: has no label"),
     ({"b.jpg": b"", "b.cls": b"1048576"}, r"b\.cls: has no label, .* 0 … 1048575"),
     ({"b.jpg": b"", "b.cls": b"9" * 65}, r"b\.cls: has no label, .* in at most 64 bytes"),
     ({"b.jpg": b"", "b.json": b"{}"}, r"b\.json: has no label, .* as 'label'"),
     ({"b.jpg": b"", "b.json": b'{"label": -1}'}, r"b\.json: has no label"),
     ({"b.jpg": b"", "b.json": b'{"label": true}'}, r"b\.json: has no label"),
     ({"b.jpg": b"", "b.json": b'{"label": 1.0}'}, r"b\.json: has no label"),
-    ({"b.jpg": b"", "b.json": b'{"label": "1"}'}, r"b\.json: has no label"),
     ({"b.jpg": b"", "b.json": b'{"label": 1, "label": 2}'}, r"b\.json: has no label"),
-    ({"b.jpg": b"", "b.json": b'{"label": ' + b"9" * 5000}, r"b\.json: has no label"),
     ({"b.jpg": b"", "b.json": b"[" * 100_000}, r"b\.json: has no label"),
-    ({"b.jpg": b"", "b.json": b"\xff"}, r"b\.json: has no label"),
     ({"b.jpg": b"", "b.json": b" " * ((1 << 20) + 1)}, r"b\.json: .* in at most 1048576 bytes"),
 ]
 
@@ -120,23 +103,11 @@ def test_images_with_json_but_no_label_are_no_class_of_their_own(tmp_path):
 
 
 def test_the_class_of_an_image_is_its_folder(tmp_path):
-    tar = write_tar(
-        tmp_path / "x.y.tar",
-        {
-            "cat/1.png": b"",
-            "cat/1.json": b'{"caption": "a cat"}',
-            "dog/1.JPEG": b"",
-            "2.gif": b"",
-            "dog/list.txt": b"",
-            "cat/2.png": b"",
-        },
-    )
-    assert classes(tar) == [
-        ("cat/1.png", "/cat"),
-        ("dog/1.JPEG", "/dog"),
-        ("2.gif", "/"),
-        ("cat/2.png", "/cat"),
-    ]
+    names = ["cat/1.png", "cat/1.json", "dog/1.JPEG", "2.gif", "dog/list.txt", "cat/2.png"]
+    files = {**dict.fromkeys(names, b""), "cat/1.json": b'{"caption": "a cat"}'}
+    tar = write_tar(tmp_path / "x.y.tar", files)
+    folders = {"cat/1.png": "/cat", "dog/1.JPEG": "/dog", "2.gif": "/", "cat/2.png": "/cat"}
+    assert classes(tar) == list(folders.items())
 
 
 def test_tars_in_a_tar_are_read_where_they_lie(tmp_path):
@@ -158,14 +129,10 @@ WITHOUT = [
     ({}, "holds no images"),
     ({"a.txt": b"", "b.npy": b""}, "holds no images"),
     ({"b.npy": b"", "b.cls": b"1"}, r"has labels \(\.cls\) but no image beside one"),
-    ({"img.1.jpg": b"", "img.1.cls": b"1"}, r"has labels \(\.cls\) but no image beside one"),
     ({"a.tar": tar_of({})}, r"a\.tar: holds no images"),
     ({"a.tar": tar_of({"b.tar": tar_of(INNER)})}, r"a\.tar: b\.tar: is a tar in a tar in a"),
     (dict.fromkeys(("train/a.tar", "val/a.tar"), tar_of(INNER)), "has tars in train and in val"),
-    ({"a.tar": tar_of(INNER), "b/a.tar": tar_of(INNER)}, "has tars in its root and in b"),
     ({"a.tar": b"?" * 2000}, r"a\.tar: is not a tar file"),
-    ({"a.tar": tar_of(INNER)[:600]}, r"a\.tar: ends without the end mark"),
-    ({"a.tar": tar_of({"../1.png": b""})}, r"a\.tar: \.\./1\.png: leads out"),
     ({f"{'a' * 256}.tar": tar_of(INNER)}, "a name of more than 255 bytes"),
 ]
 

@@ -49,13 +49,6 @@ def expected(index):
     return decode(png(10 * (index // 2) + index % 2), "expected")
 
 
-def test_each_image_is_read_and_named(tars):
-    load = loader(tars)
-    for index in (3, 0, 11, 3):
-        np.testing.assert_array_equal(load(index), expected(index))
-    assert load.name_of(3) == f"{tars[1]}: 1.png"
-
-
 def test_few_files_stay_open_and_none_is_pickled(tars, monkeypatch):
     monkeypatch.setattr(loading, "MOST_OPEN", 2)
     load = loader(tars)

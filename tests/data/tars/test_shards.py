@@ -26,8 +26,7 @@ def found(root):
 @pytest.mark.parametrize(
     ("names", "train", "test"),
     [
-        (["train.tar", "test.tar"], ["train.tar"], ["test.tar"]),
-        (["train.tar", "val.tar", "test.tar"], ["train.tar"], ["test.tar"]),
+        (["train.tar", "val.tar", "test.tar", "train/a.txt"], ["train.tar"], ["test.tar"]),
         (["TRAIN.TAR", "Val.tar"], ["TRAIN.TAR"], ["Val.tar"]),
         (
             ["x-train-01.tar", "x-train-00.tar", "x-validation-00.tar"],
@@ -44,9 +43,7 @@ def found(root):
             ["train/cat.tar", "train/dog.tar"],
             ["val/cat.tar"],
         ),
-        (["train/0.tar", "test.tar"], ["train/0.tar"], ["test.tar"]),
         (["train/train.tar", "val/train.tar"], ["train/train.tar"], ["val/train.tar"]),  # a class
-        (["train.tar", "train.tar.gz", "test.tar"], ["train.tar"], ["test.tar"]),
         (["info.json.txt", "train0.tar", "test0.tar"], ["train0.tar"], ["test0.tar"]),
     ],
 )
@@ -59,11 +56,9 @@ def test_splits_are_told_by_names(tmp_path, names, train, test):
 @pytest.mark.parametrize(
     "names",
     [
-        ["train/cat/1.png", "test/cat/1.png"],
         ["train/cat/1.png", "test/cat/1.png", "train.tar", "test.tar"],  # unpacked, and kept
         ["train/cat/1.png", "train/cat.tar", "test/cat/1.png", "info.json"],
         ["train/1.png"],
-        ["readme.txt"],
         [],
     ],
 )
@@ -71,23 +66,13 @@ def test_folders_of_images_and_other_folders_are_none_of_tars(tmp_path, names):
     assert not seem_there(touch(tmp_path, *names))
 
 
-def test_a_train_folder_without_tars_does_not_hide_those_beside_it(tmp_path):
-    root = touch(tmp_path, "train/readme.txt", "train.tar", "val.tar")
-    assert seem_there(root)
-    assert found(root) == [["train.tar"], ["val.tar"]]
-
-
 NO_SPLITS = [
     (["train.tar"], "has no tar files of test images; expected test.tar or val.tar or valid"),
     (["test.tar"], r"has no tar files of train images; expected train\.tar"),
-    (["0.tar", "1.tar"], "has no tar files of train images"),
     (["train-test.tar", "test.tar"], "train-test.tar: has both 'train' and 'test' in its name"),
-    (["train.tar", "training-val.tar", "val_train.tar"], "val_train.tar: has both"),
     (["train.tar.gz", "test.tar"], r"train\.tar\.gz: is compressed, and can only be read from"),
-    (["train.tar", "test.tar.zst"], r"test\.tar\.zst: is compressed"),
     (["train/a.tgz", "test/a.tgz"], r"a\.tgz: is compressed"),
     (["x-train.tfrecord-00000-of-00001", "x-validation.tfrecord-00000-of-00001"], "is a TFRec"),
-    (["train/0.tfrecord", "test/0.tfrecord"], "is a TFRecord file"),
 ]
 
 
@@ -148,9 +133,7 @@ def test_a_list_may_name_the_field_of_the_label(tmp_path):
     assert (shards["train"].field, shards["test"].field) == ("twelve", None)
 
 
-@pytest.mark.parametrize(
-    "content", [{}, [], {"splits": {"train": {"num_examples": 3}}}, {"splits": 3}, "null"]
-)
+@pytest.mark.parametrize("content", [{"splits": {"train": {"num_examples": 3}}}, {"splits": 3}, []])
 def test_an_info_file_about_something_else_is_passed_over(tmp_path, content):
     root = write_list(touch(tmp_path, "train.tar", "test.tar"), content)
     assert found(root) == [["train.tar"], ["test.tar"]]
@@ -163,20 +146,16 @@ def with_train(**changes):
 LISTS = [
     ("{", "is not the JSON it should be"),
     ({"splits": {"train": TRAIN}}, "lists no test images, .* under test or val or validation"),
-    ({"splits": {"test": TRAIN}}, "lists no train images, which are expected under train"),
     (with_train(filenames=[]), "filenames of train are not a list of .tar files"),
-    (with_train(filenames="a.tar"), "filenames of train are not"),
     (with_train(filenames=[1]), "filenames of train are not"),
     (with_train(filenames=["../a.tar"]), "filenames of train are not"),
     (with_train(filenames=["/etc/a.tar"]), "filenames of train are not"),
     (with_train(filenames=["https://example.org/a.tar"]), "filenames of train are not"),
-    (with_train(filenames=["pipe:cat a.tar"]), "filenames of train are not"),
     (with_train(filenames=["a.tar.gz"]), "filenames of train are not"),
     (with_train(filenames=["a\n.tar"]), "filenames of train are not"),
     (with_train(filenames=["a.tar", "./a.tar"]), "lists a file of train twice"),
     (with_train(shard_lengths=[1]), "shard_lengths of train are not 2 whole numbers"),
     (with_train(shard_lengths=[1, "2"]), "shard_lengths of train are not"),
-    (with_train(shard_lengths=5), "shard_lengths of train are not"),
     (with_train(num_samples="5"), "expected a whole number as num_samples of train"),
     (with_train(alt_label=["a"]), "and a text as alt_label"),
 ]
