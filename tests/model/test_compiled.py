@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._subclasses import FakeTensorMode
 
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.compiled import compile_blocks
+from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.vig import VisionGnn
 
 # Dynamo reads gradients of tensors that are no leaves, and hides its warnings of that from people.
@@ -70,6 +72,40 @@ def test_a_compiled_block_is_one_graph_with_the_same_results(is_training):
         torch.testing.assert_close(got.grad, want.grad)
     for got, want in zip(model.buffers(), eager.buffers(), strict=True):  # running statistics
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no CUDA")
+def test_on_a_gpu_it_is_one_graph_too():
+    model = model_of_blocks()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cuda").train()
+        counter = compiled(model, "eager")  # others would start the GPU for the backward
+        for _ in range(2):
+            images = torch.empty(4, 3, 6, 6, device="cuda")
+            keys = torch.empty(4, dtype=torch.int64, device="cuda")
+            assert model(images, keys).is_cuda
+    assert_one_graph_each(counter)
+
+
+@pytest.mark.heavy
+def test_micro_batches_share_the_graphs_and_their_statistics_are_kept():
+    """Moments were appended to a list, whose length made a graph anew for every micro-batch."""
+    eager = VisionGnn(SHAPE, num_classes=3, drop_path_rate=0.5)
+    model = copy.deepcopy(eager)
+    pools = [PooledStatistics([m], num_microbatches=3) for m in (eager, model)]
+    counter = compiled(model, "aot_eager")
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(2):  # steps
+        for images in torch.randn(12, 3, 6, 6, generator=draw).split(4):
+            for m in (eager, model):
+                m(images, torch.arange(4)).sum().backward()
+        for pool in pools:
+            pool.update(pool.take())
+    assert_one_graph_each(counter)
+    for got, want in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(got, want)
+    assert all(norm.running_mean.any() for norm in pools[1].norms)
 
 
 def test_equal_blocks_share_a_graph():
