@@ -1,6 +1,9 @@
 """Made-up costs of the ways to use ranks on a graph."""
 
+from dataclasses import replace
+
 from tests.planning.profiles import make_profile
+from vigpipe.planning.profile import Piece
 from vigpipe.planning.ways import Layers, Links, Measured, Way
 
 MB = 10**6
@@ -8,26 +11,23 @@ MB = 10**6
 LINKS = Links(2, ((0, 1e-3), (MB, 2e-3)), ((0, 1e-3), (MB, 2e-3)), 5e-3, 1e-4, 1e9)
 
 
-def make_layers(num_microbatches=1, stages=((0, 1), (2, 3)), seconds=1.0):
-    """Four blocks that take 3 `seconds` each for one row, and hand 100 bytes to the next."""
-    profile = make_profile([seconds] * 4)
-    profile = type(profile)(
-        **{
-            **{name: getattr(profile, name) for name in profile.__dataclass_fields__},
-            "base_bytes": 90 * MB,
-            "rows": (),
-            "amounts": ("nodes",),
-            **{name: _with_amounts(getattr(profile, name)) for name in ("stem", "readout")},
-            "blocks": tuple(_with_amounts(block, seconds, 100.0) for block in profile.blocks),
-        }
-    )
-    return Layers(profile, stages, num_microbatches, 1.0, (), 1.0)
+def _piece(name, seconds=0.0, boundary=0.0):
+    """A piece whose costs are those of its nodes alone."""
+    forward, backward = (seconds, 0.0), (2 * seconds, 0.0)
+    return Piece(name, forward, backward, (10.0, 0.0), (boundary, 0.0), 0)
 
 
-def _with_amounts(piece, seconds=0.0, boundary=0.0):
-    return type(piece)(
-        piece.name, (seconds, 0.0), (2 * seconds, 0.0), (10.0, 0.0), (boundary, 0.0), 0
-    )
+# Four blocks that take 3 seconds each for one row, and hand 100 bytes to the next.
+PROFILE = replace(
+    make_profile(
+        [_piece(f"block {i}", 1.0, 100.0) for i in range(4)],
+        _piece("stem"),
+        _piece("readout"),
+        base_bytes=90 * MB,
+        amounts=("nodes",),
+    ),
+    rows=(),
+)
 
 
 ONE = Way("one rank", "", True, 1, 1, seconds=(12.0,), peak_bytes=100 * MB)
@@ -67,7 +67,10 @@ REPLICAS = Way(
     gradient_bytes=2 * MB,
     peak_bytes=40 * MB,
 )
-LAYERS = Way("layers", "--stages 2", True, 2, 1, layers=make_layers())
+PIPELINE = Layers(PROFILE, ((0, 1), (2, 3)), 1, 1.0, (), 1.0)
+LAYERS = Way(
+    "layers", "--stages 2", True, 2, 1, layers=Layers(PROFILE, ((0, 1), (2, 3)), 1, 1.0, (), 1.0)
+)
 NONE = Way("many", "--stages 9", True, 9, 1, why_not="there are 4 blocks")
 
 

@@ -1,5 +1,8 @@
-"""Small profiles with known costs."""
+"""Small profiles with known costs, and their files with something changed."""
 
+import json
+
+from tests.refusals import check_refusals
 from vigpipe.planning.profile import Piece, Profile
 
 ROWS = (1, 2, 4)
@@ -44,3 +47,18 @@ def make_profile(blocks, stem=None, readout=None, **others):
         facts={},
         **(facts | others),
     )
+
+
+def check_changes(rows, read, path, begin):
+    """Check that a JSON file is refused with what a row puts at a place, and in which words."""
+    text = path.read_text()
+
+    def read_changed(place, value):
+        table = inner = json.loads(text)
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        path.write_text(json.dumps(table))
+        read(path)
+
+    check_refusals(rows, read_changed, rf"{path.name}: {begin} .*", where="--profile")

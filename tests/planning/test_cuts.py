@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vigpipe.planning.cuts import Bounds, Terms, best_cuts, even_cut, value
+from vigpipe.planning.cuts import Terms, best_cuts, value
 
 
 def all_bounds(num_blocks, num_stages):
@@ -43,34 +43,3 @@ def test_the_best_cut_is_the_best_of_all(terms):
         assert values[0] == pytest.approx(best)
         assert values == sorted(values)
         assert len({*found}) == len(found)
-
-
-@settings(deadline=None, max_examples=60)
-@given(terms())
-def test_the_even_cut_has_the_cheapest_dearest_stage(terms):
-    num_stages, size, _ = terms.f.shape
-    parts = range(num_stages)
-    dearest: dict[Bounds, float] = {
-        bounds: max(terms.f[p, bounds[p], bounds[p + 1]] for p in parts)
-        for bounds in all_bounds(size - 1, num_stages)
-    }
-    cut, best = even_cut(terms.f), min(dearest.values())
-    assert (cut is None) == np.isinf(best)
-    if cut is not None:
-        assert dearest[cut] == best
-
-
-def test_equal_blocks_leave_few_cuts_to_look_at(monkeypatch):
-    # 64 blocks on 16 stages have some 10^14 cuts.
-    from vigpipe.planning import cuts
-
-    looked = []
-    unbeaten = cuts._unbeaten
-    monkeypatch.setattr(
-        cuts, "_unbeaten", lambda rows, *rest: (looked.extend(rows), unbeaten(rows, *rest))[1]
-    )
-    upto = np.arange(65.0)
-    sums = np.where(np.triu(np.ones((65, 65), dtype=bool), 1), upto - upto[:, None], np.inf)
-    terms = Terms(*(np.stack([sums * factor] * 16) for factor in (63, 126, 3)))
-    assert best_cuts(terms)[0] == tuple(range(0, 65, 4))
-    assert len(looked) < 1000

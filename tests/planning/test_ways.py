@@ -1,12 +1,11 @@
 """Measured costs of ways to use ranks, as a file that anybody may have written."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from tests.planning.measured import NONE, make_measured
-from vigpipe.errors import InputError
+from tests.planning.profiles import check_changes
 from vigpipe.planning.ways import WAYS_MARK, read_measured, write_measured
 
 
@@ -52,28 +51,4 @@ IMPOSSIBLE = [
 
 
 def test_impossible_numbers_are_refused(file):
-    text, failed = file.read_text(), []
-    for place, value, says in IMPOSSIBLE:
-        table = inner = json.loads(text)
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = value
-        file.write_text(json.dumps(table))
-        try:
-            told = f"it is read: {read_measured(file)}"
-        except InputError as error:
-            told = str(error)
-        if says not in told or not told.endswith(
-            "vigpipe plan --ranks without --profile makes one"
-        ):
-            failed.append((place, value, told))
-    assert not failed
-
-
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--profile .*none\.json: cannot be read"):
-        read_measured(tmp_path / "none.json")
-    for text, says in (("{", "not a JSON file"), ("[1]", "a table was expected, not list")):
-        (tmp_path / "broken.json").write_text(text)
-        with pytest.raises(InputError, match=says):
-            read_measured(tmp_path / "broken.json")
+    check_changes(IMPOSSIBLE, read_measured, file, "does not hold the costs of ways to use ranks")
