@@ -19,10 +19,6 @@ from vigpipe.model.vig import VisionGnn
 pytestmark = pytest.mark.heavy
 
 
-def no_memory(*args, **kwargs):
-    return 2e6, 1e6
-
-
 @pytest.fixture
 def page(tmp_path, monkeypatch, capsys):
     """Run a benchmark of something small without measuring memory; gives its page and its rows."""
@@ -30,8 +26,7 @@ def page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "SIDE", 6)
     monkeypatch.setitem(throughput.SIDES, "cpu", 64)
     for module in (operators, study):
-        monkeypatch.setattr(module, "peaks", no_memory)
-    threads = torch.get_num_threads()
+        monkeypatch.setattr(module, "peaks", lambda *args, **kwargs: (2e6, 1e6))
 
     def run(*arguments):
         assert main(["bench", *arguments, "--threads", "1", "--out", "out"]) == 0
@@ -39,8 +34,7 @@ def page(tmp_path, monkeypatch, capsys):
         with (tmp_path / "out" / "rows.csv").open(encoding="utf-8") as file:
             return text, list(csv.DictReader(file))
 
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 def test_the_reference_is_the_same_model():

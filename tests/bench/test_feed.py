@@ -10,8 +10,7 @@ import torch
 
 from tests.world import run_command
 from vigpipe.bench.effort import Effort
-from vigpipe.bench.feed import Rounds
-from vigpipe.bench.hidden import MEMORY, NUM_STEPS, RANK, WORKERS, Steps, hidden_share
+from vigpipe.bench.hidden import MEMORY, NUM_STEPS, RANK, WORKERS, Steps
 from vigpipe.bench.loaders import Reading, TimmLoader, VigpipeLoader
 from vigpipe.bench.photographs import make_pictures
 
@@ -40,41 +39,17 @@ def test_all_contenders_read_the_same_images_in_the_same_order(pictures):
     timm.close()
 
 
-def test_ratios_are_to_the_faster_of_timms_ways_round_by_round():
-    def rounds(*cpu_seconds):
-        return [Effort(9.0, seconds / 4, seconds * 3 / 4) for seconds in cpu_seconds]
-
-    efforts = {
-        "vigpipe": rounds(1.0, 2.0, 2.0),
-        "timm": rounds(2.0, 2.0, 3.0),
-        "timm, no prefetcher": rounds(4.0, 1.0, 4.0),
-    }
-    found = Rounds(efforts, num_images=100)
-    assert found.images_a_core("vigpipe") == [100, 50, 50]
-    assert found.faster_timm == "timm"
-    assert found.ratios("vigpipe") == [2.0, 1.0, 1.5]
-    assert found.verdict("training") == (
-        "training: 1.50× timm's images a core (1.00 – 2.00), at least 1.0×"
-    )
-    assert next(row["ms of CPU an image: workers"] for row in found.rows("training")) == "15.00"
-
-
-def steps_of(in_memory, by_workers, by_rank, **options):
+def steps_of(in_memory, by_workers, by_rank):
     ways = zip((MEMORY, WORKERS, RANK), (in_memory, by_workers, by_rank), strict=True)
     efforts = {way: [Effort(NUM_STEPS * s, 0.1, 0.1) for s in seconds] for way, seconds in ways}
-    facts = {"model": "m", "side": 32, "batch_size": 4, "num_workers": 1, "num_cores": 2}
-    return Steps(efforts, **{**facts, **options})
+    return Steps(efforts, model="m", side=32, batch_size=4, num_workers=1, num_cores=2)
 
 
 def test_the_hidden_share_is_that_of_the_time_that_the_rank_takes_to_read():
-    assert hidden_share(1.0, 1.0, 1.5) == 1
-    assert hidden_share(1.0, 1.5, 1.5) == 0
-    assert hidden_share(1.0, 1.1, 1.4) == pytest.approx(0.75)
     steps = steps_of([1.0, 1.0, 1.0], [1.1, 1.1, 1.2], [1.4, 1.4, 1.4])
     assert steps.hidden_shares() == pytest.approx([0.75, 0.75, 0.5])
     assert "Reading adds 400 ms to a step of 1000 ms" in steps.explain()
     assert "75% of it (50% – 75%) is hidden" in steps.explain()
-    assert "busy only" in steps.explain()
     steps = steps_of([1.0, 1.0], [1.0, 1.0], [1.1, 0.9])
     assert steps.hidden_shares() is None
     assert "lost in the noise" in steps.explain()

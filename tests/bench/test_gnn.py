@@ -62,15 +62,8 @@ def test_all_contenders_compute_the_same(model, is_prepared, options, tmp_path):
 def test_the_page_has_every_contender(options, tmp_path, monkeypatch, capsys):
     sage = {name: gnn.CONTENDERS[name] for name in EAGER if name.startswith("sage")}
     monkeypatch.setattr(gnn, "CONTENDERS", sage)
-    asked = []
-
-    def peaks(make, name, *arguments, **settings):
-        asked.append(name)
-        return 2e9, 1e9
-
-    monkeypatch.setattr(gnn, "peaks", peaks)
+    monkeypatch.setattr(gnn, "peaks", lambda *arguments, **settings: (2e9, 1e9))
     gnn.bench_gnn(replace(options, out=tmp_path / "out"))
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert asked == list(sage)
     assert all(f"| {name} " in text for name in sage)
     assert text.count("1,000 MB") == len(sage)

@@ -1,48 +1,34 @@
 """The experiment on averages now and then: its runs, and its tables; nothing is trained here."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from vigpipe.bench import trained
 from vigpipe.bench.intervals import PUBLISHED, bench_intervals
 from vigpipe.bench.options import IntervalsBench
 
 pytestmark = pytest.mark.heavy
 
 
-@pytest.fixture
-def commands(monkeypatch):
-    """Runs that are only noted down: one process takes 24 s, D replicas 24 / D, gossip half."""
-    noted: list[list[str]] = []
-
-    def run_child(command):
-        noted.append(command)
-        given = dict(zip(command[6::2], command[7::2], strict=True))
-        folder, replicas = Path(given["--out"]), int(given.get("--dp", 1))
-        folder.mkdir(parents=True)
-        seconds = 24.0 / replicas / (1 + (given.get("--strategy") == "gossip"))
-        each = [
-            {"items": 10 + r, "busy_seconds": seconds, "waiting_seconds": 0, "averaging_seconds": 0}
-            for r in range(replicas)
-        ]
-        summary = {
-            "graph": {"partition": {"kept_edge_fraction": 0.025}},
-            "test": {"micro_f1": 0.9},
-            "replicas": {"each": each, "busy": {"efficiency": 1.0}},
-            **{"commit": "c", "hardware": "h", "threads_per_rank": 1, "versions": {"v": "1"}},
-        }
-        (folder / "summary.json").write_text(json.dumps(summary))
-        row = {"step": 1, "step_seconds": seconds - 1.0, "data_seconds": 1.0}
-        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        return 0
-
-    monkeypatch.setattr(trained, "run_child", run_child)
-    return noted
+def summary_of(given, folder):
+    """One process takes 24 s, D replicas 24 / D, gossip half of that."""
+    replicas = int(given.get("--dp", 1))
+    seconds = 24.0 / replicas / (1 + (given.get("--strategy") == "gossip"))
+    row = {"step": 1, "step_seconds": seconds - 1.0, "data_seconds": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    each = [
+        {"items": 10 + r, "busy_seconds": seconds, "waiting_seconds": 0, "averaging_seconds": 0}
+        for r in range(replicas)
+    ]
+    return {
+        "graph": {"partition": {"kept_edge_fraction": 0.025}},
+        "test": {"micro_f1": 0.9},
+        "replicas": {"each": each, "busy": {"efficiency": 1.0}},
+    }
 
 
-def test_every_way_is_run_with_every_interval_and_number_of_replicas(commands, tmp_path):
+def test_every_way_is_run_with_every_interval_and_number_of_replicas(note_runs, tmp_path):
+    commands = note_runs(summary_of)
     options = IntervalsBench(
         data="sbm:200,4", intervals="1,7", replicas="2,4", seeds=2, out=tmp_path / "a"
     )

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from vigpipe.bench.microbatches import account, bench_microbatches, describe, part_seconds
-from vigpipe.bench.side_by_side import Timings
+from vigpipe.bench.microbatches import account, bench_microbatches
 from vigpipe.config.options import TrainConfig
 from vigpipe.run.facts import prepare
 from vigpipe.timing.recorder import Row
@@ -41,24 +40,6 @@ def recorded(number):
 def make_row(step, name, direction, seconds):
     count, rank, replica, stage = 1, 0, 0, 0
     return Row("train", step, rank, replica, stage, name, direction, count, seconds)
-
-
-def test_a_step_is_taken_apart_exactly():
-    # 0.1 s and 10 ms a micro-batch, and 20 ms for each of 20 samples
-    steps = {str(m): [0.4 + 0.01 * m] * 3 for m in (1, 2, 10)}
-    text = describe(run(), Timings(steps, "1"))
-    assert "costs 10.0 ms whatever its size, and a sample 20.00 ms" in text
-    assert "2 take 1.02×, 10 take 1.22× as long" in text
-
-
-def test_parts_of_a_step_are_found_and_add_up():
-    parts = part_seconds(recorded(4))
-    assert parts == {
-        ("stem", "forward"): pytest.approx(0.022),
-        ("blocks", "forward"): pytest.approx(0.048),
-        ("between the pieces", "forward"): pytest.approx(0.002),
-        ("once a step", ""): pytest.approx(0.005),
-    }
 
 
 def test_every_part_is_fitted():

@@ -10,23 +10,13 @@ from tests.profiling.test_ways import AS_FEW
 from tests.world import run_ranks
 from vigpipe.bench import plan_graph
 from vigpipe.bench.options import PlanGraphBench
-from vigpipe.bench.plan_graph import bench_plan_graph, parse_cases
+from vigpipe.bench.plan_graph import bench_plan_graph
 from vigpipe.run.facts import prepare
 
 pytestmark = pytest.mark.heavy
 
 CPU = torch.device("cpu")
 SMALL = "gcn:8x3@sbm:400,4,12,6"
-
-
-def test_a_case_is_a_model_with_its_size_and_perhaps_a_sampler_and_a_graph():
-    first, other = parse_cases("gcn:256x3; gat:8x2+parts*4@sbm:400,4", PlanGraphBench(data="g.npz"))
-    assert first.options == {
-        **{"model": "gcn", "width": 256, "layers": 3},
-        **{"sampler": "full", "microbatches": 1, "data": "g.npz"},
-    }
-    assert (other.name, other.options["data"]) == ("gat:8x2+parts*4@sbm:400,4", "sbm:400,4")
-    assert (other.options["sampler"], other.options["microbatches"]) == ("parts", 4)
 
 
 def _bench(rank, world_size, folder):

@@ -55,15 +55,3 @@ def test_counts_are_those_of_real_ranks():
     for (split, _), config, sent in zip(shared, configs, traffic(3, configs), strict=True):
         counted = _count(prepare(config, torch.float64), split, 3)
         assert counted.sent_bytes == sum(sent.values())
-
-
-def test_images_are_counted_too(tmp_path):
-    options = SplitBench(model="vig_digits", data="digits", batch_size=3, numbers="2,4", threads=1)
-    bench_split(replace(options, out=tmp_path))
-    with (tmp_path / "rows.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["split"], int(row["shards"])) for row in rows] == [("mixed", m) for m in (1, 2, 4)]
-    sent, held = ([int(row[name]) for row in rows] for name in ("sent_bytes", "peak_bytes"))
-    assert sent[0] == 0 < sent[1] < sent[2]
-    assert held[0] > held[1] > held[2]
-    assert "vig_digits, 8 × 8 pixels of digits, batch 3" in (tmp_path / "README.md").read_text()

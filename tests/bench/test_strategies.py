@@ -1,13 +1,12 @@
 """The benchmark of ways to agree: replicas that sleep, real tables and averages."""
 
 import csv
-from itertools import islice
 
 import pytest
 
 from tests.world import run_ranks
 from vigpipe.bench.options import StrategiesBench
-from vigpipe.bench.strategies import MACHINES, SERVED, WAYS, item_seconds, list_cases, run_cases
+from vigpipe.bench.strategies import MACHINES, SERVED, WAYS, list_cases, run_cases
 from vigpipe.bench.strategies_page import share, write_page
 
 pytestmark = pytest.mark.heavy
@@ -56,18 +55,3 @@ def test_the_page_has_a_row_for_every_case_and_names_what_was_measured(runs, tmp
     assert len(rows) == len(runs)
     assert {row["machine"] for row in rows} == set(MACHINES)
     assert float(rows[0]["waiting_2"]) >= 0
-
-
-def test_a_slow_replica_takes_four_times_as_long_and_a_spell_ten_items():
-    def first(machine, replica, num=4):
-        return list(islice(item_seconds(machine, replica, 4, 2.0, seed=1), num))
-
-    assert first("equal", 3) == [2.0] * 4
-    assert first("one slow", 2) == [2.0] * 4
-    assert first("one slow", 3) == [8.0] * 4
-    spells = first("spells", 0, 4000)
-    assert set(spells) == {2.0, 8.0}
-    lengths = [len(run) for run in "".join("s" if s > 2 else " " for s in spells).split()]
-    assert min(lengths[:-1]) == 10
-    assert 0.1 < sum(s > 2 for s in spells) / 4000 < 0.3
-    assert spells != first("spells", 1, 4000)

@@ -4,30 +4,10 @@ import csv
 import sys
 
 import pytest
-import torch
 
 from tests.world import run_command
-from vigpipe.bench.narrow import time_narrow
-from vigpipe.bench.options import WidthsBench
 
 pytestmark = pytest.mark.heavy
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
-def test_a_sub_model_alone_has_an_mth_of_the_channels():
-    options = WidthsBench(model="sage", data="sbm:60,4", alone_width=32, repeats=2, heads=None)
-    one, two, four = time_narrow(options, [1, 2, 4])
-    assert (one.m, two.m, four.m) == (1, 2, 4)
-    assert all(len(step) == 2 for narrow in (one, two) for step in narrow[2:])
-    assert 2 < one.flops / two.flops < 4
-    assert 2 < two.flops / four.flops < one.flops / two.flops
 
 
 @pytest.mark.multiprocess

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.world import wait_until
-from vigpipe.bench.worker import OutOfTime, Worker, WorkerError, call
+from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.errors import InputError
 
 pytestmark = pytest.mark.heavy
@@ -67,7 +67,3 @@ def is_running(pid):
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def test_a_function_runs_in_a_process_of_its_own():
-    assert call(os.getpid, seconds=60) != os.getpid()
