@@ -7,16 +7,18 @@ import functools
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vigpipe.analysis.account import make_accounts
 from vigpipe.job.fill import Fill
 from vigpipe.job.rows import partial_batch
 from vigpipe.parallel.layout import Layout
+from vigpipe.planning.simulate import StageCosts, simulate
 from vigpipe.run.folder import LOCK
 from vigpipe.run.record import RunRecord
-from vigpipe.spans import Kind, Span, seconds_by_kind, step_seconds
+from vigpipe.schedules import orders
+from vigpipe.spans import Span, seconds_by_kind, step_seconds
 from vigpipe.timing.recorder import Row
 from vigpipe.timing.tables import statistics, step_statistics, write_rows
 
@@ -31,57 +33,34 @@ SHARES_OF_LAYER = {"": 1.0, "/aggregation": 0.5, "/update": 0.3}  # of a graph m
 
 
 def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float) -> list[Span]:
-    """A GPipe step whose last stage takes `slow` times as long, without gaps but on each rank."""
-    spans: list[Span] = []
-    for replica in range(num_replicas):
-        clock = [0.0] * num_stages
-        ready = [[0.0] * num_microbatches for _ in range(num_stages)]
-        passes: list[tuple[Kind, Kind, float, list[int]]] = [
-            ("forward", "wait input", FORWARD, list(range(num_stages))),
-            ("backward", "wait gradient", BACKWARD, list(reversed(range(num_stages)))),
-        ]
-        for kind, wait, seconds, stages in passes:
-            for place, stage in enumerate(stages):
-                rank = replica * num_stages + stage
-                long = seconds * (slow if stage == num_stages - 1 else 1.0)
-                for microbatch in range(num_microbatches):
-                    came = ready[stages[place - 1]][microbatch] + TRANSFER if place else 0.0
-                    if came > clock[stage] + 1e-9:
-                        at = (stage, microbatch)
-                        spans.append(Span(rank, wait, clock[stage], came, *at))
-                        clock[stage] = came
-                    end = clock[stage] + long
-                    spans.append(Span(rank, kind, clock[stage], end, stage, microbatch))
-                    clock[stage] = ready[stage][microbatch] = end
-        end = max(clock)
-        for stage in range(num_stages):
-            rank = replica * num_stages + stage
-            spans.append(Span(rank, "all-reduce", clock[stage], end + 0.004))
-            spans.append(Span(rank, "optimizer", end + 0.004, end + 0.007))
-            spans.append(Span(rank, "other", end + 0.007, end + 0.008))
-    return spans
+    """A GPipe step whose last stage takes `slow` times as long."""
+    factors = [1.0] * (num_stages - 1) + [slow]
+    costs = StageCosts(
+        forward=[[FORWARD * factor] * num_microbatches for factor in factors],
+        backward=[[BACKWARD * factor] * num_microbatches for factor in factors],
+        features=[TRANSFER] * (num_stages - 1),
+        gradients=[TRANSFER] * (num_stages - 1),
+        dispatch=0.0,
+        reduce=[0.004] * num_stages,
+        update=[0.003] * num_stages,
+    )
+    return simulate(orders("gpipe", num_stages, 1, num_microbatches), costs, num_replicas)
 
 
 def rows_of(
     spans: list[Span], phase, step: int, num_stages: int, shares=SHARES, samples: int = FULL
 ) -> Iterator[Row]:
     """What timing.csv says of one step."""
-    for row in _full_rows_of(spans, phase, step, num_stages, shares):
-        yield replace(row, samples=samples, full_batch=FULL)
-
-
-def _full_rows_of(
-    spans: list[Span], phase, step: int, num_stages: int, shares: dict[str, float]
-) -> Iterator[Row]:
+    make = functools.partial(Row, phase, step, samples=samples, full_batch=FULL)
     for rank in sorted({span.rank for span in spans}):
         own = [span for span in spans if span.rank == rank]
         replica, stage = divmod(rank, num_stages)
-        yield Row(phase, step, rank, replica, -1, "step", "", 1, step_seconds(own))
+        yield make(rank, replica, -1, "step", "", 1, step_seconds(own))
         for kind, seconds in seconds_by_kind(own).items():
             if seconds and (phase == "train" or kind in ("forward", "wait input")):
                 place = stage if kind not in ("all-reduce", "optimizer", "other") else -1
                 count = sum(span.kind == kind for span in own)
-                yield Row(phase, step, rank, replica, place, kind, "", count, seconds)
+                yield make(rank, replica, place, kind, "", count, seconds)
         num_own = NUM_BLOCKS // num_stages or 1
         for direction in ("forward", "backward") if phase == "train" else ("forward",):
             seconds = seconds_by_kind(own)[direction] / num_own
@@ -94,8 +73,7 @@ def _full_rows_of(
             names += [("stem", 0.05)] * (stage == 0)
             names += [("readout", 0.04), ("loss", 0.01)] * (stage == num_stages - 1)
             for name, share in names:
-                seconds_of = share * seconds
-                yield Row(phase, step, rank, replica, stage, name, direction, count, seconds_of)
+                yield make(rank, replica, stage, name, direction, count, share * seconds)
 
 
 def write_run(
@@ -105,33 +83,15 @@ def write_run(
     stages: int = 2,
     replicas: int = 2,
     microbatches: int = 4,
-    slow: float = 1.2,
-    timed: bool = True,
-    finished: bool = True,
-    validated: bool = False,
-    predicted: bool = True,
-    graph: bool = False,
-    partial: int | None = None,
-    told: bool = True,
+    slow: float = 1.2,  # how much longer the last stage takes than the others
+    timed: bool = True,  # with the files of --timing
+    finished: bool = True,  # with summary.json
+    validated: bool = False,  # with scores of validation images
+    graph: bool = False,  # of nodes instead of images: 100 a step, of which 60 are trained on
+    partial: int | None = None,  # samples of the last batch of an epoch, and of a test
+    told: bool = True,  # whether the files say so; those of earlier versions do not
 ) -> Path:
-    """Write all files of a run and return its folder.
-
-    Args:
-        folder: made here.
-        model: its name.
-        stages: of a pipeline.
-        replicas: of the model.
-        microbatches: of a replica.
-        slow: how much longer the last stage takes than the others.
-        timed: with the files of --timing.
-        finished: with summary.json.
-        validated: with scores of validation images.
-        predicted: with a predicted timeline.
-        graph: of nodes instead of images: 100 a step, of which 60 are trained on.
-        partial: samples of the last batch of an epoch and of the test images; the steps take as
-            much less time. None if they are full.
-        told: whether the files say which batches are partial, as those of earlier versions do not.
-    """
+    """Write all files of a run and return its folder, which is made here."""
     folder.mkdir(parents=True)
     layout = Layout(stages, microbatches, replicas)
     shares = SHARES_OF_LAYER if graph else SHARES
@@ -185,7 +145,7 @@ def write_run(
         write_rows(rows, folder / "timing.csv")
         if not told:
             cut_off_columns(folder / "timing.csv")
-        expected = gpipe(stages, replicas, microbatches, 1.0) if predicted else []
+        expected = gpipe(stages, replicas, microbatches, 1.0)
         timeline = {"step": 20, "microbatches": microbatches, "clock_error_seconds": 2e-5}
         timeline |= {"measured": spans, "predicted": expected}
         (folder / "timeline.json").write_text(json.dumps(timeline))
@@ -213,7 +173,7 @@ def write_run(
         "versions": {"vigpipe": "0.1.0", "torch": "2.15.0"},
         "commit": COMMIT,
         "host": "node1",
-        **({"timing": _timing(spans, rows, stages, replicas, microbatches)} if timed else {}),
+        **({"timing": _timing(rows, stages, replicas, microbatches)} if timed else {}),
     }
     record.finish(summary)
     return folder
@@ -250,37 +210,14 @@ def going_on(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def _timing(spans: list[Span], rows: list[Row], stages: int, replicas: int, microbatches: int):
-    accounting: list[dict[str, object]] = []
-    for rank in range(stages * replicas):
-        own = [span for span in spans if span.rank == rank]
-        kinds = seconds_by_kind(own)
-        names = (
-            "wait input",
-            "wait gradient",
-            "wait end",
-            "send",
-            "all-reduce",
-            "optimizer",
-            "other",
-        )
-        accounting.append(
-            {
-                "rank": rank,
-                "replica": rank // stages,
-                "stages": [rank % stages],
-                "step_seconds": step_seconds(own),
-                "compute": kinds["forward"] + kinds["backward"],
-                **{name: kinds[name] for name in names},
-                "unaccounted": step_seconds(own) - sum(kinds.values()),
-            }
-        )
+def _timing(rows: list[Row], stages: int, replicas: int, microbatches: int):
+    accounts = make_accounts(rows, Layout(stages, microbatches, replicas))
     step = step_statistics(rows, "train") or statistics([0.0])
     return {
         "warmup_steps": NUM_WARMUP,
         "step_seconds": vars(step),
         "overhead": 0.0042,
-        "accounting": accounting,
+        "accounting": [account.as_table() for account in accounts],
         "bubble": {
             "measured": 0.262,
             "formula": (stages - 1) / (microbatches + stages - 1),

@@ -13,7 +13,6 @@ from vigpipe.report import charts
 from vigpipe.report.read import read_runs
 from vigpipe.report.timing_files import Timeline
 from vigpipe.spans import KINDS, Span
-from vigpipe.timing.boxes import COLOURS, HATCHES
 
 
 def traces(figure):
@@ -45,41 +44,6 @@ def test_a_box_lies_where_the_span_was():
     )
     first, last = figure.to_dict()["layout"]["yaxis"]["range"]
     assert first > 1 > 0 > last  # rank 0 on top
-
-
-def test_stages_of_a_rank_are_told_apart():
-    spans = (Span(0, "forward", 0.0, 1.0, 0, 3), Span(0, "forward", 1.0, 2.0, 1, 3))
-    timeline = Timeline(7, 4, 0.0, spans, spans)
-    first, second, *predicted = traces(charts.timeline_chart(timeline))
-    assert [first["name"], second["name"]] == ["forward, stage 0", "forward, stage 1"]
-    assert [first["text"], second["text"]] == [["3<br>s0"], ["3<br>s1"]]
-    assert first["marker"]["color"] != second["marker"]["color"]
-    assert [trace["showlegend"] for trace in predicted] == [False, False]
-    crowd = tuple(span._replace(rank=rank) for rank in range(20) for span in spans)
-    many = traces(charts.timeline_chart(Timeline(7, 4, 0.0, crowd, ())))
-    assert set(many[0]["text"]) == {"3"}  # a low row has room for one line
-
-
-def test_kinds_of_waiting_are_hatched():
-    (run,) = read_runs([shared_run()])
-    assert run.timing is not None
-    assert run.timing.timeline is not None
-    for drawn in (
-        traces(charts.account_chart(run.timing.accounts)),
-        traces(charts.timeline_chart(run.timing.timeline)),
-    ):
-        hatches = {t["name"]: t["marker"].get("pattern", {}).get("shape") for t in drawn}
-        assert hatches["wait input"] == HATCHES["wait input"]
-        assert hatches["wait gradient"] == HATCHES["wait gradient"]
-        assert hatches["optimizer"] is None
-        backs = {t["name"]: t["marker"].get("pattern", {}).get("bgcolor") for t in drawn}
-        assert backs["wait gradient"] == COLOURS["wait gradient"]
-
-
-def test_measured_and_predicted_share_one_axis_of_time():
-    spans = tuple(gpipe(2, 1, 2, 1.0))
-    layout = charts.timeline_chart(Timeline(7, 2, 0.0, spans, spans)).to_dict()["layout"]
-    assert layout["xaxis"]["matches"] == "x2"
 
 
 def test_a_prediction_of_one_replica_has_no_empty_rows():

@@ -5,12 +5,6 @@ import pytest
 from vigpipe.report import durations
 
 SECONDS = {
-    (-1, "step", ""): [1.0, 2.0, 3.0],
-    (-1, "optimizer", ""): [0.1],
-    (1, "wait input", ""): [0.2],
-    (1, "forward", ""): [0.4],
-    (0, "backward", ""): [0.6],
-    (0, "forward", ""): [0.3],
     (1, "loss", "forward"): [0.01],
     (1, "readout", "forward"): [0.02],
     (1, "block 10", "forward"): [0.30],
@@ -29,16 +23,6 @@ def names(rows):
     return "; ".join(f"{place}: {name}" for place, name, _ in rows)
 
 
-def test_stages_follow_the_whole_step_in_the_order_of_a_step():
-    assert names(durations.stage_rows(SECONDS)) == (
-        "all: step; all: optimizer; stage 0: forward; stage 0: backward; stage 1: forward; "
-        "stage 1: wait input"
-    )
-    step = durations.stage_rows(SECONDS)[0][2]
-    assert (step.mean, step.std, step.min, step.max, step.median, step.count) == (2, 1, 1, 3, 2, 3)
-    assert step.p95 == pytest.approx(2.9)
-
-
 def test_parts_are_pooled_over_the_blocks():
     rows = durations.part_rows(SECONDS)
     assert names(rows) == (
@@ -47,14 +31,6 @@ def test_parts_are_pooled_over_the_blocks():
     )
     assert rows[1][2].mean == pytest.approx(0.2)
     assert rows[1][2].count == 3
-
-
-def test_blocks_come_by_number_and_not_by_spelling():
-    assert names(durations.block_rows(SECONDS)) == (
-        "block 2: forward; block 2: backward; block 2, Grapher: forward; block 2, kNN: "
-        "forward; block 2, aggregation: forward; block 2, FFN: forward; block 10: forward; "
-        "block 10, Grapher: forward"
-    )
 
 
 def test_what_is_stacked_adds_up_to_the_median():
@@ -71,14 +47,6 @@ def test_what_is_stacked_adds_up_to_the_median():
     assert durations.stacked_medians(SECONDS, "backward") == {"whole": {"block 2": 0.5}}
 
 
-def test_runs_are_compared_by_medians_of_what_they_share():
-    medians = durations.medians(SECONDS)
-    assert medians["step"] == 2.0
-    assert medians["stage 0, backward"] == 0.6
-    assert medians["one block, forward"] == 0.2
-    assert "stage 1, wait input" not in medians
-
-
 def test_a_layer_of_a_graph_model_has_parts_of_its_own():
     seconds = {
         (0, "block 0", "forward"): [0.5],
@@ -88,9 +56,6 @@ def test_a_layer_of_a_graph_model_has_parts_of_its_own():
     }
     assert durations.has_layers(seconds)
     assert not durations.has_layers(SECONDS)
-    assert names(durations.part_rows(seconds)) == (
-        "one block: forward; aggregation: forward; update: forward; loss: forward"
-    )
     assert durations.stacked_medians(seconds, "forward") == {
         "aggregation": {"block 0": 0.3},
         "update": {"block 0": 0.15},

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.commands.refusals import check_calls
+from tests.refusals import check_refusals
 from tests.report.runs import NUM_STEPS, NUM_WARMUP, going_on, shared_run, write_run
 from vigpipe.report.read import read_runs
 
@@ -32,17 +32,8 @@ def test_a_finished_run_has_steps_evaluations_and_options():
     assert untimed.timing is None
 
 
-def test_scores_of_validation_images_are_told_from_those_of_test_images():
-    without, validated = read_runs([shared_run(), shared_run(validated=True)])
-    last = validated.evaluations[-1]
-    assert last.validation is not None
-    ours = (last.validation.loss, last.validation.main, last.validation.average)
-    assert ours == pytest.approx((0.5, 0.75, 0.45))
-    assert last._replace(validation=None) == without.evaluations[-1]
-
-
 def test_a_run_on_a_graph_is_known_by_the_names_of_its_numbers():
-    (run,) = read_runs([shared_run(graph=True, validated=True)])
+    (run,) = read_runs([shared_run(graph=True)])
     assert run.unit == "nodes"
     step = run.steps[0]
     assert (step.unit, step.samples, round(step.rows, 6)) == ("nodes", 60, 100)
@@ -50,8 +41,6 @@ def test_a_run_on_a_graph_is_known_by_the_names_of_its_numbers():
     shares = {"accuracy": 0.9, "micro_f1": 0.9, "macro_f1": 0.99}
     assert (last.unit, last.test.shares) == ("nodes", pytest.approx(shares))
     assert (last.test.main, last.test.average) == pytest.approx((0.9, 0.6))
-    assert last.validation is not None
-    assert (last.validation.main, last.validation.average) == pytest.approx((0.75, 0.45))
 
 
 def test_a_run_that_crashed_is_unfinished_and_tells_why(tmp_path):
@@ -108,15 +97,6 @@ def test_a_run_that_goes_on_is_running_whatever_its_last_line_is(torn, tmp_path)
     assert run.unfinished.startswith("it ended after step 30: there is no summary.json")
 
 
-def test_a_run_that_has_only_begun_is_no_error(tmp_path):
-    with going_on(tmp_path):
-        (run,) = read_runs([tmp_path])
-        assert (run.running, run.steps, run.options) == (True, (), {})
-        (tmp_path / "metrics.jsonl").touch()
-        (run,) = read_runs([tmp_path])
-        assert (run.running, run.steps, run.unfinished) == (True, (), "")
-
-
 def test_a_finished_run_that_is_made_longer_is_running(tmp_path):
     with going_on(write_run(tmp_path / "run")) as folder:
         (run,) = read_runs([folder])
@@ -136,10 +116,10 @@ def test_what_is_no_run_is_refused(tmp_path):
         ([], "no run was given"),
         ([tmp_path / "none"], "does not exist"),
         ([run / "config.toml"], "is a file"),
-        ([tmp_path / "empty"], "no metrics.jsonl"),
+        ([tmp_path / "empty"], r"no metrics\.jsonl"),
         ([run, run / ".." / "run"], "was given twice"),
     ]
-    check_calls(read_runs, rows)
+    check_refusals(rows, read_runs)
 
 
 EPOCH, STEP = b'{"epoch": 1, "loss": 1, "top1": 1, "top5": 1', b'{"step": 1, "epoch": 1, "loss": 1'
@@ -149,7 +129,6 @@ BROKEN = [
     ("metrics.jsonl", b"[]\n", "line 1: must be a JSON object"),
     ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', 'loss must be a number, is "low"'),
     ("metrics.jsonl", b'{"step": 1, "loss": NaN}\n', "loss must be a finite number"),
-    ("metrics.jsonl", b'{"step": 1, "loss": 1%s}\n' % (b"0" * 400), "a finite number"),
     ("metrics.jsonl", b'{"step": -1}\n', "step must be a whole number from 0, is -1"),
     ("metrics.jsonl", b'{"epoch": 1, "loss": 1}\n', "top1 must be a number, is missing"),
     ("metrics.jsonl", EPOCH + b', "nodes": 3}\n', "accuracy must be a number, is missing"),
@@ -159,22 +138,15 @@ BROKEN = [
         "training_nodes must be a number, is missing",
     ),
     ("metrics.jsonl", b'{"epoch": 1, "validation": 1}\n', "validation must be an object, is 1"),
-    (
-        "config.toml",
-        b"model = \n",
-        *("config.toml: not a TOML file", "; name a folder that vigpipe train wrote"),
-    ),
-    ("config.toml", b"\xff\xfe", "config.toml: is not UTF-8 text"),
-    ("summary.json", b"{", "summary.json: is not JSON"),
-    ("summary.json", b"[" * 100_000, "summary.json: is not JSON"),
-    ("summary.json", b"3", "summary.json: must be a JSON object, is 3"),
-    ("failed-rank0.json", b"{}", "failed-rank0.json: kind must be a string"),
+    ("config.toml", b"model = \n", "not a TOML file .*; name a folder that vigpipe train wrote"),
+    ("config.toml", b"\xff\xfe", "is not UTF-8 text"),
+    ("summary.json", b"[" * 100_000, "is not JSON"),
+    ("failed-rank0.json", b"{}", "kind must be a string"),
 ]
 
 
 def test_a_broken_file_is_named_in_one_sentence(tmp_path):
-    def read(row):
-        file, content = row
+    def read(file, content):
         folder = write_run(tmp_path / "run", timed=False, finished=file != "failed-rank0.json")
         (folder / file).write_bytes(content)
         try:
@@ -182,5 +154,5 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path):
         finally:
             shutil.rmtree(folder)
 
-    path = f"{tmp_path}/run/"
-    check_calls(read, [((file, content), path + file, *words) for file, content, *words in BROKEN])
+    rows = [(file, content, f"{file}.*{words}") for file, content, words in BROKEN]
+    check_refusals(rows, read, where=tmp_path / "run")

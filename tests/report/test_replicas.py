@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.refusals import check_calls
+from tests.refusals import check_refusals
 from tests.report.runs import shared_run, write_run
 from tests.report.test_charts import traces
 from vigpipe.errors import InputError
@@ -106,11 +106,11 @@ def test_a_broken_row_is_named(tmp_path):
 
     slept, endless = row(0, "slept", 0, 1), json.dumps({"replica": 0, "did": "worked", "from": 1})
     rows = [
-        (slept, "line 6: did must be one of worked, waited, ", " is slept"),
+        (slept, "line 6: did must be one of worked, waited, .* is slept"),
         (endless, "to must be a number, is missing"),
         ("{", "line 6: is not JSON"),
     ]
-    check_calls(read, rows)
+    check_refusals(rows, read)
 
 
 def test_the_page_tells_who_worked_and_what_another_replica_would_bring(tmp_path):
@@ -145,10 +145,6 @@ def test_replicas_of_a_graph_train_on_nodes(tmp_path):
     text = page([run])
     assert "<th>training nodes</th><th>training nodes/s</th>" in text
     assert re.search(r"One more replica would give about [\d,]+ training nodes/s", text)
-    assert run.replicas is not None
-    assert run.replicas.prediction is not None
-    assert run.replicas.prediction.samples == "training nodes"
-    assert run.replicas.prediction.per_second == pytest.approx(480 / 10 + 160 / 11)
     assert "images" not in text.split("<h2>Replicas of run</h2>")[1].split("<dfn>worked")[0]
 
 

@@ -2,16 +2,14 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.commands.refusals import check_calls
+from tests.refusals import check_refusals
 from tests.report.runs import NUM_STEPS, NUM_WARMUP, gpipe, shared_run, write_run
 from vigpipe.errors import InputError
-from vigpipe.report.fields import Fields, parse_object
+from vigpipe.report.fields import parse_object
 from vigpipe.report.timing_files import COLUMNS, read_timing
-from vigpipe.timing.tables import step_statistics
 
 
 def read(folder):
@@ -48,15 +46,6 @@ def test_files_from_before_batches_were_told_are_read_and_every_step_counts():
     assert all(row.is_full for row in old.rows)
 
 
-def test_the_rows_of_a_published_result_are_read():
-    folder = Path(__file__).parents[2] / "results" / "2026-11-21-time-vig-ti-2core"
-    timing = read_timing(folder, Fields({}, ""))
-    assert timing is not None
-    found = step_statistics(timing.rows, "train")
-    assert found is not None
-    assert found.count == 5
-
-
 def test_what_a_run_of_one_stage_cannot_tell_is_nothing(tmp_path):
     folder = write_run(tmp_path / "run", stages=1, replicas=1)
     summary = json.loads((folder / "summary.json").read_text())
@@ -73,36 +62,32 @@ def test_a_last_row_cut_short_is_left_out(tmp_path):
     whole = read(folder)
     table = folder / "timing.csv"
     table.write_text(table.read_text() + "train,31,0,0,-1,st")
-    torn = read(folder)
-    assert torn is not None
-    assert torn == whole
+    assert whole is not None
+    assert read(folder) == whole
 
 
 ROW = f"{COLUMNS}\ntrain,1,0,0,-1,step,"
 BROKEN = [
-    ("timing.csv", "", "the columns must be phase,", ", are missing"),
+    ("timing.csv", "", "the columns must be phase,.*, are missing"),
     ("timing.csv", "a,b\n", "are a,b"),
     ("timing.csv", f"{COLUMNS}\ntrain,1\n", "line 2: is not a row"),
     ("timing.csv", f"{COLUMNS}\nplay,1,0,0,-1,step,,1,0.5\n", "line 2: is not a row"),
     ("timing.csv", f"{ROW}up,1,0.5\n", "line 2: is not a row"),
     ("timing.csv", f"{ROW},1,inf\n", "line 2: is not a row"),
-    ("timing.csv", f"{ROW},1\n\n", "line 2: is not a row"),
-    ("timing.csv", f"{ROW},1,0.5\n\n", "line 2: is not a row"),
     ("timing.csv", f"{ROW},1,0.5,a,9\n\n", "line 2: is not a row"),
     ("timeline.json", "{", "is not JSON"),
     ("timeline.json", "{}", "step must be a whole number"),
-    ("timeline.json", [[0, "forward", 0.0, 1.0]], "measured[0] must be [rank, kind"),
-    ("timeline.json", [[0, "sleep", 0.0, 1.0, 0, 0]], "kind must be one of forward, ", "'sleep'"),
+    ("timeline.json", [[0, "forward", 0.0, 1.0]], r"measured\[0\] must be \[rank, kind"),
+    ("timeline.json", [[0, "sleep", 0.0, 1.0, 0, 0]], "kind must be one of forward, .*'sleep'"),
     ("timeline.json", [[0, "send", 2.0, 1.0, 0, 0]], "ends at 1.0 before it starts at 2.0"),
-    ("timeline.json", [["0", "send", 0.0, 1.0, 0, 0]], "rank must be a whole ", ', is "0"'),
+    ("timeline.json", [["0", "send", 0.0, 1.0, 0, 0]], 'rank must be a whole .*, is "0"'),
 ]
 
 
 def test_a_broken_file_is_named(tmp_path):
     folder = write_run(tmp_path / "run")
 
-    def read_broken(row):
-        file, content = row
+    def read_broken(file, content):
         if isinstance(content, list):
             known = {"step": 1, "microbatches": 1, "clock_error_seconds": 0.0, "predicted": []}
             content = json.dumps({**known, "measured": content})
@@ -113,8 +98,8 @@ def test_a_broken_file_is_named(tmp_path):
         finally:
             (folder / file).write_bytes(before)
 
-    rows = [((file, content), str(folder / file), *words) for file, content, *words in BROKEN]
-    check_calls(read_broken, rows)
+    rows = [(file, content, f"{file}.*{words}") for file, content, words in BROKEN]
+    check_refusals(rows, read_broken, where=folder)
     summary = json.loads((folder / "summary.json").read_text())
     del summary["timing"]["bubble"]["transfer"]
     (folder / "summary.json").write_text(json.dumps(summary))
