@@ -21,14 +21,6 @@ def test_the_summary_counts_and_names_what_failed():
     assert "it ended with 134 instead of 70" in text
 
 
-def test_the_summary_of_a_success_is_short():
-    whole = result()
-    parts = [replace(part, rows=[Row("x", "passed")]) for part in whole.parts]
-    assert summary(replace(whole, parts=parts)) == (
-        "On 8 × NVIDIA H200; Some processor, 16 cores: 6 passed, in 571 s."
-    )
-
-
 def test_the_page_has_every_part_and_where_it_comes_from():
     text = page(result())
     headings = ("Operators", "Layouts against", "Messages between GPUs", "Killed and", "Kernel")

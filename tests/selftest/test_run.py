@@ -10,7 +10,6 @@ from tests.selftest.made_up import CPU
 from tests.world import run_command
 from vigpipe.bench.worker import WorkerError
 from vigpipe.cli import main
-from vigpipe.config.verbs import SelftestConfig
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
 
@@ -24,11 +23,6 @@ def test_wrong_use_is_one_sentence(tmp_path, monkeypatch, capsys):
         ("--parts operators,nccl", "--parts operators,nccl: 'nccl' is not one of operators,"),
     ]
     check_commands(capsys, "selftest", rows)
-
-
-def test_the_real_parts_are_those_of_the_default_and_run_in_their_own_order():
-    assert [part.name for part in run.PARTS] == SelftestConfig().parts.split(",")
-    assert [part.name for part in run.choose_parts("speed, operators")] == ["operators", "speed"]
 
 
 @pytest.fixture

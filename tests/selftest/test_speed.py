@@ -49,17 +49,8 @@ def entry(some_way, worker) -> Any:
     return Entry(some_way, "training", worker)
 
 
-def test_a_cpu_runs_a_small_model_and_a_gpu_large_ones():
+def test_a_cpu_runs_a_small_model():
     assert list(speed.models(CPU)) == ["vig_cifar_ti"]
-    ways = speed.models(machine(1))["vig_ti_224"]
-    assert {str(w) for w in ways} == {
-        f"{formulation}{kind}, {precision}"
-        for formulation in ("reference", "ours")
-        for kind in ("", ", CUDA graph", ", compiled", ", compiled, CUDA graph")
-        for precision in ("bfloat16", "TF32", "float32")
-        if (not kind.startswith(", compiled") or precision != "float32")
-        and (kind != ", CUDA graph" or formulation == "ours")
-    }
 
 
 def test_a_batch_fits_into_the_memory():
@@ -125,7 +116,7 @@ def test_ratios_are_to_eager_amp_and_to_the_best_reference():
     seconds = {
         EXACT: [4.0, 4.4, 4.0],
         EAGER_AMP: [2.0, 2.2, 2.0],
-        Way("reference", True, "bfloat16"): [1.0, 1.1, 1.0],
+        Way("reference", True, "bfloat16"): [1.0, 1.0, 9.0],
         OURS: [0.5, 0.5, 0.5],
     }
     entries = []
@@ -181,9 +172,3 @@ def test_a_contender_runs(name, mode):
     assert prepared.step_seconds > 0
     assert len(prepared.logits) == (2 if mode == "inference" else 0)
     assert contender.turn() > 0
-
-
-def test_the_step_of_ours_is_that_of_the_trainer():
-    step = way.training_step("vig_digits", 4, "float32", False, torch.device("cpu"))
-    losses = [step().loss for _ in range(8)]  # pyright: ignore[reportAttributeAccessIssue]
-    assert losses[-1] < losses[0]
