@@ -38,15 +38,7 @@ def make_measured(
 
 
 def make_outcome(seconds, losses=None, *, num_cores=8, all_reduce=0.001, rounds=(1.0,)):
-    """All layouts named in `seconds`, in rounds that are so many times slower.
-
-    Args:
-        seconds: of a step, by layout.
-        losses: by layout, where they are not 3, 2, 1.
-        num_cores: of the machine.
-        all_reduce: seconds of a step.
-        rounds: factors of the seconds.
-    """
+    """All layouts named in `seconds`, in rounds that are so many times slower."""
     layouts = parse_configs(",".join(seconds))
     runs = {
         name: [

@@ -22,8 +22,6 @@ from vigpipe.study.claims import (
          ["make ", "smaller micro-batches alone gain"]),
         (3.0, 4.0, 2.5, False, ["0.75× as fast", "micro-batches alone gain nothing"],
          ["make ", "pipelining gains"]),
-        (2.0, 3.0, 4.0, False, ["micro-batches alone gain nothing", "pipelining gains nothing"],
-         ["make "]),
         (4.0, 3.9, 2.0, True, ["1.95× as fast", "beyond"], ["gain nothing"]),
     ],
 )  # fmt: skip

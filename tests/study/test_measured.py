@@ -4,16 +4,7 @@ import json
 
 import pytest
 
-from tests.report.runs import (
-    BACKWARD,
-    COMMIT,
-    FORWARD,
-    NUM_BLOCKS,
-    NUM_STEPS,
-    NUM_WARMUP,
-    going_on,
-    write_run,
-)
+from tests.report.runs import COMMIT, NUM_BLOCKS, NUM_STEPS, NUM_WARMUP, going_on, write_run
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.study.measured import read_measured
@@ -68,7 +59,7 @@ def test_a_block_and_the_readout_are_taken_forward(folder):
     measured = read_measured(folder, "2x2x4", LAYOUT, 1)
     blocks = measured.block_seconds["train"]
     assert len(blocks) == NUM_BLOCKS * (NUM_STEPS - NUM_WARMUP)
-    assert max(blocks) < 4 * (FORWARD + BACKWARD) / 2
+    assert max(blocks) < 4 * 0.03 / 2  # both directions would take as long
     assert len(measured.readout_seconds["test"]) == 3
     assert measured.bubble == 0.262
     assert list(measured.peak_bytes) == [650e6, 651e6, 652e6, 653e6]
@@ -108,9 +99,7 @@ def test_a_broken_run_or_one_that_goes_on_is_refused(folder):
     with going_on(folder), pytest.raises(InputError, match="still writing to it; wait for its end"):
         read_measured(folder, "GPipe", LAYOUT, 1)
     for file, content, expected in (
-        ("trace.json", '{"traceEvents": [3]}', "is not a trace"),
         ("trace.json", '{"traceEvents": [{"cat": "span", "args": {}}]}', "is not a trace"),
-        ("trace.json", "[]", "must be a JSON object"),
         ("trace.json", None, "cannot be read"),
         ("timing.csv", None, "holds no timed step"),
         ("summary.json", None, "there is no summary.json"),

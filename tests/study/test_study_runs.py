@@ -7,11 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.commands.refusals import check_calls
+from tests.refusals import check_refusals
+from tests.test_cli import make_pictures
 from tests.world import ROOT, run_command
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
@@ -22,25 +21,12 @@ from vigpipe.study.runs import command_line, run_options, run_study
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """A folder of two classes of noise, 8 training and 6 test images."""
-    random = np.random.default_rng(0)
-    for split, count in (("train", 4), ("test", 3)):
-        for name in ("cat", "dog"):
-            folder = tmp_path / "pictures" / split / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                pixels = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
-    return tmp_path / "pictures"
-
-
-@pytest.fixture
-def small(pictures, tmp_path):
+def small(tmp_path):
+    """An experiment on 8 training and 6 test images."""
     return StudyConfig(
         images=8,
         batch=2,
-        data=str(pictures),
+        data=str(make_pictures(tmp_path / "pictures", 4, 3, (4, 4))),
         configs="sequential,2x2",
         rounds=1,
         warmup=1,
@@ -54,38 +40,28 @@ def small(pictures, tmp_path):
 
 
 def test_numbers_that_do_not_go_together_are_refused(small):
-    def check(**options):
-        config = replace(small, **options)
-        check_numbers(config, parse_configs(config.configs))
-
     rows = [
-        ({"images": 0}, "--images 0: must be at least 1"),
         ({"rounds": 0}, "--rounds 0: must be at least 1"),
-        ({"threads": 0}, "--threads 0: must be at least 1"),
         ({"warmup": -1}, "--warmup -1: must be at least 0"),
         ({"images": 7}, "--images 7: must be a whole number of batches of 2; choose 6"),
-        ({"images": 2}, "--images 2: makes 1 steps of --batch 2, ", " choose at least 4"),
-        ({"test_batches": 1}, "--test-batches 1: the first 1 ", " choose at least 2"),
-        ({"configs": "2x5"}, "--configs 2x5: cuts a batch into 5 micro-batches, but --batch has 2"),
-        ({"configs": "2x2x2"}, "--configs 2x2x2: cuts a batch into 4 micro-batches"),
+        ({"images": 2}, "--images 2: makes 1 steps of --batch 2, .* choose at least 4"),
+        ({"test_batches": 1}, "--test-batches 1: the first 1 .* choose at least 2"),
+        ({"configs": "2x2x2"}, "--configs 2x2x2: cuts a batch into 4 micro-batches, .* has 2"),
     ]
-    check_calls(check, rows)
+    rows = [(replace(small, **options), words) for options, words in rows]
+    check_refusals(rows, lambda config: check_numbers(config, parse_configs(config.configs)))
 
 
 def test_images_and_model_are_looked_at_before_the_first_run(small):
-    def check(**options):
-        config = replace(small, **options)
-        check_with_torch(config, parse_configs(config.configs))
-
     rows = [
         ({"data": "nowhere"}, "nowhere: no such data"),
-        ({"data": "cifar10", "data_dir": Path("nowhere")}, "nowhere"),
-        ({"images": 10}, "--images 10: needs 10 images, but ", " has 8 of them"),
-        ({"test_batches": 4}, "--test-batches 4: needs 8 images, but ", " has 6 of them"),
+        ({"images": 10}, "--images 10: needs 10 images, but .* has 8 of them"),
+        ({"test_batches": 4}, "--test-batches 4: needs 8 images, but .* has 6 of them"),
         ({"configs": "9x2"}, "--configs 9x2: 9 stages for the 8 blocks"),
         ({"profile": Path("nowhere.json")}, "--profile nowhere.json: cannot be read"),
     ]
-    check_calls(check, rows)
+    rows = [(replace(small, **options), words) for options, words in rows]
+    check_refusals(rows, lambda config: check_with_torch(config, parse_configs(config.configs)))
     assert check_with_torch(small, parse_configs(small.configs)) == (small.data, 8)
 
 
@@ -121,9 +97,8 @@ def test_the_ranks_are_on_this_host_or_steps_of_a_batch_script(small, no_slurm):
 
 
 def test_it_is_no_rank_itself(small, no_slurm):
-    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 4),
-                        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", 29500),
-                        ("TORCHELASTIC_RUN_ID", "x")):  # fmt: skip
+    rank = {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
+    for name, value in {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}.items():
         no_slurm.setenv(name, str(value))
     with pytest.raises(InputError, match="call it once"):
         find_machine(small)
@@ -136,11 +111,8 @@ def test_srun_has_a_task_for_every_rank_and_cores_for_its_threads(small):
     assert words[:7] == ["srun", "--ntasks=4", "--cpus-per-task=3", "--kill-on-bad-exit=1",
                          sys.executable, "-m", "vigpipe"]  # fmt: skip
     pairs = dict(zip(words[8::2], words[9::2], strict=True))
-    assert pairs["--stages"] == "2"
-    assert pairs["--microbatches"] == "5"
-    assert pairs["--dp"] == "2"
-    assert pairs["--threads"] == "3"
-    assert pairs["--steps"] == "4"
+    wanted = {"--stages": "2", "--microbatches": "5", "--dp": "2", "--threads": "3", "--steps": "4"}
+    assert wanted.items() <= pairs.items()
     local = command_line(config, Layout(2, 5, 2), Machine(False, 12), "time", options)
     assert local == words[4:]
 
