@@ -64,13 +64,10 @@ def test_a_graph_is_shared_by_rows_and_columns_unless_it_is_said_otherwise():
 
 REFUSED = [
     (TrainConfig(average_every=5), "--average-every 5: says how replicas that take steps"),
-    (TrainConfig(items="pool"), "--items pool: says how"),
-    (TrainConfig(final="mean"), "--final mean: says how"),
     (TrainConfig(replay=Path("runs/a")), "--replay runs/a: does again what replicas"),
     (TrainConfig(divided="tied"), "--divided tied: is for --strategy subnetworks"),
     (replace(PERIODIC, sync="drain"), "--sync drain: .* leave it out"),
     (replace(PERIODIC, elastic=True), "--elastic: changes the number of replicas"),
-    (replace(PERIODIC, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
     (
         replace(PERIODIC, average="gradients", outer_momentum=0.5),
         "--outer-momentum 0.5: is for --average outer, and --average is gradients",
@@ -90,21 +87,15 @@ REFUSED = [
         "--overlap 0: .* and --average is gradients; leave it out, or choose",
     ),
     (replace(PERIODIC, overlap=20), "--overlap 20: .* less than --average-every, which is 20"),
-    (replace(PERIODIC, trace=True), "--trace: accounts for steps"),
     (TrainConfig(staleness=2), "--staleness 2: says how .* add --strategy server"),
     (replace(GOSSIP, staleness="none"), "--staleness none: is for .* and --strategy is gossip"),
     (replace(SERVER, average_every=5), "--average-every 5: is about replicas that are averaged"),
     (replace(SERVER, final="mean"), "--final mean: is about .* take the weights of the server"),
-    (replace(SERVER, pairs="any"), "--pairs any: is for --strategy gossip"),
-    (replace(SERVER, sync="drain"), "--sync drain: .* leave it out"),
-    (replace(SERVER, timing=True), "--timing: accounts for steps"),
     (replace(SERVER, compress="bfloat16"), "--compress bfloat16: is for sums and averages"),
-    (TrainConfig(compress="zip"), "--compress zip: must be none; bfloat16; top-k:RATIO"),
     (
         TrainConfig(compress="bfloat16", dtype="float16"),
         "--compress bfloat16: keeps what it leaves out .* choose --dtype bfloat16",
     ),
-    (TrainConfig(dp=2, compress="top-k:1", sync="double"), "--sync double: .* or choose drain"),
     (TrainConfig(dp=2, compress="bfloat16", sync="ddp"), "--sync ddp: .* or choose drain"),
     (replace(PERIODIC, compress="top-k:0.1"), "--compress top-k:0.1: .* choose --compress bfl"),
     (
