@@ -1,12 +1,11 @@
-"""Tables of what is refused; a row is what is wrong, and words of the one sentence about it."""
+"""Tables of wrong commands; a row is what is wrong, and words of the one sentence about it."""
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vigpipe.cli import main
-from vigpipe.errors import InputError
 
 # The command line that is wrong, or the options, and the words.
 Row = tuple[Any, ...]
@@ -47,25 +46,4 @@ def check_commands(capsys, verb: str, rows: Iterable[Row]) -> None:
         failures += [f"{given}: no {word!r} in {told!r}" for word in words if word not in told]
         if _contents() != before:
             failures.append(f"{given}: it has written a file")
-    assert not failures, "\n".join(failures)
-
-
-def check_calls(call: Callable[..., object], rows: Iterable[Row]) -> None:
-    """Check that `call` raises an InputError of one line for every row's options.
-
-    Args:
-        call: what is called with the options of a row by name, or with what else a row has.
-        rows: options or an argument, and what the error has.
-    """
-    failures = []
-    for given, *words in rows:
-        try:
-            call(**given) if isinstance(given, dict) else call(given)
-        except InputError as error:
-            told = str(error)
-            failures += [f"{given}: no {word!r} in {told!r}" for word in words if word not in told]
-            if "\n" in told:
-                failures.append(f"{given}: {told!r} has several lines")
-        else:
-            failures.append(f"{given}: it is not refused")
     assert not failures, "\n".join(failures)

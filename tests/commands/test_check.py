@@ -46,16 +46,12 @@ def row_of_weights(**weights: torch.Tensor):
     return differences(other, example())[2]
 
 
-def test_equal_traces_have_no_difference():
-    found = differences(example(), example())
-    assert [row.kind for row in found] == KINDS
-    assert all(row.identical and row.absolute == row.relative == 0 for row in found)
-
-
 def test_a_difference_is_measured_and_located():
     other = example()
     other.gradients = [other.gradients[0], {"a": torch.tensor([0.5, -3.0]), "b": torch.ones(1)}]
-    _, row, weights, _ = differences(other, example())
+    found = differences(other, example())
+    assert [row.kind for row in found] == KINDS
+    _, row, weights, _ = found
     assert (row.absolute, row.relative, row.where) == (1.0, 0.25, "a (step 2)")
     assert not row.identical
     assert weights.identical
@@ -133,7 +129,6 @@ def doubled_share(rank_state):
 
 
 CASES = {  # the layout, and what breaks it
-    "float32": (replace(CONFIG, dtype="float32"), None),
     "float64": (CONFIG, None),
     "scaled gradient": (CONFIG, scaled_gradient),
     "unpooled statistics": (CONFIG, unpooled_statistics),

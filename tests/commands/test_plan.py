@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.plan import read_plan
-from vigpipe.planning.profile import Profile, with_network, write_profile
+from vigpipe.planning.profile import with_network, write_profile
 from vigpipe.planning.step import Request
 from vigpipe.profiling.measure import cost_options
 from vigpipe.run.facts import prepare
+
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def one_stage(**options):
@@ -36,28 +39,17 @@ def request(**options) -> Request:
     return make_request(config, one_stage(batch_size=config.batch_size))
 
 
-def stored(folder: Path, sync: Sync = "double", **others) -> Path:
+def stored(folder: Path, sync: Sync = "double") -> Path:
     """A profile of vig_digits with known costs: the last of four blocks takes as long as three."""
     blocks = [make_piece(f"block {i}", s, 400, 100, 64) for i, s in enumerate((1, 1, 1, 3))]
     options = cost_options(one_stage(sync=sync))
-    profile = make_profile(blocks, **others)
-    fields = {name: getattr(profile, name) for name in profile.__dataclass_fields__}
-    profile = Profile(**(fields | {"model": "vig_digits", "options": options}))
     path = folder / "known.json"
-    write_profile(profile, path)
+    write_profile(replace(make_profile(blocks), model="vig_digits", options=options), path)
     return path
 
 
 def plan(*arguments: str) -> int:
     return main(["plan", "--model", "vig_digits", "--data", "digits", *arguments])
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield tmp_path
-    torch.set_num_threads(threads)
 
 
 def test_what_is_asked_for_follows_from_the_options():
@@ -143,10 +135,8 @@ WRONG = [
     ("--microbatches 9 --batch-size 8", "choose 1 to 8"),
     ("--memory-limit 16", f"--memory-limit 16: {LIMIT}"),
     ("--memory-limit 0.1kB", "the smallest limit that would"),
-    ("--memory-limit -1GB", f"--memory-limit -1GB: {LIMIT}"),
     (f"--memory-limit {'9' * 400}GB", LIMIT),
     ("--ranks-per-host 0", "--ranks-per-host 0: must be at least 1"),
-    ("--schedule foo", "--schedule foo: must be one of gpipe, 1f1b, interleaved1f1b, loop"),
     ("--microbatches x", "--microbatches x: must be a whole number or auto"),
     ("--bandwidth fast", "--bandwidth fast"),
     ("--bandwidth 0b/s", "must be more than 0"),
@@ -170,11 +160,17 @@ def test_a_cluster_that_cannot_be_is_refused_before_any_rank_is_started(capsys, 
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
-    """Two ranks were started, and refused because there was one GPU."""
+@pytest.fixture
+def quick(monkeypatch):
+    """Measure as little as can be, as on a host with one GPU."""
     for module, name, value in FEWEST:
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
+    """Two ranks were started, and refused because there was one GPU."""
     monkeypatch.setattr("vigpipe.commands.plan.has_own_cores", lambda _: True)
     options = "--stages 4 --batch-size 8 --microbatches 4 --out x.toml --threads 1"
     assert plan(*options.split()) == 0
@@ -188,10 +184,8 @@ def test_one_gpu_is_measured_by_one_rank(here, capsys, monkeypatch):
 GRAPH = ("--model", "gcn2", "--data", "sbm:400,4,12,6", "--layers", "4", "--sampler", "parts")
 
 
-def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
-    for module, name, value in FEWEST:
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
+@pytest.mark.usefixtures("quick")
+def test_the_layers_of_a_graph_model_are_planned(here, capsys):
     options = (*GRAPH, "--parts", "10", "--stages", "2", "--out", "x.toml", "--threads", "1")
     assert main(["plan", *options, "--microbatches", "4", "--explain"]) == 0
     stdout, stderr = capsys.readouterr()
@@ -214,31 +208,13 @@ def test_the_layers_of_a_graph_model_are_planned(here, capsys, monkeypatch):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.heavy
-def test_stages_auto_cuts_graph_models_too(tmp_path):
-    folder = tmp_path / "run"
-    command = ["-m", "vigpipe.train", *GRAPH, "--stages", "auto", "--microbatches", "2"]
-    environment = {"OMP_NUM_THREADS": "1"}
-    done = run_command(
-        [sys.executable, *command, "--steps", "1", "--out", str(folder)], environment
-    )
+def test_stages_auto_cuts_by_cost_and_says_so(here):
+    write_small_digits(here)
+    options = "--data digits.npz --model vig_digits --stages auto --microbatches 2 --steps 1"
+    command = [sys.executable, "-m", "vigpipe.train", *options.split(), "--batch-size", "8"]
+    done = run_command([*command, "--out", "run"], {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "planned: " in done.stdout
-    assert read_plan(folder / "plan.toml", "gcn2", 4).num_stages >= 2
-
-
-@pytest.mark.multiprocess
-def test_stages_auto_cuts_by_cost_and_says_so(tmp_path):
-    folder = tmp_path / "run"
-    write_small_digits(tmp_path)
-    command = ["-m", "vigpipe.train", "--data", str(tmp_path / "digits.npz"), "--model"]
-    command += ["vig_digits", "--stages", "auto", "--microbatches", "2", "--steps", "1"]
-    environment = {"OMP_NUM_THREADS": "1"}
-    done = run_command(
-        [sys.executable, *command, "--batch-size", "8", "--out", str(folder)], environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert "planned: " in done.stdout
-    found = read_plan(folder / "plan.toml", "vig_digits", 4)
-    assert tomllib.loads((folder / "config.toml").read_text())["stages"].endswith("plan.toml")
-    assert found.num_stages >= 2
+    assert read_plan(here / "run" / "plan.toml", "vig_digits", 4).num_stages >= 2
+    config = tomllib.loads((here / "run" / "config.toml").read_text())
+    assert config["stages"].endswith("plan.toml")

@@ -19,7 +19,6 @@ from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig
-from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.inference.predict import (
     Prediction,
@@ -30,7 +29,6 @@ from vigpipe.inference.predict import (
 )
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
-from vigpipe.model.weights import load_weights
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -39,21 +37,18 @@ NAMES = ["bee", "cat", "dog", "eel", "fly", "gnu", "hen"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(here, monkeypatch):
     """A working folder with a model of seven classes and seven images of many kinds."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
     random = np.random.default_rng(0)
     for i in range(7):
-        folder = tmp_path / "photos" / ("deep/er" if i > 4 else "")
+        folder = here / "photos" / ("deep/er" if i > 4 else "")
         folder.mkdir(parents=True, exist_ok=True)
         colour = random.integers(1, 257, 3)
         pixels = random.integers(0, colour, (10 + i, 9, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
     save(model_of_seven(), "w.safetensors")
-    threads = torch.get_num_threads()
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return here
 
 
 def model_of_seven():
@@ -103,33 +98,22 @@ def test_text_is_a_block_for_every_image(capsys):
     assert main(["predict", "--weights", "w.safetensors", "photos/0.png", "photos/1.png"]) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
-    first, second = stdout.removesuffix("\n\n").split("\n\n")
-    assert first.splitlines()[0] == "photos/0.png"
-    assert second.splitlines()[0] == "photos/1.png"
-    lines = first.splitlines()[1:] + second.splitlines()[1:]
-    assert len(lines) == 10
-    for line in lines:
-        assert re.fullmatch(r" +\d+\.\d\d%  [a-z]{3}", line)
-        assert line.index("%") == 7
+    for i, block in enumerate(stdout.removesuffix("\n\n").split("\n\n")):
+        first, *lines = block.splitlines()
+        assert first == f"photos/{i}.png"
+        assert [bool(re.fullmatch(r"[ \d]{4}\.\d\d%  [a-z]{3}", line)) for line in lines] == [1] * 5
 
 
-def test_the_order_is_that_of_the_command_line(capsys, here):
+def test_the_order_is_that_of_the_command_line(capsys):
     rows = told(capsys, "photos/3.png", "photos/deep", "photos/0.png", "photos/3.png")
-    assert [row["image"] for row in rows] == [
-        "photos/3.png",
-        "photos/deep/er/5.png",
-        "photos/deep/er/6.png",
-        "photos/0.png",
-        "photos/3.png",
-    ]
+    names = "3.png", "deep/er/5.png", "deep/er/6.png", "0.png", "3.png"
+    assert [row["image"] for row in rows] == [f"photos/{name}" for name in names]
     labels = [[each["label"] for each in row["top"]] for row in rows]
     assert labels[0] == labels[-1] != labels[1]
 
 
 def test_a_name_of_no_encoding_is_printed_all_the_same():
-    odd = Prediction(
-        list_files([Path("photos")])[0].with_name("\udc80.png"), (0,), ("bee",), (1.0,)
-    )
+    odd = Prediction(Path("photos/\udc80.png"), (0,), ("bee",), (1.0,))
     assert odd.as_text().splitlines() == ["photos/\\x80.png", " 100.00%  bee"]
     assert json.loads(odd.as_json())["image"] == "photos/\udc80.png"
 
@@ -220,26 +204,22 @@ def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
     (here / "bad.png").write_bytes(b"")
     line = ["predict", "--weights", "w.safetensors", "bad.png", "--skip-bad-images"]
     assert "none of the images can be read" in refused(capsys, *line)
-    with pytest.raises(InputError, match="none of the images"):
-        prepare_prediction(PredictConfig(weights=here / "w.safetensors"), [])
 
 
 def test_images_of_another_size_fit_and_too_few_nodes_are_noted(capsys):
     assert len(told(capsys, "photos", "--image-size", "8x12")) == 7
-    assert main(["predict", *BASE, "--image-size", "2"]) == 0
+    assert main(["predict", *OURS.split(), "--image-size", "2"]) == 0
     stdout, stderr = capsys.readouterr()
     assert len(stdout.splitlines()) == 7 * 7
     (note,) = stderr.splitlines()
     assert note.startswith("vigpipe: note: images of 2x2 give too few nodes")
 
 
-BASE = ["--weights", "w.safetensors", "photos"]
-OURS = " ".join(BASE)
+OURS = "--weights w.safetensors photos"
 WRONG = [
     ("photos", "--weights"),
     ("--weights w.safetensors", "name image files or folders"),
     (f"{OURS} b.png", "b.png", "no such file or folder"),
-    (f"{OURS} {'b' * 300}", "bbb", "no such file or folder"),
     (f"{OURS} empty", "empty", "holds no images"),
     ("--weights v.pth photos", "v.pth", "no such file"),
     ("--weights photos/0.png photos", "photos/0.png"),
@@ -248,11 +228,8 @@ WRONG = [
     (f"{OURS} --stages 5", "5 stages for 4 blocks"),
     (f"{OURS} --dp 0", "--dp 0", "at least 1"),
     (f"{OURS} --batch-size 2 --microbatches 3", "3 micro-batches", "--batch-size 2"),
-    (f"{OURS} --batch-size 1.5", "--batch-size 1.5", "whole number"),
     (f"{OURS} --batch-size 0", "--batch-size 0"),
-    (f"{OURS} --format xml", "xml", "json"),
     (f"{OURS} --lr 1", "--lr"),  # an option of train
-    (f"{OURS} --image-size big", "--image-size big"),
     (f"{OURS} --device cuda", "no GPU", "--device cpu"),
 ]
 
@@ -264,8 +241,8 @@ def test_wrong_use_is_told_in_one_sentence(capsys, here, monkeypatch):
     check_commands(capsys, "predict", WRONG)
 
 
-def test_weights_for_another_size_are_the_same_in_training_prediction_and_graph(monkeypatch):
-    """Tables of a file for images of 32 x 32, which all commands interpolate as published."""
+def test_weights_for_another_size_are_the_same_in_training_and_prediction():
+    """Tables of a file for images of 32 x 32, which both interpolate as published."""
     name, size, compat = "pvig_cifar_ti", (24, 40), "reference"
     state = create_model(name, num_classes=10, compat=compat).state_dict()
     for key, tensor in state.items():
@@ -278,21 +255,11 @@ def test_weights_for_another_size_are_the_same_in_training_prediction_and_graph(
     assert isinstance(expected, VisionGnn)
     expected.set_input_size(size)
 
-    images = list_files([Path("photos")])
     options = TrainConfig(model=name, data="fake", image_size="24x40", compat=compat, weights=path)
     trained = prepare(options, torch.float32).build()
+    images = list_files([Path("photos")])
     predicted = prepare_prediction(PredictConfig(weights=path, image_size="24x40"), images).build()
-    drawn = []
-
-    def load(model, path):
-        load_weights(model, path)
-        drawn.append(model)
-
-    monkeypatch.setattr("vigpipe.commands.graph.load_weights", load)
-    line = ["graph", "--weights", str(path), "--image-size", "24x40", "--image", str(images[0])]
-    assert main([*line, "--out", "graph.png"]) == 0
-    for model in (trained, predicted, *drawn):
+    for model in (trained, predicted):
         own = model.state_dict()
         for key, tensor in expected.state_dict().items():
             assert torch.equal(own[key], tensor), key
-    assert len(drawn) == 1

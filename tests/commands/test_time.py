@@ -7,7 +7,6 @@ import sys
 import tomllib
 from pathlib import Path
 from statistics import fmean, median
-from xml.etree import ElementTree
 
 import pytest
 
@@ -22,10 +21,6 @@ FILES = {
 }
 SMALL = ["--data", "fake", "--image-size", "8", "--batch-size", "8", "--threads", "1"]
 SHORT = ["--timing-warmup", "1", "--steps", "6"]
-KEYS = {
-    *("warmup_steps", "step_seconds", "overhead", "clock_error_seconds"),
-    *("accounting", "bubble", "peak_bytes"),
-}
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -41,16 +36,12 @@ def assert_written(folder: Path, num_ranks: int, num_timed: int) -> dict:
     """All files are whole; returns the summary."""
     summary = read_summary(folder)
     timing = summary["timing"]
-    assert timing.keys() >= KEYS
     step = timing["step_seconds"]
-    assert step.keys() == {"mean", "std", "min", "max", "median", "p95", "count"}
     assert step["count"] == num_timed
     assert 0 < step["min"] <= step["median"] <= step["p95"] <= step["max"]
     assert 0 < timing["overhead"] < 1
     assert timing["warmup_steps"] == 1
     assert len(timing["accounting"]) == len(timing["peak_bytes"]) == num_ranks
-    for own in timing["accounting"]:
-        assert abs(own["unaccounted"]) < max(0.02 * own["step_seconds"], 2e-3)
     assert (timing["bubble"] is None) == (num_ranks == 1)
 
     found = rows(folder)
@@ -66,13 +57,8 @@ def assert_written(folder: Path, num_ranks: int, num_timed: int) -> dict:
     trace = json.loads((folder / "trace.json").read_text())
     complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in complete} == set(range(num_ranks))
-    assert min(event["ts"] for event in complete) == 0
-    assert all(event["dur"] >= 0 for event in complete)
-    assert {"span", "forward", "backward"} == {event["cat"] for event in complete}
     timeline = json.loads((folder / "timeline.json").read_text())
     assert {span[0] for span in timeline["measured"]} == set(range(num_ranks))
-    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    assert ElementTree.parse(folder / "timeline.svg").getroot().tag.endswith("svg")
     markdown = (folder / "timing.md").read_text()
     assert ("## The bubble" in markdown) == (num_ranks > 1)
     assert "mini-batch" in markdown
@@ -116,60 +102,35 @@ def test_a_single_step_after_the_warm_up_is_timed(tmp_path, capsys):
     assert not (folder / "trace.json").exists()
 
 
-def of_small_digits(tmp_path: Path, batch_size: int, warmup: int = 1) -> list[str]:
-    """Options of 144 images in such batches."""
+def of_small_digits(tmp_path: Path) -> list[str]:
+    """Options of 144 images in batches of 100."""
     write_small_digits(tmp_path)
-    data = ["--data", str(tmp_path / "digits.npz"), "--batch-size", str(batch_size)]
-    options = ["--model", "vig_digits", "--threads", "1", "--timing-warmup", str(warmup)]
-    return [*data, *options, "--out", str(tmp_path / "run")]
-
-
-def seconds_by_fill(folder: Path, phase: str) -> dict[str, list[float]]:
-    """Of the steps in timing.csv, by the samples of their batches."""
-    seconds: dict[str, list[float]] = {}
-    for row in rows(folder):
-        if (row["phase"], row["name"]) == (phase, "step"):
-            seconds.setdefault(row["samples"], []).append(float(row["seconds"]))
-    return seconds
+    data = ["--data", str(tmp_path / "digits.npz"), "--batch-size", "100", "--threads", "1"]
+    return [*data, "--timing-warmup", "1", "--out", str(tmp_path / "run")]
 
 
 def test_time_tells_full_and_partial_batches_apart(tmp_path, capsys):
     # Once the median was over both kinds, here of 100 and 44 images, and so that of neither.
     folder = tmp_path / "run"
-    assert main(["time", *of_small_digits(tmp_path, 100), "--steps", "7"]) == 0
-    seconds, timing = seconds_by_fill(folder, "train"), read_summary(folder)["timing"]
-    assert {samples: len(own) for samples, own in seconds.items()} == {"44": 3, "100": 3}
+    assert main(["time", *of_small_digits(tmp_path), "--steps", "7"]) == 0
+    steps = [row for row in rows(folder) if (row["phase"], row["name"]) == ("train", "step")]
+    full, few = ([float(r["seconds"]) for r in steps if r["samples"] == n] for n in ("100", "44"))
+    assert (len(full), len(few)) == (3, 3)
     # 6 full batches after the warm-up, every other one timed; the partial ones are in addition.
     assert read_summary(folder)["steps"] == 13
-    assert timing["step_seconds"]["median"] == pytest.approx(median(seconds["100"]), abs=1e-8)
-    assert timing["step_seconds"]["count"] == 3
+    timing = read_summary(folder)["timing"]
+    assert timing["step_seconds"]["median"] == pytest.approx(median(full), abs=1e-8)
     (partial,) = timing["partial_batches"]
-    assert (partial["phase"], partial["samples"], partial["full_batch"]) == ("train", 44, 100)
-    assert partial["step_seconds"]["median"] == pytest.approx(median(seconds["44"]), abs=1e-8)
+    assert partial["step_seconds"]["median"] == pytest.approx(median(few), abs=1e-8)
     (account,) = timing["accounting"]
-    assert account["step_seconds"] == pytest.approx(fmean(seconds["100"]), abs=1e-8)
+    assert account["step_seconds"] == pytest.approx(fmean(full), abs=1e-8)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     untimed = [row["step_seconds"] for row in metrics if row["step"] in (5, 9, 13)]
     assert timing["median_seconds"]["untimed"] == pytest.approx(median(untimed))
-    assert [row["partial_batch"] for row in metrics if "partial_batch" in row] == [44] * 6
-    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    traced = {e["args"]["step"] for e in trace if e.get("cat") == "span"}
-    assert traced == {3, 7, 11}
     assert json.loads((folder / "timeline.json").read_text())["step"] == 11
     for printed in (capsys.readouterr().out, (folder / "timing.md").read_text()):
         assert "3 steps with full batches after a warm-up of 1: median" in printed
         assert "Partial batch of 44 of 100 samples: 3 training steps, median " in printed
-
-
-def test_no_more_full_batches_are_timed_than_asked_for(tmp_path):
-    folder, options = tmp_path / "run", of_small_digits(tmp_path, 10, 0)
-    options += ["--no-trace", "--timing-steps", "20", "--epochs", "2"]
-    assert main(["train", *options, "--timing"]) == 0
-    counts = {samples: len(own) for samples, own in seconds_by_fill(folder, "train").items()}
-    assert counts == {"10": 20, "4": 1}
-    # Each of two evaluations has two batches of 10 and one of 4.
-    assert {s: len(own) for s, own in seconds_by_fill(folder, "test").items()} == {"10": 4, "4": 2}
-    assert [b["samples"] for b in read_summary(folder)["timing"]["partial_batches"]] == [4, 4]
 
 
 def test_train_with_timing_and_trace(tmp_path, capsys):
@@ -187,12 +148,8 @@ def test_train_with_timing_and_trace(tmp_path, capsys):
 def test_time_two_stages(tmp_path):
     folder = tmp_path / "run"
     layout = ["--stages", "2", "--microbatches", "2", "--schedule", "1f1b"]
-    ended = run_command(
-        [
-            *(sys.executable, "-m", "vigpipe", "time"),
-            *(*SMALL, *SHORT, *layout, "--test-batches", "2", "--out", str(folder)),
-        ]
-    )
+    options = [*SMALL, *SHORT, *layout, "--test-batches", "2", "--out", str(folder)]
+    ended = run_command([sys.executable, "-m", "vigpipe", "time", *options])
     assert (ended.returncode, ended.stderr) == (0, "")
     assert {path.name for path in folder.iterdir()} == FILES
     bubble = assert_written(folder, num_ranks=2, num_timed=3)["timing"]["bubble"]
@@ -209,18 +166,15 @@ WRONG = [
     ("time --no-timing", "--no-timing: is what vigpipe time is for"),
     ("time --test-batches 0", "--test-batches 0: must be at least 1"),
     ("time --timing-steps 0", "--timing-steps 0: must be a number from 1"),
-    ("time --timing-warmup -1", "--timing-warmup -1: must be a number from 0"),
     ("time --timing-steps 2.5", "--timing-steps 2.5: must be a whole number"),
     ("time --steps 3", "no step is left to be timed after --timing-warmup 3; take"),
     ("time --steps 3 --strategy gossip", "no step is left to be timed after"),
     ("train --trace --steps 2", "no step is left to be timed after --timing-warmup"),
-    ("train --timing --timing-steps many", "--timing-steps"),
-    ("time --stages 9", "9"),
 ]
 
 
-def test_wrong_options_are_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_wrong_options_are_one_sentence(capsys):
     check_commands(capsys, "", [(f"{line} {' '.join(SMALL)}", words) for line, words in WRONG])
 
 
@@ -249,7 +203,7 @@ def test_replicas_of_a_graph_are_told_the_nodes_that_they_train_on(capsys, tmp_p
 def test_items_of_partial_batches_are_told_apart(capsys, tmp_path):
     # Of 144 images in batches of 100, every other item has 44.
     gossip = ["--strategy", "gossip", "--average-every", "2", "--items", "pool", "--steps", "7"]
-    assert main(["time", *of_small_digits(tmp_path, 100), *gossip]) == 0
+    assert main(["time", *of_small_digits(tmp_path), *gossip]) == 0
     (account,) = read_summary(tmp_path / "run")["replicas"]["each"]
     assert (account["items"], account["partial_items"]) == (6, 3)
     partial = account["partial_busy_seconds"] / 3
