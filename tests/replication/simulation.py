@@ -85,7 +85,7 @@ class Log:
     rests: list[int] = field(default_factory=list)  # steps at which all rested
     seconds: float = 0.0  # when the last replica ended
     busy: list[float] = field(default_factory=list)  # seconds of work of each replica
-    table: Table | None = None  # at the end
+    table: Table = field(init=False)  # at the end
     events: list[dict[str, int]] = field(default_factory=list)  # of all replicas
 
 

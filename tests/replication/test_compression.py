@@ -9,13 +9,6 @@ from vigpipe.replication.powersgd import PowerSgd
 
 
 def test_of_equal_numbers_the_first_are_the_largest():
-    numbers = torch.tensor([1.0, -2, 2, 0, 2, -1, -2])
-    assert [largest(numbers, k).tolist() for k in (1, 3, 5, 7)] == [
-        [1],
-        [1, 2, 4],
-        [0, 1, 2, 4, 6],
-        [0, 1, 2, 3, 4, 5, 6],
-    ]
     numbers = torch.tensor([1.0, torch.nan, 7, -torch.inf, torch.nan])
     assert largest(numbers, 2).tolist() == [1, 3]
     generator = torch.Generator().manual_seed(0)

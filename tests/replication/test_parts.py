@@ -1,8 +1,6 @@
 """The parts of strategies on their own: the table, averages, the outer optimizer, balance."""
 
 import re
-import threading
-from collections import Counter
 
 import pytest
 import torch
@@ -10,17 +8,14 @@ import torch.distributed as dist
 
 from tests.replication.refused import assert_refused
 from tests.world import GUARD, run_ranks
-from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.layout import Layout, make_groups
 from vigpipe.replication import diary
 from vigpipe.replication.alive import Alive
-from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.metrics import (
     balance,
     partial_items,
-    rows_of_each,
     summarize_replicas,
 )
 from vigpipe.replication.outer import Outer
@@ -39,38 +34,15 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.fixture(scope="module")
 def three():
-    """What three ranks have followed and averaged."""
-    return run_ranks(follow_and_average, 3)
+    """What three ranks have averaged."""
+    return run_ranks(average_in_all_ways, 3)
 
 
-def follow_and_average(rank, world_size):
-    averages = {d: average(rank, world_size, d) for d in (torch.float32, torch.float64)}
-    return follow(rank, world_size), averages, average_in_pairs(rank), go_on_meanwhile(rank)
+def average_in_all_ways(rank, world_size):
+    return average(rank), average_in_a_pair(rank), go_on_meanwhile(rank)
 
 
 # ---- the table ------------------------------------------------------------------------------
-
-
-def test_changes_of_several_replicas_are_made_one_after_the_other():
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    drawn: Counter[int] = Counter()
-
-    def draw(replica: int) -> None:
-        table = SharedTable(store, new_table(4), replica)
-
-        def change(table):
-            table.drawn += 1
-            return table.drawn
-
-        for _ in range(100):
-            drawn[table.change(change)] += 1
-
-    threads = [threading.Thread(target=draw, args=(r,)) for r in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert drawn == dict.fromkeys(range(1, 401), 1)
 
 
 def test_a_progress_that_does_not_fit_is_refused():
@@ -84,29 +56,6 @@ def test_a_progress_that_does_not_fit_is_refused():
         ({"more": 1}, "has the entries"),
     ]
     assert_refused(lambda change: resumed_table({**progress, **change}, 2), table)
-
-
-# ---- decisions of the first rank --------------------------------------------------------------
-
-
-def follow(rank, world_size):
-    """Three decisions, the second after a while."""
-    decisions = Decisions(Peers(world_size))
-    if rank == 0:
-        slow = [None] * 60
-        decide = [
-            Decision(Kind.AVERAGE, 7),
-            *slow,
-            Decision(Kind.END),
-            Decision(Kind.TAKE, 10**15, 3),
-        ]
-        decisions.begin(iter(decide), lambda: None)
-    return [decisions.next() for _ in range(3)]
-
-
-def test_all_ranks_of_a_pipeline_follow_the_first(three):
-    expected = [(Kind.AVERAGE, 7, -1), (Kind.END, 0, -1), (Kind.TAKE, 10**15, 3)]
-    assert [followed for followed, *_ in three] == [expected] * 3
 
 
 def test_a_meeting_is_one_of_all_that_are_left_and_counts_if_all_have_done_their_part():
@@ -133,40 +82,17 @@ def test_a_meeting_is_one_of_all_that_are_left_and_counts_if_all_have_done_their
     assert (table.meetings, table.circle) == (3, [3])
 
 
-@pytest.mark.parametrize("from_pool", [True, False])
-def test_a_lost_replica_s_items_go_to_whoever_is_next(from_pool):
-    table = new_table(3)
-    for replica in (0, 1, 2, 1):  # 0 and 2 have one each, 1 has one and the next one
-        item = table.next_item(replica, from_pool=from_pool)
-        table.draw(replica, item)
-        if table.leases[replica] < 0:
-            table.leases[replica] = item
-        else:
-            table.ahead[replica] = item
-    assert (table.leases, table.ahead[1]) == ([0, 1, 2], 3 if from_pool else 4)
-    table.finished[0] = True  # too early, as it turns out
-    table.lose(1)
-    assert table.finished == [False, True, False]
-    left = [1, 3, 4, 5, 6, 7] if from_pool else [1, 3, 4, 6, 7, 9]
-    for expected in left:
-        item = table.next_item(0, from_pool=from_pool)
-        assert item == expected
-        table.draw(0, item)
-    assert not table.returned
-
-
 # ---- averages -------------------------------------------------------------------------------
 
 
-def values_of(rank: int, num: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randn(num, dtype=dtype, generator=generator)
+def values_of(rank: int, num: int = 1000) -> torch.Tensor:
+    return torch.randn(num, generator=torch.Generator().manual_seed(rank))
 
 
-def average(rank, world_size, dtype):
+def average(rank):
     """The mean of 1,000 numbers at once, in two tensors, in two exchanges; and what was sent."""
     weight = torch.tensor([3.0, 0.0, 5.0][rank], dtype=torch.float64)
-    x = values_of(rank, 1000, dtype)
+    x = values_of(rank)
     exchange = Exchange(Counterparts(dist.group.WORLD))
     (whole,), total = exchange.mean([x], weight)
     sent = exchange.bytes_sent
@@ -175,74 +101,39 @@ def average(rank, world_size, dtype):
     (alike,), nothing = exchange.mean([x], torch.zeros_like(weight))
     gathered = exchange.gather(torch.tensor([rank, rank + 0.5]))
     assert parts[0].shape == (7, 1)
-    return (
-        whole,
-        torch.cat([parts[0][:, 0], parts[1]]),
-        torch.cat(halves),
-        alike,
-        sent,
-        [
-            total.item(),
-            nothing.item(),
-            gathered.tolist(),
-        ],
-    )
+    means = [whole, torch.cat([parts[0][:, 0], parts[1]]), torch.cat(halves)]
+    return means, alike, sent, [total.item(), nothing.item(), gathered.tolist()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(dtype, three):
-    x = [values_of(r, 1000, dtype).double() for r in range(3)]
-    expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).to(dtype)
-    plain = ((x[0] + x[1] + x[2]) / 3).to(dtype)
-    for _, averages, *_ in three:
-        whole, parts, halves, alike, sent, numbers = averages[dtype]
-        assert torch.equal(whole, expected)
-        assert torch.equal(parts, expected)
-        assert torch.equal(halves, expected)
+def test_a_mean_is_the_same_everywhere_however_the_numbers_are_cut(three):
+    x = [values_of(r).double() for r in range(3)]
+    expected = ((3 * x[0] + 0 * x[1] + 5 * x[2]) / 8).float()
+    plain = ((x[0] + x[1] + x[2]) / 3).float()
+    for (means, alike, sent, numbers), *_ in three:
+        assert all(torch.equal(mean, expected) for mean in means)
         assert torch.equal(alike, plain)
         # 2 (D - 1) / D * P numbers, P rounded up to a multiple of D.
-        assert sent == 2 * 2 * 334 * dtype.itemsize
+        assert sent == 2 * 2 * 334 * 4
         assert numbers == [8.0, 0.0, [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]]
 
 
-def average_in_pairs(rank):
-    """Replica 0 is averaged with 1 and then with 2, who meet before; and what 0 and 2 have sent."""
-    layout = Layout(num_replicas=3, num_teams=3)
-    links = make_groups(layout, GUARD, linked=True).links
+def average_in_a_pair(rank):
+    """What replicas 0 and 2 take from one another, and the bytes that each has sent."""
+    links = make_groups(Layout(num_replicas=3, num_teams=3), GUARD, linked=True).links
     exchange = Exchange(Counterparts(dist.group.WORLD), links)
-    one = torch.ones((), dtype=torch.float64)
-    x = values_of(rank, 1000, torch.float32)
-    for pair in ((1, 2), (0, 1), (0, 2)):
-        if rank in pair:
-            (x,), _ = exchange.mean([x], one, partner=sum(pair) - rank)
-    weight = torch.tensor([3.0, 0.0, 1.0][rank], dtype=torch.float64)
-    weighted, total = x, None
+    x, weight = values_of(rank), torch.tensor(3.0 if rank == 0 else 1.0, dtype=torch.float64)
     if rank != 1:
-        (weighted,), total = exchange.mean([values_of(rank, 9, torch.float32)], weight, 2 - rank)
-    return x, weighted, total, exchange.bytes_sent
+        (x,), _ = exchange.mean([x], weight, partner=2 - rank)
+    return x, exchange.bytes_sent
 
 
 def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
-    x = [values_of(r, 1000, torch.float32) for r in range(3)]
-
-    def mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return ((a.double() + b.double()) / 2).float()
-
-    x[1] = x[2] = mean(x[1], x[2])
-    x[0] = x[1] = mean(x[0], x[1])
-    x[0] = x[2] = mean(x[0], x[2])
-    found = [pairs for _, _, pairs, _ in three]
-    for r in range(3):
-        assert torch.equal(found[r][0], x[r])
-    # Neither half of a pair is lost: the sum of all replicas stays.
-    before = sum(values_of(r, 1000, torch.float32).double() for r in range(3))
-    torch.testing.assert_close(sum(f[0].double() for f in found), before, rtol=0, atol=1e-6)
-    first, last = (values_of(r, 9, torch.float32).double() for r in (0, 2))
-    for r in (0, 2):
-        assert torch.equal(found[r][1], ((3 * first + last) / 4).float())
-        assert found[r][2] == 4.0
-    # 4 P bytes each way in each pair.
-    assert [f[3] for f in found] == [4 * 2009, 4 * 2000, 4 * 2009]
+    first, alone, last = (values_of(r) for r in range(3))
+    mean = ((3 * first.double() + last.double()) / 4).float()
+    found = [(x, sent) for _, (x, sent), _ in three]
+    assert [sent for _, sent in found] == [4 * 1000, 0, 4 * 1000]
+    for (x, _), expected in zip(found, (mean, alone, mean), strict=True):
+        assert torch.equal(x, expected)
 
 
 def go_on_meanwhile(rank):
@@ -262,7 +153,7 @@ def go_on_meanwhile(rank):
         travel.go_on(1, num_samples, has_come=has_come)
         return travel
 
-    x = values_of(rank, 1000, torch.float32)
+    x = values_of(rank)
     travel = Travel({"x": x}, exchange, store)
     if rank < 2:
         table.change(join)
@@ -286,7 +177,7 @@ def go_on_meanwhile(rank):
 
 
 def test_a_mean_that_is_under_way_is_that_of_what_was_given_whoever_rests(three):
-    x = [values_of(r, 1000, torch.float32) for r in range(3)]
+    x = [values_of(r) for r in range(3)]
     expected = ((3 * x[0].double() + 5 * x[2].double()) / 8).float()
     for r, (*_, (given, mean, is_under_way)) in enumerate(three):
         assert torch.equal(given, x[r])
@@ -294,21 +185,13 @@ def test_a_mean_that_is_under_way_is_that_of_what_was_given_whoever_rests(three)
         assert not is_under_way
 
 
-def test_a_replica_alone_is_its_own_mean():
-    x = torch.randn(5)
-    (mean,), total = Exchange(Counterparts(None)).mean([x], torch.tensor(0.3, dtype=torch.float64))
-    assert mean is x
-    assert total == 0.3
-
-
 # ---- the outer optimizer ----------------------------------------------------------------------
 
 
 def test_rate_1_without_momentum_gives_the_mean_bit_for_bit():
-    weights = {"w": torch.randn(1000), "b": torch.randn(10)}
-    outer = Outer(weights, 1.0, 0.0)
+    outer = Outer({"w": torch.randn(1000), "b": torch.randn(10)}, 1.0, 0.0)
     for seed in range(3):
-        means = [values_of(seed, 1000, torch.float32), values_of(seed, 10, torch.float32)]
+        means = [values_of(seed), values_of(seed, 10)]
         for new, mean in zip(outer.step(means), means, strict=True):
             assert torch.equal(new, mean)
 
@@ -319,7 +202,7 @@ def test_it_is_torchs_sgd_with_nesterov_momentum_on_the_differences():
     parameter = torch.nn.Parameter(start.clone())
     sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
     for seed in range(4):
-        mean = values_of(seed, 100, torch.float64)
+        mean = values_of(seed, 100).double()
         parameter.grad = parameter.detach() - mean
         sgd.step()
         (new,) = outer.step([mean])
@@ -336,35 +219,24 @@ def test_what_is_within_something_else_interrupts_it(monkeypatch):
     monkeypatch.setattr(diary.time, "time", lambda: clock[0] + 1000)
     of = diary.Diary()
 
-    def passes(seconds: float) -> None:
-        clock[0] += seconds
-
     with of.doing("worked"):
-        passes(1.0)
+        clock[0] += 1.0
         with of.doing("waited"):
-            passes(0.25)
-        with of.doing("averaged"):
-            passes(0.5)
-        passes(1.0)
+            clock[0] += 0.25
+        clock[0] += 1.0
         with of.doing("waited"):
-            passes(0.0005)  # so brief that it is no row
-        passes(2.0)
-    passes(5.0)  # at nothing that is told
+            clock[0] += 0.0005  # so brief that it is no row
+        clock[0] += 2.0
+    clock[0] += 5.0  # at nothing that is told
     with of.doing("saved"):
-        passes(1.0)
+        clock[0] += 1.0
         rows = of.take_rows(3)  # what goes on is not told yet
     spans = [(row["did"], row["from"] - 1100, round(row["to"] - 1100, 4)) for row in rows]
-    assert spans == [
-        ("worked", 0.0, 1.0),
-        ("waited", 1.0, 1.25),
-        ("averaged", 1.25, 1.75),
-        ("worked", 1.75, 4.7505),
-    ]
+    assert spans == [("worked", 0.0, 1.0), ("waited", 1.0, 1.25), ("worked", 1.25, 4.2505)]
     assert {row["replica"] for row in rows} == {3}
     assert [row["did"] for row in of.take_rows(3)] == ["saved"]
-    assert of.seconds == pytest.approx(
-        {"worked": 4.0, "waited": 0.2505, "averaged": 0.5, "evaluated": 0.0, "saved": 1.0}
-    )
+    seconds = {"worked": 4.0, "waited": 0.2505, "averaged": 0.0, "evaluated": 0.0, "saved": 1.0}
+    assert of.seconds == pytest.approx(seconds)
 
 
 # ---- metrics --------------------------------------------------------------------------------
@@ -373,9 +245,15 @@ def test_what_is_within_something_else_interrupts_it(monkeypatch):
 def test_balance_of_equal_and_of_unequal_loads():
     assert balance([2, 2, 2]) == {"cv": 0.0, "imbalance": 1.0, "efficiency": 1.0}
     assert balance([0, 0]) == {"cv": 0.0, "imbalance": 1.0, "efficiency": 1.0}
-    uneven = balance([1, 1, 1, 4])
-    assert uneven == pytest.approx({"cv": 0.742, "imbalance": 2.286, "efficiency": 0.4375}, 1e-3)
-    assert balance([10, 10, 10, 40]) == pytest.approx(uneven)
+    expected = {"cv": 0.742, "imbalance": 2.286, "efficiency": 0.4375}
+    assert balance([1, 1, 1, 4]) == pytest.approx(expected, 1e-3)
+
+
+def test_a_replica_that_had_partial_batches_alone_says_so():
+    of_replica = {"replica": 2, "items": 10, "partial_items": 10, "partial_busy_seconds": 10.0}
+    assert partial_items([of_replica, {"replica": 3, "items": 10}]) == (
+        "Items of partial batches are told apart: 10 of replica 2, its only ones (1,000.0 ms each)."
+    )
 
 
 def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
@@ -387,25 +265,6 @@ def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
         {"replica": 1} | first | {"busy_seconds": 6.0, "bytes_sent": 15, "peak_bytes": 9},
     ]
     assert table["busy"]["imbalance"] == 1.5
-
-
-def test_items_of_partial_batches_do_not_count_as_items_of_full_ones():
-    whole = {
-        **dict.fromkeys(("samples", "averages", "bytes_sent", "peak_bytes"), 10),
-        **{"items": 10, "busy_seconds": 10.0, "waiting_seconds": 0.0, "averaging_seconds": 0.0},
-    }
-    some, none, only = (
-        {"replica": i, **whole, "partial_items": n, "partial_busy_seconds": seconds}
-        for i, (n, seconds) in enumerate(((2, 0.4), (0, 0.0), (10, 10.0)))
-    )
-    old = {"replica": 3, **whole}
-    cells = [row[2] for row in rows_of_each([some, none, only, old])]
-    assert cells == ["1,200.0", "1,000.0", "1,000.0", "1,000.0"]
-    assert partial_items([some, none, only, old]) == (
-        "Items of partial batches are told apart: 2 of replica 0 (200.0 ms each); 10 of replica 2, "
-        "its only ones (1,000.0 ms each)."
-    )
-    assert partial_items([none, old]) == ""
 
 
 # ---- signs of life ----------------------------------------------------------------------------

@@ -13,19 +13,16 @@ FLAT = [100.0] * 5
 @pytest.mark.parametrize(
     ("readings", "num_replicas", "expected", "gain"),
     [
-        ([], 4, 4, None),
         ([100.0] * 9, 4, 4, None),
         ([100.0] * 10, 4, 5, 0.0),
         ([*FLAT, *[104.9] * 5], 4, 5, 0.049),
         ([*FLAT, *[105.0] * 5], 4, 4, 0.05),  # exactly 5 % still grows
-        ([*FLAT, *[50.0] * 5], 4, 5, -0.5),  # the rule adds one when throughput falls, too
         ([*FLAT, 90.0, 95.0, 100.0, 105.0, 110.0], 4, 5, 0.0),  # means, not single readings
         ([1.0] * 90 + FLAT + [120.0] * 5, 4, 4, 0.2),  # only the last 10 count
         ([100.0] * 10, 15, 16, 0.0),
         ([100.0] * 10, 16, 16, 0.0),  # the most
-        ([100.0] * 10, 20, 20, 0.0),  # more than the most: the rule takes none away
         ([0.0] * 10, 4, 4, None),
-        ([*FLAT, *[0.0] * 5], 4, 5, -1.0),
+        ([*FLAT, *[0.0] * 5], 4, 5, -1.0),  # the rule adds one when throughput falls, too
     ],
 )
 def test_the_published_rule_adds_a_replica_when_throughput_is_flat(
@@ -35,17 +32,6 @@ def test_the_published_rule_adds_a_replica_when_throughput_is_flat(
     assert advice.num_replicas == expected
     assert advice.gain == (None if gain is None else pytest.approx(gain))
     assert advice.needed == (None if gain is None else 0.05)
-
-
-def test_the_published_rule_takes_another_number_as_the_most():
-    assert published([100.0] * 10, 4, most=4).num_replicas == 4
-
-
-def test_the_published_rule_says_why():
-    assert published([*FLAT, *[101.0] * 5], 4).why == (
-        "The last 5 readings differ by +1.0% from the 5 before, less than 5.0%: one more replica."
-    )
-    assert published([1.0], 4).why == "Readings so far: 1; the rule needs 10."
 
 
 # ---- the safer rule -------------------------------------------------------------------------
@@ -62,14 +48,10 @@ def history(*stretches: tuple[int, float, int]) -> list[Reading]:
         # Without a change.
         ([(4, 100, 4)], 4, None, None),
         ([(4, 100, 5)], 5, None, None),
-        ([(1, 100, 5)], 2, None, None),
-        ([(4, 0, 5)], 5, None, None),
         # One more: it must bring 0.5 / p.
         ([(4, 100, 9), (5, 150, 4)], 5, None, None),
         ([(4, 100, 9), (5, 112.5, 5)], 6, 0.125, 0.125),
         ([(4, 100, 9), (5, 112.4, 5)], 4, 0.124, 0.125),
-        ([(1, 100, 9), (2, 150, 5)], 3, 0.5, 0.5),
-        ([(15, 100, 9), (16, 105, 5)], 16, 0.05, 1 / 30),
         ([(4, 100, 2), (5, 120, 5)], 6, 0.2, 0.125),  # fewer than 5 before: what there is
         ([(4, 50, 9), (4, 100, 5), (5, 60, 9), (5, 120, 5)], 6, 0.2, 0.125),  # the last 5 of each
         # Several more at once: as much for each.
@@ -79,21 +61,17 @@ def history(*stretches: tuple[int, float, int]) -> list[Reading]:
         ([(4, 0, 9), (5, 100, 5)], 5, None, None),
         ([(4, 100, 9), (5, 0, 5)], 4, -1.0, 0.125),
         # Back, and hold off.
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 1)], 4, None, None),
         ([(4, 100, 9), (5, 105, 5), (4, 100, 19)], 4, None, None),
         ([(4, 100, 9), (5, 105, 5), (4, 100, 20)], 5, None, None),
         ([(16, 100, 9), (15, 50, 5), (16, 100, 20)], 16, None, None),
         # Tried again, which is no way back.
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 120, 5)], 6, 0.2, 0.125),
         ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5)], 4, 0.05, 0.125),
         ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5), (4, 100, 5)], 4, None, None),
         # Two that paid, and a third.
         ([(4, 100, 9), (5, 125, 9), (6, 150, 5)], 7, 0.2, 0.1),
         # Fewer: they may cost less than 0.5 / p each.
-        ([(5, 100, 9), (4, 95, 4)], 4, None, None),
         ([(5, 100, 9), (4, 95, 5)], 4, -0.05, -0.1),
         ([(5, 100, 9), (4, 90, 5)], 5, -0.1, -0.1),
-        ([(5, 100, 9), (4, 110, 5)], 4, 0.1, -0.1),
         ([(4, 100, 9), (2, 70, 5)], 4, -0.3, -0.25),
         ([(5, 100, 9), (4, 80, 5), (5, 100, 20)], 6, None, None),
     ],
@@ -105,23 +83,18 @@ def test_the_safer_rule_keeps_only_what_pays(stretches, expected, gain, needed):
     assert advice.needed == (None if needed is None else pytest.approx(needed))
 
 
-def test_the_safer_rule_takes_another_number_as_the_most():
+def test_both_rules_take_another_number_as_the_most():
+    assert published([100.0] * 10, 4, most=4).num_replicas == 4
     assert safer(history((4, 100, 5)), most=4).num_replicas == 4
     assert safer(history((4, 100, 5), (5, 120, 5)), most=5).num_replicas == 5
 
 
-def test_the_safer_rule_says_why():
-    def why(*stretches: tuple[int, float, int]) -> str:
-        return safer(history(*stretches)).why
-
-    assert why((4, 100, 9), (5, 105, 5)) == (
-        "From 4 to 5 replicas throughput changed by +5.0%, less than +12.5%: go back to 4."
+def test_a_rule_says_why():
+    assert published([*FLAT, *[101.0] * 5], 4).why == (
+        "The last 5 readings differ by +1.0% from the 5 before, less than 5.0%: one more replica."
     )
-    assert why((5, 100, 9), (4, 95, 5)) == (
+    assert safer(history((5, 100, 9), (4, 95, 5))).why == (
         "From 5 to 4 replicas throughput changed by −5.0%, a loss of less than 10.0%: keep 4."
-    )
-    assert why((4, 100, 9), (5, 105, 5), (4, 100, 7)) == (
-        "Readings since the run went back from 5 to 4: 7; no change before 20."
     )
 
 
@@ -195,14 +168,6 @@ def test_a_replica_pays_if_it_brings_half_of_its_share(each, server, more_pays, 
 
 
 def test_a_prediction_is_told_in_sentences():
-    prediction = predict([account(1, 0, 0)] * 4)
-    assert prediction is not None
-    assert sentences(prediction) == [
-        "One more replica would give about 5,000 images/s instead of 4,000 (+25.0%): it pays, for "
-        "12.5% is what it must bring.",
-        "One fewer would give about 3,000 images/s (−25.0%): it does not pay, for it must cost "
-        "less than 12.5%.",
-    ]
     full = predict([account(4, 5, 1)] * 4, account(7, 0, 3))
     assert full is not None
     assert [sentence.split(": ")[1] for sentence in sentences(full)] == [

@@ -62,30 +62,18 @@ def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
         decisions.next()
 
 
-def looks_at_closing(monkeypatch, looks: list[float], begun: dict[int, float]) -> list[float]:
-    """Return the times of the looks at which the connection is closed, with these open calls."""
-    left, now, closed = list(looks), [0.0], []
+def test_a_rank_that_was_stopped_itself_gives_the_store_time_to_answer(monkeypatch):
+    """As Slurm stops and continues all ranks of a job that it suspends."""
+    left, now, closed = [0.0, 0.5, 100.0, 100.5, 101.0, 101.5], [0.0], []
 
     def look() -> float:
         now[0] = left.pop(0)
         return now[0]
 
     watched = WatchedStore(dist.HashStore(), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
-    watched._begun.update(begun)
+    watched._begun[0] = 0.2  # when a call was begun
     monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=look))
     monkeypatch.setattr(store, "_close_connections", lambda port: closed.append(now[0]))
     monkeypatch.setattr(watched._ends, "wait", lambda seconds: not left)
     watched._watch(port=1)
-    return closed
-
-
-def test_only_a_call_that_takes_too_long_closes_the_connection(monkeypatch):
-    looks = [0.5 * number for number in range(6)]
-    assert looks_at_closing(monkeypatch, looks, {}) == []
-    assert looks_at_closing(monkeypatch, looks, {1: 0.6, 2: 1.4}) == [2.0, 2.5]
-
-
-def test_a_rank_that_was_stopped_itself_gives_the_store_time_to_answer(monkeypatch):
-    """As Slurm stops and continues all ranks of a job that it suspends."""
-    looks = [0.0, 0.5, 100.0, 100.5, 101.0, 101.5]
-    assert looks_at_closing(monkeypatch, looks, {0: 0.2}) == [101.5]  # 1.5 s after it went on
+    assert closed == [101.5]  # 1.5 s after it went on

@@ -1,6 +1,5 @@
 """What ranks store of a wide model, and the slices that travel: by brute force, whole."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -171,42 +170,6 @@ def test_a_round_takes_slices_and_changes_these_and_nothing_else(model: str, m: 
             assert int((change != 0).sum()) == before.numel() // m ** (num_sides - 1)
 
 
-@pytest.mark.parametrize(
-    ("model", "m"), [("gin", 1), ("gat", 2), ("gcn2/input", 2), ("sage-pool", 4)]
-)
-def test_moments_travel_as_the_weights_do(model: str, m: int) -> None:
-    sizes = table_of(model).sizes
-    chosen, then = (draw_channels(sizes, m, seed=3, round_index=i) for i in (0, 1))
-
-    def work(ranks: Threads) -> tuple[Rows, dict[str, Tensor]]:
-        own = rows_of(model, ranks, carries=True)
-        own.take(chosen)
-        for number, moment in enumerate(own.wide.moments.values()):
-            assert not moment.any()
-            values = 1000 * (number + 100 * ranks.place) + torch.arange(moment.numel())
-            moment.copy_(values.view(moment.shape))
-        given = {name: moment.clone() for name, moment in own.wide.moments.items()}
-        own.give(chosen)
-        own.take(then)
-        return own, given
-
-    found = run_threads(m, work)
-    all_rows = [own for own, _ in found]
-    stored = whole_from(all_rows)
-    for name in all_rows[0].wide.moments:
-        expected = torch.zeros(all_rows[0].wide.shapes[name], dtype=torch.float64)
-        if all_rows[0].wide.slicing.owned(name) is None:
-            expected = torch.stack([given[name] for _, given in found]).mean(0)
-            assert all(torch.equal(own.wide.moments[name], expected) for own in all_rows)
-            continue
-        for (own, given), channels in zip(found, chosen, strict=True):
-            _, has = sliced(name, expected, own, channels)
-            expected[has] = given[name].flatten()
-        assert torch.equal(stored[name], expected), name
-        for own, channels in zip(all_rows, then, strict=True):
-            assert torch.equal(own.wide.moments[name], sliced(name, expected, own, channels)[0])
-
-
 @pytest.mark.parametrize("model", ["gcn", "gcn/input"])
 @pytest.mark.parametrize("carries", [False, True])
 def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(
@@ -239,28 +202,6 @@ def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(
     assert given == elsewhere + of_whole
     num_moments = sum(map(is_moment, all_rows[0].stored))
     assert num_moments == (len(all_rows[0].stored) // 2 if carries else 0)
-
-
-@pytest.mark.parametrize(("m", "share"), [(2, 0.84), (4, 0.26)])
-def test_slices_take_fewer_bytes_than_local_sgd(m: int, share: float) -> None:
-    widths, whole, of_slices, of_divided_input = (512, 256, 256, 50), 0, 0, 0
-    with torch.device("meta"):
-        wide, of_one = (
-            create_graph_model("gcn", in_channels=512, num_classes=50, num_layers=3, width=width)
-            for width in (256, 256 // m)
-        )
-    narrow = of_one.state_dict()
-    slicing, divided = wide.slicing(), wide.slicing(partition_input=True)
-    for name, tensor in wide.state_dict().items():
-        if name.endswith("weight"):
-            whole += tensor.numel()
-            of_slices += m * slicing.shape(name, tuple(tensor.shape), m)[0] * narrow[name].shape[1]
-            of_divided_input += m * math.prod(divided.shape(name, tuple(tensor.shape), m))
-    d_0, d, _, c = widths
-    assert of_slices == d_0 * d + d * d // m + d * c
-    assert of_divided_input == d_0 * d // m + d * d // m + d * c
-    # There and back, against a ring's sum of all weights on every replica.
-    assert round(8 * of_slices / (8 * (m - 1) * whole), 2) == share
 
 
 @pytest.mark.parametrize(("m", "round_index"), [(1, 0), (2, 1), (8, 0)])
