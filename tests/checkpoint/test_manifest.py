@@ -1,16 +1,16 @@
 """Checkpoints are untrusted input: what is damaged, swapped or forged is refused by name."""
 
-import json
 import os
 import pickle
-import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.refusals import check_refusals
 from vigpipe.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -86,8 +86,8 @@ def edit(checkpoint, **changes):
     (checkpoint / NAME).write_text(replace(manifest, **changes).text())
 
 
-def forge(name):
-    return {name: {"bytes": 1, "sha256": "0" * 64}}
+def forge(name, num_bytes=1):
+    return {name: {"bytes": num_bytes, "sha256": "0" * 64}}
 
 
 def replaced_by(make_other):
@@ -116,9 +116,7 @@ def rewrite(old, new):
 
 DAMAGES = [  # what is done to a checkpoint, the file that is named, and what is said
     (lambda c: flip(c / FILES[1]), FILES[1], "its SHA-256 does not fit"),
-    (lambda c: flip(c / FILES[0], 9), FILES[0], "its SHA-256 does not fit"),
     (lambda c: os.truncate(c / FILES[1], 70), FILES[1], "has 70 bytes, expected"),
-    (lambda c: os.truncate(c / FILES[1], 0), FILES[1], "has 0 bytes, expected"),
     (lambda c: (c / FILES[0]).unlink(), FILES[0], "No such file"),
     (swap, FILES[0], "its SHA-256 does not fit"),
     (replaced_by(os.mkfifo), FILES[1], "is not a regular file"),
@@ -130,12 +128,7 @@ DAMAGES = [  # what is done to a checkpoint, the file that is named, and what is
     (lambda c: edit(c, num_steps=10**30), NAME, "num_steps is not a count of steps"),
     (lambda c: edit(c, step=101), NAME, "step is 101 of 100 steps"),
     (lambda c: edit(c, loss=10**400), NAME, "loss is not a number"),
-    (lambda c: edit(c, loss=True), NAME, "loss is not a number: True"),
-    (
-        lambda c: edit(c, files={FILES[0]: {"bytes": 10**30, "sha256": "0" * 64}}),
-        NAME,
-        "its entry of the file '.*' is malformed",
-    ),
+    (lambda c: edit(c, files=forge(FILES[0], 10**30)), NAME, "entry of the file '.*' is malformed"),
     (rewrite('"step": 50', '"step": 50, "step": 51'), NAME, "'step' is there twice"),
     (rewrite('"loss": 0.5', '"loss": NaN'), NAME, "NaN is no JSON number"),
     (rewrite("checkpoint 3", "checkpoint 9"), NAME, "expected the format"),
@@ -146,30 +139,25 @@ DAMAGES = [  # what is done to a checkpoint, the file that is named, and what is
     (lambda c: (c / NAME).write_bytes(pickle.dumps(os.system)), NAME, "is not"),
     (lambda c: edit(c, files={}), NAME, "names no files"),
     (lambda c: edit(c, files=forge("../secret.safetensors")), NAME, "malformed"),
-    (lambda c: edit(c, files=forge("/etc/passwd")), NAME, "malformed"),
     (lambda c: edit(c, files={FILES[0]: {"bytes": "1"}}), NAME, "malformed"),
     (lambda c: edit(c, step=-1), NAME, "step is not a count"),
-    (lambda c: edit(c, step=True), NAME, "step is not a count"),
     (lambda c: edit(c, loss="small"), NAME, "loss is not a number"),
     (lambda c: edit(c, config=[1]), NAME, "config is not a table"),
 ]
 
 
 def test_what_is_not_whole_is_refused_by_name_and_reason(tmp_path):
-    failed = []
-    for number, (damage, file, message) in enumerate(DAMAGES):
-        checkpoint = make(tmp_path / str(number))
-        verify(checkpoint)
+    whole = make(tmp_path / "whole")
+    verify(whole)
+
+    def read(damage, _):
+        shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
+        checkpoint = Path(shutil.copytree(whole, tmp_path / "damaged" / whole.name))
         damage(checkpoint)
-        said = "nothing"
-        try:
-            verify(checkpoint)
-        except InputError as error:
-            said = str(error)
-        is_named = str(checkpoint / file) in said and "\n" not in said
-        if not is_named or not re.search(message, said):
-            failed.append((number, message, said))
-    assert failed == []
+        verify(checkpoint)
+
+    rows = [(damage, file, f"{file}: .*({message})") for damage, file, message in DAMAGES]
+    check_refusals(rows, read, where=tmp_path / "damaged")
 
 
 def resealed(checkpoint, name, write):
@@ -185,7 +173,6 @@ def resealed(checkpoint, name, write):
     [
         (lambda path: path.write_bytes(pickle.dumps(os.system)), "is not a safetensors file"),
         (lambda path: path.write_bytes(b"\xff" * 8 + b"{}"), "is not a safetensors file"),
-        (lambda path: path.write_bytes(b""), "is not a safetensors file|cannot be read"),
         (lambda path: save_file({"model/0": torch.ones(1)}, path), "both have model/0"),
     ],
 )
@@ -210,13 +197,3 @@ def test_pickles_that_lie_beside_are_never_opened(tmp_path):
     manifest = verify(checkpoint)
     dict(read_tensors(checkpoint, tensor_names(checkpoint, manifest), ["model/0"]))
     assert not (tmp_path / "executed").exists()
-
-
-def test_a_manifest_survives_a_copy_to_another_place(tmp_path):
-    shutil.copytree(make(tmp_path / "here"), tmp_path / "there")
-    assert verify(tmp_path / "there").step == 50
-
-
-def test_the_text_is_json_that_others_can_read(tmp_path):
-    table = json.loads((make(tmp_path) / NAME).read_text())
-    assert table["checkpoint"]["files"][FILES[0]]["bytes"] > 0

@@ -3,14 +3,13 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpoint.test_manifest import PLAIN
-from tests.full_disk import files_of_at_most
-from tests.world import wait_until
 from vigpipe.checkpoint.manifest import NAME, list_checkpoints, read_tensors, tensor_names, verify
 from vigpipe.checkpoint.saver import POLL_SECONDS, Saver, rank_file_name
 from vigpipe.checkpoint.state import share_of
@@ -19,18 +18,24 @@ from vigpipe.model import mapped
 RANK_FILES = [rank_file_name(stage, replica) for replica in (0, 1) for stage in (0, 1)]
 
 
-def savers(folder, messages, token="aa", keep=2, **options):
-    """Make the savers of four ranks; the second rank is the writer."""
-    return [
-        Saver(
-            folder, RANK_FILES, name, name == RANK_FILES[1], keep, token, messages.append, **options
-        )
+def savers(folder, **options):
+    """Make the savers of four ranks, the second of which is the writer, and a list of messages."""
+    messages: list[str] = []
+    ranks = [
+        Saver(folder, RANK_FILES, name, name == RANK_FILES[1], 2, "aa", messages.append, **options)
         for name in RANK_FILES
     ]
+    return ranks, messages
+
+
+def alone(folder):
+    """Make the saver of a rank that is alone, and a list of its messages."""
+    messages: list[str] = []
+    return Saver(folder, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append), messages
 
 
 def manifest(step):
-    return PLAIN.__class__(**{**PLAIN.__dict__, "step": step})
+    return replace(PLAIN, step=step)
 
 
 def save(ranks, step):
@@ -48,8 +53,7 @@ def names(folder):
 
 
 def test_every_rank_writes_a_share_and_the_newest_stay(tmp_path):
-    messages: list[str] = []
-    ranks = savers(tmp_path, messages)
+    ranks, messages = savers(tmp_path)
     for step in (1, 2, 3):
         save(ranks, step)
     finish(ranks)
@@ -76,8 +80,7 @@ def test_what_a_checkpoint_holds_is_on_the_disk_before_it_has_its_name(tmp_path,
 
     monkeypatch.setattr("vigpipe.checkpoint.saver.sync", synced.append)
     monkeypatch.setattr(Path, "rename", spy)
-    messages: list[str] = []
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
+    saver, messages = alone(tmp_path)
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
     saver.finish()
     assert (messages, synced[3:]) == ([], [tmp_path / "checkpoints"])
@@ -86,7 +89,7 @@ def test_what_a_checkpoint_holds_is_on_the_disk_before_it_has_its_name(tmp_path,
 
 def test_what_is_written_is_the_state_of_the_call(tmp_path):
     weights = {"model/w": torch.zeros(1 << 20)}
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", print)
+    saver, _ = alone(tmp_path)
     saver.save(manifest(1), weights)
     weights["model/w"].fill_(9.0)  # the next step, while the thread writes
     saver.finish()
@@ -103,7 +106,7 @@ def test_stored_tensors_are_written_without_a_copy_of_them(tmp_path, monkeypatch
     monkeypatch.setattr(
         torch.Tensor, "to", lambda t, *a, **o: (copied.append(t), to(t, *a, **o))[1]
     )
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", print)
+    saver, _ = alone(tmp_path)
     saver.save(manifest(1), {"model/w": torch.ones(3)}, rows)
     saver.finish()
     assert [t.numel() for t in copied] == [3]
@@ -114,31 +117,8 @@ def test_stored_tensors_are_written_without_a_copy_of_them(tmp_path, monkeypatch
     assert torch.equal(found["rows/w"], rows["rows/w"])
 
 
-def test_a_disk_too_full_for_stored_tensors_costs_that_checkpoint_only(tmp_path):
-    messages: list[str] = []
-    rows = mapped.create(tmp_path / "rows", {"rows/w": (torch.float32, (1 << 16,))})
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 2, "aa", messages.append)
-    with files_of_at_most(1 << 12):
-        saver.save(manifest(2), {}, rows)
-        saver.finish()
-    assert "the run goes on" in messages[0]
-    assert names(tmp_path) == []
-
-
-def test_nothing_has_the_name_until_all_ranks_are_done(tmp_path):
-    messages: list[str] = []
-    ranks = savers(tmp_path, messages)
-    save(ranks[:3], 7)
-    wait_until(lambda: len(list(tmp_path.rglob("*.json"))) == 3, "three notes")
-    assert list_checkpoints(tmp_path) == []
-    ranks[3].save(manifest(7), {"model/3": torch.zeros(2)})
-    finish(ranks)
-    assert names(tmp_path) == ["step-00000007"]
-
-
 def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
-    messages: list[str] = []
-    ranks = savers(tmp_path, messages, timeout_seconds=0.3)
+    ranks, messages = savers(tmp_path, timeout_seconds=0.3)
     save(ranks, 1)
     save(ranks[:3], 2)
     finish(ranks)
@@ -152,8 +132,7 @@ def test_a_rank_that_never_comes_costs_that_checkpoint_only(tmp_path):
 
 def test_who_gives_up_waits_no_more_for_the_files_of_others(tmp_path):
     """A rank that was lost writes none, and the run would end ten minutes later."""
-    messages: list[str] = []
-    ranks = savers(tmp_path, messages)
+    ranks, messages = savers(tmp_path)
     save(ranks[:2], 1)
     ranks[1].give_up()
     finish(ranks)
@@ -161,29 +140,8 @@ def test_who_gives_up_waits_no_more_for_the_files_of_others(tmp_path):
     assert messages == []
 
 
-def test_a_full_disk_costs_that_checkpoint_only(tmp_path):
-    messages: list[str] = []
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
-    big = {"model/w": torch.zeros(1 << 16)}
-    saver.save(manifest(1), big)
-    saver.finish()
-    with files_of_at_most(1 << 12):
-        saver.save(manifest(2), big)
-        saver.finish()
-    assert len(messages) == 1
-    assert messages[0].startswith("checkpoint of step 2: could not be written to")
-    assert messages[0].endswith("the run goes on, the newest is step-00000001")
-    assert "\n" not in messages[0]
-    assert names(tmp_path) == ["step-00000001"]
-    verify(list_checkpoints(tmp_path)[0])
-    saver.save(manifest(3), big)
-    saver.finish()
-    assert names(tmp_path) == ["step-00000003"]
-
-
 def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
-    messages: list[str] = []
-    ranks = savers(tmp_path, messages)
+    ranks, messages = savers(tmp_path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -206,25 +164,22 @@ def test_a_rank_on_a_full_disk_tells_the_writer_at_once(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    messages: list[str] = []
     (tmp_path / "checkpoints").touch()
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
+    saver, messages = alone(tmp_path)
     saver.save(manifest(2), {"model/w": torch.zeros(1)})
     saver.finish()
     assert "none is yet" in messages[0]
 
 
 def test_what_a_run_left_half_written_is_swept_away_by_the_next(tmp_path):
-    messages: list[str] = []
     for left in (".step-00000009-old", ".old-step-00000001-old", ".step-00000009-aa"):
         (tmp_path / "checkpoints" / left).mkdir(parents=True)
-    savers(tmp_path, messages)
+    savers(tmp_path)
     assert names(tmp_path) == [".step-00000009-aa"]  # its own
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, monkeypatch):
-    messages: list[str] = []
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", messages.append)
+    saver, _ = alone(tmp_path)
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
     saver.finish()
     before = list_checkpoints(tmp_path)[0]
@@ -246,7 +201,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, mon
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
-    saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 5, "aa", print)
+    saver, _ = alone(tmp_path)
     first, second = gates = threading.Event(), threading.Event()
     waiting = iter(gates)
     write = saver._write_file
@@ -262,7 +217,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
 def test_files_have_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
-        saver = Saver(tmp_path, RANK_FILES[:1], RANK_FILES[0], True, 1, "aa", print)
+        saver, _ = alone(tmp_path)
         saver.save(manifest(1), {"model/w": torch.zeros(3)})
         saver.finish()
     finally:

@@ -43,12 +43,6 @@ def saved_by(num_replicas: int) -> dict[str, torch.Tensor]:
     return saved
 
 
-def test_each_replica_saves_what_it_has_left_out_under_a_name_of_its_own():
-    names = {"powersgd_q/a", "model/a", "residual/a", "replica1/residual/a", "replica2/residual/a"}
-    assert saved_by(3).keys() == names
-    assert residuals(rank_state(0, 1)) == {}
-
-
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
@@ -66,13 +60,6 @@ def test_other_replicas_take_over_what_was_left_out_and_its_sum_stays(before, no
         assert state.replicas.compressor.residual.tolist() == expected[replica]
         assert state.replicas.compressor.q.tolist() == [7.0] * 3
     assert _old_residuals(saved, rank_state(0, 1)) == {}
-
-
-def test_a_checkpoint_of_one_replica_leaves_the_beginning_as_it_is():
-    state = rank_state(1, 2)
-    _restore_compressor(state, {"model/a": torch.zeros(2)}, "here")
-    assert state.replicas.compressor.residual.tolist() == [0.0, 0.0]
-    assert state.replicas.compressor.q.tolist() == [1.0] * 3
 
 
 def test_what_was_left_out_of_another_model_is_refused():
