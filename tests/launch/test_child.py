@@ -5,18 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from tests.world import run_command, start_command, wait_until
 from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
-
-
-@pytest.mark.parametrize(("body", "code"), [("0", 0), ("3", 3)])
-def test_its_exit_code_comes_back(body, code):
-    assert run_child([sys.executable, "-c", f"raise SystemExit({body})"]) == code
 
 
 def test_a_signal_is_128_and_its_number():
@@ -32,9 +26,7 @@ def test_what_it_leaves_behind_is_ended():
     code = (
         "from vigpipe.launch.child import run_child; run_child(['sh', '-c', 'sleep 60 & exit 0'])"
     )
-    started = time.monotonic()
     assert run_command([sys.executable, "-c", code]).returncode == 0  # looks for what is left
-    assert time.monotonic() - started < 30
 
 
 CODE = """

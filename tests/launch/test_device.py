@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from tests.launch.driver import pretend_four_gpus
-from vigpipe.launch.device import (
-    backend,
-    count_gpus,
-    gpu_uuid,
-    hardware,
-    peak_bytes,
-    take_device,
-    weight_dtype,
-)
+from vigpipe.launch.device import count_gpus, gpu_uuid, hardware, peak_bytes, take_device
 
 CPU = torch.device("cpu")
 
@@ -39,10 +31,6 @@ def test_gpus_that_cuda_cannot_use_do_not_count_for_a_rank(four_gpus, monkeypatc
     assert count_gpus("auto", can_compute=True) == 0
 
 
-def test_gpus_that_nobody_wants_are_not_counted(four_gpus):
-    assert count_gpus("cpu") == count_gpus("cpu", can_compute=True) == 0
-
-
 def test_a_rank_computes_on_the_gpu_that_it_takes(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -54,16 +42,6 @@ def test_a_gpu_has_a_name_of_its_own(monkeypatch):
     gpus = {1: type("", (), {"uuid": 17})}  # torch has a class of its own for it
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     assert gpu_uuid(1) == "17"
-
-
-def test_nccl_between_gpus_and_gloo_between_hosts():
-    assert backend(torch.device("cuda")) == "cpu:gloo,cuda:nccl"
-    assert backend(CPU) == "gloo"
-
-
-def test_bfloat16_keeps_float32_weights():
-    assert weight_dtype("bfloat16") == weight_dtype("float32") == torch.float32
-    assert weight_dtype("float64") == torch.float64
 
 
 def test_peak_memory_is_in_bytes():

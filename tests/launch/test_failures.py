@@ -22,22 +22,16 @@ def _short_waits(monkeypatch):
     monkeypatch.setattr(failures, "CAUSE_SECONDS", 0.2)
 
 
-def raising(error):
+def run(error, launch=ALONE, folders=()):
     def work():
         raise error
 
-    return work
+    return failures.run_rank(work, launch, folders)
 
 
 def record(folder, **facts):
     facts = {"rank": 0, "job": "job", "time": time.time(), "kind": "own", "code": 1} | facts
     (folder / f"failed-rank{facts['rank']}.json").write_text(json.dumps(facts))
-
-
-def test_a_run_that_comes_to_its_end_returns_its_code(tmp_path, capfd):
-    assert failures.run_rank(lambda: 76, ALONE, [tmp_path]) == 76
-    assert not list(tmp_path.iterdir())
-    assert capfd.readouterr().err == ""
 
 
 def test_the_record_of_an_earlier_run_goes(tmp_path):
@@ -46,24 +40,33 @@ def test_the_record_of_an_earlier_run_goes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_records_of_ranks_that_a_run_does_not_have_go(tmp_path):
-    """Those of its own ranks stay: each removes its own, and may have failed again since."""
-    for rank in (0, 1, 2, 10):
-        record(tmp_path, rank=rank)
-    (tmp_path / "failed-rank-notes.json").touch()
-    failures.remove_records(tmp_path, first_rank=2)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"failed-rank0.json", "failed-rank1.json", "failed-rank-notes.json"}
+OLD_NEWS = ({"kind": "lost peer"}, {"job": "another"}, {"time": 0.0})
+OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer [127.0.0.1]:9\n"
 
 
-def test_an_input_error_is_one_sentence(tmp_path, capfd):
-    assert failures.run_rank(raising(InputError("no such plan")), ALONE, [tmp_path]) == 2
-    assert capfd.readouterr().err == "vigpipe: no such plan\n"
+@pytest.mark.parametrize(
+    ("error", "launch", "other", "code", "told"),
+    [
+        (InputError("no such plan"), ALONE, {}, 2, "vigpipe: no such plan\n"),
+        (KeyboardInterrupt(), ALONE, {}, INTERRUPTED, ""),
+        # A mistake of all ranks is told by rank 0, and one of a single rank by that rank.
+        (InputError("no such plan"), RANK_1, {"message": "no such plan"}, 2, ""),
+        (InputError("no data"), RANK_1, {"message": "another"}, 2, "vigpipe: no data\n"),
+        # Who loses a peer is silent if the cause is known.
+        (RuntimeError(LOST), RANK_1, {"message": "KeyError: 'x'"}, 70, ""),
+        *((RuntimeError(LOST), RANK_1, {"message": "x", **o}, 70, OWN_NEWS) for o in OLD_NEWS),
+    ],
+)
+def test_a_failure_is_told_once(error, launch, other, code, told, tmp_path, capfd):
+    if other:
+        record(tmp_path, **other)
+    assert run(error, launch, [tmp_path]) == code
+    assert capfd.readouterr().err == told
 
 
 def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
     folder = tmp_path / "made on demand"
-    assert failures.run_rank(raising(KeyError("x")), RANK_1, [folder]) == 1
+    assert run(KeyError("x"), RANK_1, [folder]) == 1
     text = capfd.readouterr().err
     assert text.startswith("Traceback")
     assert text.endswith("\nvigpipe: rank 1: KeyError: 'x'\n")
@@ -76,39 +79,8 @@ def test_an_unexpected_error_has_its_traceback_rank_and_record(tmp_path, capfd):
 
 def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capfd):
     (tmp_path / "file").touch()
-    assert failures.run_rank(raising(InputError("no")), ALONE, [tmp_path / "file"]) == 2
+    assert run(InputError("no"), ALONE, [tmp_path / "file"]) == 2
     assert capfd.readouterr().err == "vigpipe: no\n"
-
-
-def test_an_interrupt_is_quiet(capfd):
-    assert failures.run_rank(raising(KeyboardInterrupt()), ALONE) == INTERRUPTED
-    assert capfd.readouterr().err == ""
-
-
-def test_a_mistake_of_all_ranks_is_told_by_rank_0(tmp_path, capfd):
-    record(tmp_path, message="no such plan")
-    assert failures.run_rank(raising(InputError("no such plan")), RANK_1, [tmp_path]) == 2
-    assert capfd.readouterr().err == ""
-
-
-def test_a_mistake_of_one_rank_is_told_by_that_rank(tmp_path, capfd):
-    record(tmp_path, message="something else")
-    assert failures.run_rank(raising(InputError("no data on host2")), RANK_1, [tmp_path]) == 2
-    assert capfd.readouterr().err == "vigpipe: no data on host2\n"
-
-
-def test_a_lost_peer_is_silent_when_the_cause_is_known(tmp_path, capfd):
-    record(tmp_path, message="KeyError: 'x'")
-    assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("other", [{"kind": "lost peer"}, {"job": "another"}, {"time": 0.0}])
-def test_a_lost_peer_speaks_when_nobody_knows_the_cause(tmp_path, capfd, other):
-    record(tmp_path, message="old news", **other)
-    assert failures.run_rank(raising(RuntimeError(LOST)), RANK_1, [tmp_path]) == 70
-    message = "RuntimeError: Connection closed by peer [127.0.0.1]:9"
-    assert capfd.readouterr().err == f"vigpipe: rank 1 lost a peer: {message}\n"
 
 
 def test_records_that_are_not_ours_are_passed_over(tmp_path):

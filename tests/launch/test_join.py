@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 
 from tests.launch.driver import pretend_four_gpus
+from vigpipe.cli import main
 from vigpipe.config.choices import Device
 from vigpipe.errors import InputError
-from vigpipe.launch import device, rendezvous
+from vigpipe.launch import device, fork_server, rendezvous
 from vigpipe.launch.environment import FOLDER_VARIABLE, Launch, from_environment
 from vigpipe.launch.join import choose_gpu, join
+from vigpipe.launch.processes import RankProcesses
 
 # launcher, --device, the GPUs that each rank of each host sees; the devices of the ranks, or a part
 # of the sentence that ends the run.
@@ -28,7 +30,6 @@ MATRIX = {
     "no GPU anywhere": ("local", "auto", ["- -"], "cpu cpu"),
     "no GPU, and asked for": ("local", "cuda", ["- -"], "torch sees no GPU here"),
     "one GPU, and asked for": ("local", "cuda", ["a a"], "2 ranks on this host, but 1 GPU;"),
-    "three ranks": ("local", "cuda", ["ab ab ab"], "3 ranks on this host, but 2 GPUs;"),
     "torchrun": ("torchrun", "cuda", ["ab ab", "cd cd"], "cuda:0 cuda:1 cuda:0 cuda:1"),
     "torchrun --virtual-local-rank": ("torchrun", "cuda", ["a b"], "cuda:0 cuda:0"),
     "torchrun, a poor host": ("torchrun", "cuda", ["ab ab", "c c"], "2 ranks on host1, but 1 GPU;"),
@@ -41,7 +42,6 @@ MATRIX = {
 # For --device auto, a part of the line that is told once.
 FALLBACKS = {
     "one GPU for two": ("local", ["a a"], "2 ranks on host0, but 1 GPU: "),
-    "two GPUs for three": ("local", ["ab ab ab"], "3 ranks on host0, but 2 GPUs: "),
     "srun, a poor host": ("srun", ["ab ab", "c c"], "2 ranks on host1, but 1 GPU: "),
     "srun, a host without": ("srun", ["ab ab", "- -"], "2 ranks on host1, but 0 GPUs: "),
     "srun, the same two": ("srun", ["ab ba"], "2 of 2 ranks on host0 have the same GPU (a): "),
@@ -149,40 +149,15 @@ def test_ranks_with_different_options_say_so(start):
     assert set(start("srun", "auto", ["ab ab"], others="cpu")) == {("gloo", "cpu")}
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """The driver's library tells of four GPUs; whatever uses CUDA fails.
-
-    Returns the numbers of ranks that were started.
-    """
-    from vigpipe.launch import fork_server
-    from vigpipe.launch.processes import RankProcesses
-
-    counts = []
+def test_the_process_that_starts_ranks_leaves_cuda_alone(tmp_path, capsys, monkeypatch):
+    """Its context on GPU 0 held memory there for the whole run."""
+    started = []
     pretend_four_gpus(monkeypatch)
     monkeypatch.setattr(fork_server, "start_fork_server", lambda *_: None)
-    monkeypatch.setattr(RankProcesses, "start", lambda *given: counts.append(len(given[-1])))
-    return counts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["--stages", "2", "--microbatches", "5", "--dp", "2"], 0, ""),
-        (["--stages", "auto", "--microbatches", "5"], 0, ""),
-        (
-            ["--stages", "2", "--dp", "3", "--device", "cuda"],
-            2,
-            "6 ranks on this host, but 4 GPUs;",
-        ),
-    ],
-)
-def test_the_process_that_starts_ranks_leaves_cuda_alone(
-    arguments, code, told, started, tmp_path, capsys
-):
-    """Its context on GPU 0 held memory there for the whole run."""
-    from vigpipe.cli import main
-
-    assert main(["train", *arguments, "--threads", "1", "--out", str(tmp_path / "run")]) == code
-    assert told in capsys.readouterr().err
-    assert started == [4] * (code == 0)
+    monkeypatch.setattr(RankProcesses, "start", lambda *given: started.append(len(given[-1])))
+    options = ["--threads", "1", "--out", str(tmp_path / "run")]
+    assert main(["train", "--stages", "auto", "--microbatches", "5", *options]) == 0
+    assert started == [4]
+    assert main(["train", "--stages", "2", "--dp", "3", "--device", "cuda", *options]) == 2
+    assert "6 ranks on this host, but 4 GPUs;" in capsys.readouterr().err
+    assert started == [4]

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.launch.test_environment import ONE_NODE, SRUN, TORCHRUN
+from tests.refusals import check_refusals
 from tests.world import run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch import device, rendezvous
@@ -18,42 +19,32 @@ from vigpipe.parallel.agreement import all_gather_values, broadcast_value
 from vigpipe.parallel.layout import Layout, make_groups
 
 
-def test_a_node_name_that_does_not_resolve_asks_for_master_addr():
-    env = {**SRUN, "SLURM_STEP_NODELIST": "no-such-node.invalid,other"}
-    with pytest.raises(InputError, match=r"'no-such-node.invalid'.* set MASTER_ADDR"):
-        rendezvous.init_process_group(from_environment(env), "gloo", 5)
+def test_where_ranks_cannot_meet_they_are_told_what_to_set(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    lo, eth77 = ({"GLOO_SOCKET_IFNAME": name} for name in ("lo", "eth77"))
+    nowhere = {**SRUN, "SLURM_STEP_NODELIST": "no-such-node.invalid,other"}
+    # torch tried for as long as ranks may start late, and said so between its C++ frames.
+    of_torchrun = {**TORCHRUN, "MASTER_ADDR": "no such\x1b[2J node"}
+    on_one_node = {**SRUN, **ONE_NODE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    address_of_nobody = {**SRUN, "MASTER_ADDR": "192.0.2.1"}
 
-
-def test_a_name_that_torchrun_was_given_is_looked_up_before_torch_waits_for_it(monkeypatch):
-    """torch tried for as long as ranks may start late, and said so between its C++ frames."""
-    env = {**TORCHRUN, "MASTER_ADDR": "no such\x1b[2J node"}
-    for name, text in env.items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(InputError, match=r"'no such\\x1b\[2J node'.* set MASTER_ADDR"):
-        rendezvous.init_process_group(from_environment(env), "gloo", 5)
-
-
-def test_a_taken_port_asks_for_master_port(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        env = {**SRUN, **ONE_NODE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-        env["MASTER_PORT"] = str(taken.getsockname()[1])
-        with pytest.raises(InputError, match=f"port {env['MASTER_PORT']} .* set MASTER_PORT"):
+    def meet(env, others):
+        with monkeypatch.context() as patch:
+            patch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+            for name, text in {**env, **others}.items():
+                patch.setenv(name, text)
             rendezvous.init_process_group(from_environment(env), "gloo", 5)
 
-
-def test_an_unknown_interface_is_an_input_error(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
-    with pytest.raises(InputError, match="GLOO_SOCKET_IFNAME=eth77: no interface 'eth77'"):
-        rendezvous.init_process_group(from_environment({}), "gloo", 5)
-
-
-def test_a_host_name_that_means_loopback_asks_for_an_interface(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    env = {**SRUN, "MASTER_ADDR": "192.0.2.1"}  # an address of nobody
-    with pytest.raises(InputError, match=r"means 127.0.1.1 .* set GLOO_SOCKET_IFNAME"):
-        rendezvous.init_process_group(from_environment(env), "gloo", 5)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        on_one_node["MASTER_PORT"] = port = str(taken.getsockname()[1])
+        rows = [
+            (nowhere, {}, r"'no-such-node.invalid'.* set MASTER_ADDR"),
+            (of_torchrun, {}, r"'no such\\x1b\[2J node'.* set MASTER_ADDR"),
+            (on_one_node, lo, f"port {port} .* set MASTER_PORT"),
+            ({}, eth77, "GLOO_SOCKET_IFNAME=eth77: no interface 'eth77'"),
+            (address_of_nobody, {}, r"means 127.0.1.1 .* set GLOO_SOCKET_IFNAME"),
+        ]
+        check_refusals(rows, meet)
 
 
 def meet_as_srun(rank: int, world_size: int, port: int, job: int) -> tuple[int, list[str]]:
@@ -156,21 +147,6 @@ def test_ranks_of_torchrun_meet_again_after_a_restart():
     """torchrun keeps its store, and what the ranks of the start before have written there."""
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     assert run_ranks(meet_again_as_torchrun, 2, agent.port) == [[1, 3], [1, 3]]
-
-
-def alone(rank: int, world_size: int) -> float:
-    import torch
-
-    dist.destroy_process_group()
-    rendezvous.init_process_group(from_environment({}), "gloo", 5)
-    total = torch.ones(())
-    dist.all_reduce(total)
-    return total.item()
-
-
-@pytest.mark.multiprocess
-def test_one_rank_alone_has_a_process_group_too():
-    assert run_ranks(alone, 1) == [1.0]
 
 
 def meet_over_two_backends(rank: int, world_size: int, folder: Path):

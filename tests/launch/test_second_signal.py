@@ -86,18 +86,13 @@ def ends(monkeypatch):
 
 
 def test_what_a_launcher_hands_on_is_the_same_signal(ends, monkeypatch):
-    monkeypatch.setattr(second_signal, "SAME_SECONDS", 1e6)
-    with SecondSignal([signal.SIGTERM]) as second:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-    second.thread.join()
-    assert ends == []
-    monkeypatch.setattr(second_signal, "SAME_SECONDS", -1.0)
-    with SecondSignal([signal.SIGTERM]) as second:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-    second.thread.join()
-    assert ends == [(signal.SIGTERM, "")]
+    for seconds, expected in ((1e6, []), (-1.0, [(signal.SIGTERM, "")])):
+        monkeypatch.setattr(second_signal, "SAME_SECONDS", seconds)
+        with SecondSignal([signal.SIGTERM]) as second:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        second.thread.join()
+        assert ends == expected
 
 
 def test_a_process_that_goes_on_or_must_be_waited_for_is_left_alone(ends):

@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.world import run_command, start_command, wait_until
+from tests.world import start_command, wait_until
 from vigpipe.launch.failures import declare_lost, note_met, record_file
 from vigpipe.launch.processes import RankProcesses
 from vigpipe.launch.supervisor import Supervisor
@@ -50,6 +49,8 @@ def work(me, folder, behaviours):
         failures.declare_lost(private, int(number[0]))
         wait_until(lambda: watchdog.ended(private, [int(number[0])]))
         failures.declare_lost(private, int(number[0]))
+    if what == "ends":
+        return 0
     if what == "endless":
         threading.Event().wait()
     wait_until((folder / "go").exists)
@@ -73,100 +74,67 @@ KILLED = "was ended by SIGKILL; out of memory?"
 FROZEN = "answered no more, and was killed; was it stopped?"
 
 
-class Run:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "toy.py").write_text(SCRIPT)
-        (folder / "tmp").mkdir()
-        self.env = {"TMPDIR": str(folder / "tmp")}
+@pytest.fixture
+def start(tmp_path):
+    """Start a run of ranks that behave as told; `work` goes on as soon as the run tells a loss."""
 
-    def line(self, replicas, behaviours: str) -> list[str]:
-        script = [sys.executable, str(self.folder / "toy.py")]
-        return [*script, str(self.folder), json.dumps(replicas), *behaviours.split()]
-
-    def ends(self, replicas, behaviours: str) -> tuple[int, list[str]]:
-        """The exit code of a run that ends by itself, and what it told."""
-        done = run_command(self.line(replicas, behaviours), self.env)
-        assert list((self.folder / "tmp").iterdir()) == []
-        return done.returncode, done.stderr.splitlines()
-
-    def goes_on(self, replicas, behaviours: str) -> tuple[int, list[str]]:
-        """The same for a run whose ranks wait until it has told of a loss."""
-        with start_command(self.line(replicas, behaviours), self.env) as command:
+    def start(replicas, behaviours: str) -> tuple[int, list[str]]:
+        (tmp_path / "toy.py").write_text(SCRIPT)
+        (tmp_path / "tmp").mkdir()
+        line = [sys.executable, str(tmp_path / "toy.py"), str(tmp_path), json.dumps(replicas)]
+        env = {"TMPDIR": str(tmp_path / "tmp")}
+        with start_command([*line, *behaviours.split()], env) as command:
             told = command.folder / "stderr"
             wait_until(lambda: told.read_text().endswith("\n"), "it tells", running=command)
-            (self.folder / "go").touch()
+            (tmp_path / "go").touch()
             done = command.wait()
-        assert list((self.folder / "tmp").iterdir()) == []
+        assert list((tmp_path / "tmp").iterdir()) == []
         return done.returncode, done.stderr.splitlines()
 
-
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path)
+    return start
 
 
-def lost(replica: int, left: str, cause: str) -> list[str]:
-    return [f"vigpipe: replica {replica} is lost, and the run goes on with {left}: {cause}"]
+@pytest.mark.parametrize(
+    ("replicas", "behaviours", "code", "lost", "cause"),
+    [
+        (PAIRS, "works works killed bereft-2", 0, 1, f"rank 2 {KILLED}"),
+        (PAIRS, "frozen killed works works", 0, 0, f"rank 1 {KILLED}"),
+        (APART, "declares-1 frozen works", 0, 1, f"rank 1 {FROZEN}"),
+        # Its other rank does not hold up the end of the run.
+        (PAIRS, "ends ends killed endless", 0, 1, f"rank 2 {KILLED}"),
+        (APART, "killed saves saves", 75, 0, f"rank 0 {KILLED}"),
+    ],
+)
+def test_a_run_goes_on_without_a_lost_replica(replicas, behaviours, code, lost, cause, start):
+    left = f"{len(replicas) - 1} of {len(replicas)} replicas"
+    told = f"vigpipe: replica {lost} is lost, and the run goes on with {left}: {cause}"
+    assert start(replicas, behaviours) == (code, [told])
 
 
-def test_replicas_go_on_without_a_rank_that_was_killed(run):
-    told = lost(1, "2 of 3 replicas", f"rank 1 {KILLED}")
-    assert run.goes_on(APART, "works killed works") == (0, told)
+@pytest.mark.parametrize(
+    ("replicas", "behaviours", "code", "told"),
+    [
+        ([[0], [1]], "endless endless killed", 137, f"rank 2 {KILLED}"),  # of no replica
+        (APART, "works early works", 137, f"rank 1 {KILLED}"),  # the others would wait for it
+        (APART, "wrong endless endless", 2, "the flag is wrong"),  # which would come again
+    ],
+)
+def test_a_failure_that_is_not_the_loss_of_a_replica_ends_the_run(
+    replicas, behaviours, code, told, start
+):
+    assert start(replicas, behaviours) == (code, [f"vigpipe: {told}"])
 
 
-def test_a_rank_that_loses_its_peer_is_lost_with_it(run):
-    told = lost(1, "1 of 2 replicas", f"rank 2 {KILLED}")
-    assert run.goes_on(PAIRS, "works works killed bereft-2") == (0, told)
-
-
-def test_a_frozen_rank_that_loses_its_peer_is_killed(run):
-    told = lost(0, "1 of 2 replicas", f"rank 1 {KILLED}")
-    assert run.goes_on(PAIRS, "frozen killed works works") == (0, told)
-
-
-def test_a_frozen_rank_whose_replica_is_declared_lost_is_killed(run):
-    told = lost(1, "2 of 3 replicas", f"rank 1 {FROZEN}")
-    assert run.goes_on(APART, "declares-1 frozen works") == (0, told)
-
-
-def test_the_remains_of_a_lost_replica_do_not_hold_up_the_end(run):
-    """The survivors end before what is left of the replica has had its time to leave."""
-    (run.folder / "go").touch()
-    told = lost(1, "1 of 2 replicas", f"rank 2 {KILLED}")
-    assert run.ends(PAIRS, "works works killed endless") == (0, told)
-
-
-def test_survivors_that_save_their_state(run):
-    told = lost(0, "2 of 3 replicas", f"rank 0 {KILLED}")
-    assert run.goes_on(APART, "killed saves saves") == (75, told)
-
-
-def test_a_run_that_loses_all_replicas_ends(run):
-    code, told = run.ends(PAIRS, "killed endless endless killed")
+def test_a_run_that_loses_all_replicas_ends(start):
+    code, told = start(PAIRS, "killed endless endless killed")
     assert code == 137
     assert f"vigpipe: rank 0 {KILLED}" in told or f"vigpipe: rank 3 {KILLED}" in told
     assert len(told) <= 2
 
 
-def test_a_rank_of_no_replica_ends_the_run(run):
-    told = [f"vigpipe: rank 2 {KILLED}"]
-    assert run.ends([[0], [1]], "endless endless killed") == (137, told)
-
-
-def test_a_rank_that_is_killed_before_all_have_met_ends_the_run(run):
-    """The others would wait for it, for ten minutes."""
-    assert run.ends(APART, "works early works") == (137, [f"vigpipe: rank 1 {KILLED}"])
-
-
-def test_a_failure_that_would_come_again_ends_the_run(run):
-    assert run.ends(APART, "wrong endless endless") == (2, ["vigpipe: the flag is wrong"])
-
-
 @pytest.mark.parametrize(
     ("exit_codes", "records", "code", "told"),
     [
-        ({0: 0, 1: 0, 2: 0, 3: 0}, {}, 0, ""),
         ({0: 0, 1: 75, 2: -6, 3: 70}, {3: "lost peer"}, 75, "rank 2 was ended by SIGABRT"),
         ({0: -6, 1: 70, 2: 70, 3: 70}, {}, 134, "rank 0 was ended by SIGABRT"),
         # A process that reads images for rank 1 is gone, of which rank 1 has told.

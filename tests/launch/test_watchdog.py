@@ -51,19 +51,11 @@ def test_a_rank_that_is_about_to_end_has_ended(tmp_path):
             pid_file(tmp_path, 0).write_text(str(rank.pid))
             assert ended(tmp_path, [0])
             assert rank.poll() is None
+            pid_file(tmp_path, 1).write_text(str(os.getpid()))
+            assert not ended(tmp_path, [1, 2])  # one works, the other has not begun
+            gone = subprocess.Popen(["true"])
+            gone.wait()
+            pid_file(tmp_path, 3).write_text(str(gone.pid))
+            assert ended(tmp_path, [1, 3])
         finally:
             rank.kill()
-
-
-def test_ranks_that_have_ended(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", SLEEP]) as running:
-        gone = subprocess.Popen(["true"])
-        for rank, process in enumerate((running, gone)):
-            pid_file(tmp_path, rank).write_text(str(process.pid))
-        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
-        assert ended(tmp_path, [0, 1])  # nobody has asked for its exit code yet
-        gone.wait()
-        assert ended(tmp_path, [1])
-        assert not ended(tmp_path, [0])
-        assert not ended(tmp_path, [2])  # has not begun
-        running.kill()
