@@ -5,7 +5,7 @@ import torch
 
 from tests.oracle import images_of, shortened, with_images
 from vigpipe.config.options import TrainConfig
-from vigpipe.job.fill import Fill, members
+from vigpipe.job.fill import Fill
 from vigpipe.job.rows import partial_batch
 from vigpipe.run.facts import Run, prepare
 
@@ -94,9 +94,3 @@ def test_the_whole_graph_is_a_full_batch():
     nodes = {name: value for name, value in NODES.items() if name not in ("partition", "parts")}
     run = prepare(TrainConfig(**{**nodes, "sampler": "full"}), torch.float32)
     assert fills(run, 3) == 3 * [(1, 1)]
-
-
-def test_members_of_batches_have_names():
-    assert (members("images"), members("nodes")) == ("samples", "sub-graphs")
-    assert partial_batch(Fill(3, 3)) == {}
-    assert partial_batch(Fill(2, 3)) == {"partial_batch": 2, "full_batch": 3}

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from vigpipe.run.follow import RowFollower, parse_rows
+from vigpipe.run.follow import RowFollower
 
 
 def line(step, try_=0):
@@ -61,8 +61,3 @@ def test_a_run_that_starts_again_tells_only_what_it_does_anew(path):
     assert steps(follower.read_new()) == [(2, 1), (3, 1)]
     append(path, line(4, try_=1))
     assert steps(follower.read_new()) == [(4, 1)]
-
-
-def test_only_whole_lines_are_parsed():
-    assert parse_rows(b'{"a": 1}\n{"a": 2}\n{"a') == [{"a": 1}, {"a": 2}]
-    assert parse_rows(b"") == []

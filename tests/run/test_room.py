@@ -1,13 +1,12 @@
 """A run whose weights cannot fit into the memory of the host is refused at once."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
+from tests.refusals import check_refusals
 from vigpipe.config.options import TrainConfig
-from vigpipe.errors import InputError
 from vigpipe.run import room
 from vigpipe.run.facts import prepare
 from vigpipe.run.room import check_room
@@ -19,33 +18,26 @@ IMAGES = TrainConfig(model="vig_b_224", data="fake", strategy="subnetworks", dp=
 
 @pytest.fixture(autouse=True)
 def _a_host_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 << 28 < room.memory_bytes() < 1 << 50
     monkeypatch.setattr(room, "memory_bytes", lambda: 24 * 10**9)
 
 
-@pytest.mark.parametrize(
-    ("config", "ranks_here", "message"),
-    [
+def test_what_cannot_fit_is_refused() -> None:
+    rows = [
         (WIDE, 1, "one rank on this host would keep 34.4 GB .* adam, and it has 24.0 GB"),
         (replace(WIDE, opt="sgd"), 1, "would keep 25.8 GB"),
         (replace(WIDE, stages=2), 2, "2 ranks on this host would keep 34.4 GB"),
         (replace(SUBNETWORKS, dp=1), 1, "among sub-networks with --strategy subnetworks --dp 8"),
         # 86 M weights, which each rank puts together, and 4 times 25 M of its sub-network.
         (IMAGES, 64, "64 ranks on this host would keep 48.0 GB"),
-    ],
-)
-def test_what_cannot_fit_is_refused(config: TrainConfig, ranks_here: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    ]
+    check_refusals(rows, lambda config, ranks: check_room(prepare(config, torch.float32), ranks))
+
+
+def test_what_fits_is_not() -> None:
+    for config, ranks_here in (
+        (SUBNETWORKS, 8),
+        (replace(WIDE, stages=2), 1),
+        (replace(WIDE, width=1024), 1),
+    ):
         check_room(prepare(config, torch.float32), ranks_here)
-
-
-@pytest.mark.parametrize(
-    ("changes", "ranks_here"),
-    [({"strategy": "subnetworks", "dp": 8}, 8), ({"stages": 2}, 1), ({"width": 1024}, 1)],
-)
-def test_what_fits_is_not(changes: dict[str, Any], ranks_here: int) -> None:
-    check_room(prepare(replace(WIDE, **changes), torch.float32), ranks_here)
-
-
-def test_a_host_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert 1 << 28 < room.memory_bytes() < 1 << 50

@@ -26,18 +26,18 @@ def test_it_is_said_once_after_a_window():
     ]
 
 
-def test_workers_that_do_not_keep_up_need_help():
-    (said,) = told(SlowData(3, runs_ahead=False), *[(0.12, 0.36)] * WINDOW)
-    assert said.endswith("; choose more than --workers 3 if there are idle cores")
-
-
-def test_a_graph_has_no_workers():
-    # The sentence spoke of images, and of --workers, which graphs refuse.
-    (said,) = told(SlowData(0, runs_ahead=False, unit="nodes"), *[(0.12, 0.36)] * WINDOW)
-    assert said == (
-        "a step waits 120 ms for its nodes, and then takes 360 ms; leave each rank a core for the "
-        "thread that makes the next ones"
-    )
+@pytest.mark.parametrize(
+    ("num_workers", "unit", "advice"),
+    [
+        (3, "images", "choose more than --workers 3 if there are idle cores"),
+        # The sentence spoke of images, and of --workers, which graphs refuse.
+        (0, "nodes", "leave each rank a core for the thread that makes the next ones"),
+    ],
+)
+def test_the_advice_is_one_that_can_be_followed(num_workers, unit, advice):
+    watch = SlowData(num_workers, runs_ahead=False, unit=unit)
+    (said,) = told(watch, *[(0.12, 0.36)] * WINDOW)
+    assert said == f"a step waits 120 ms for its {unit}, and then takes 360 ms; {advice}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,13 +97,9 @@ def test_csv_has_the_columns_of_the_kind_of_run(tmp_path):
 def test_charts_of_a_graph_have_its_scores_and_no_counts_of_nodes():
     scores = {"loss": 0.5, "accuracy": 0.75, "nodes": 8}
     row = {"epoch": 1, **scores, "ema": {"accuracy": 0.25}, "validation": scores}
-    assert trackers._named(row) == {
-        "test/loss": 0.5,
-        "test/accuracy": 0.75,
-        "test/ema_accuracy": 0.25,
-        "validation/loss": 0.5,
-        "validation/accuracy": 0.75,
-    }
+    of_scores = {"test/loss": 0.5, "test/accuracy": 0.75, "test/ema_accuracy": 0.25}
+    of_scores |= {"validation/loss": 0.5, "validation/accuracy": 0.75}
+    assert trackers._named(row) == of_scores
     row = {"step": 1, "epoch": 1, "nodes_per_second": 32.0, "training_nodes": 5}
     assert trackers._named(row) == {"train/nodes_per_second": 32.0, "train/training_nodes": 5}
 
@@ -162,25 +159,19 @@ def test_wandb_offline_keeps_one_run_of_all_rows(tmp_path, offline):
         wait_until(lambda word=word: word in kept.read_bytes(), f"{word} is in {kept}")
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_package_that_is_not_installed_is_named_before_the_run(name, monkeypatch):
+def test_a_package_that_is_not_installed_is_named_before_the_run(monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
-    with pytest.raises(InputError, match=f"--track {name}: the package {name} is not installed"):
-        check_tracker(name)
+    with pytest.raises(InputError, match="--track wandb: the package wandb is not installed"):
+        check_tracker("wandb")
     check_tracker("csv")
     check_tracker(None)
 
 
-class Broken:
-    def __init__(self, *_):
-        pass
-
-    def add(self, row, step):
+def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(tmp_path, monkeypatch):
+    def fail(*_):
         raise ConnectionError("no route to host")
 
-
-def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "_Csv", Broken)
+    monkeypatch.setattr(trackers, "_Csv", lambda *_: SimpleNamespace(add=fail))
     logged = []
     train(tmp_path, "csv", logged=logged)
     (sentence,) = logged
