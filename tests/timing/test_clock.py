@@ -70,15 +70,22 @@ class _Exchange:
     Questions take (there, back) seconds, which differ from one exchange to the next.
     """
 
-    def __init__(self, delays, rate=1.0):
+    def __init__(self, monkeypatch, delays, rate=1.0):
         self.now, self.delays, self.rate = 100.0, iter(delays), rate
+        distributed = SimpleNamespace(
+            is_initialized=lambda: True,
+            get_world_size=lambda: 2,
+            get_rank=lambda: 0,
+            send=self.send,
+            recv=self.recv,
+            broadcast=lambda *args, **options: None,
+        )
+        monkeypatch.setattr(module, "dist", distributed)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def clock(self, now):
         """The other rank's, when rank 0's shows `now`."""
         return 10.0 + self.rate * now
-
-    def perf_counter(self):
-        return self.now
 
     def send(self, box, other):
         self.there, self.back = next(self.delays)
@@ -88,52 +95,33 @@ class _Exchange:
         box[0] = self.clock(self.now)
         self.now += self.back
 
-    def __enter__(self):
-        """Let `read_clocks` in this process be rank 0 of two."""
-        self.patch = pytest.MonkeyPatch()
-        distributed = SimpleNamespace(
-            is_initialized=lambda: True,
-            get_world_size=lambda: 2,
-            get_rank=lambda: 0,
-            send=self.send,
-            recv=self.recv,
-            broadcast=lambda *args, **options: None,
-        )
-        self.patch.setattr(module, "dist", distributed)
-        self.patch.setattr(module, "time", SimpleNamespace(perf_counter=self.perf_counter))
-        return self
-
-    def __exit__(self, *_):
-        self.patch.undo()
-
 
 DELAYS = [(0.5, 0.1), (0.03, 0.01)] + [(0.2, 0.6)] * (module.NUM_EXCHANGES - 2)
 
 
-def test_the_fastest_exchange_decides_and_its_half_bounds_the_error():
-    with _Exchange(DELAYS):
-        own, other = read_clocks()
+def test_the_fastest_exchange_decides_and_its_half_bounds_the_error(monkeypatch):
+    _Exchange(monkeypatch, DELAYS)
+    own, other = read_clocks()
     assert own == (100.0, 0.0, 0.0)
     assert other.error == pytest.approx(0.02)
-    assert other.offset == pytest.approx(
-        10.01, rel=1e-12
-    )  # an error of half the difference of there and back
+    # An error of half the difference of there and back.
+    assert other.offset == pytest.approx(10.01, rel=1e-12)
     assert abs(other.offset - 10) <= other.error
     assert other.at == pytest.approx(110 + 0.6 + 0.03, rel=1e-12)
 
 
-def test_times_of_a_clock_that_drifts_agree_with_rank_0_within_the_stated_error():
+def test_times_of_a_clock_that_drifts_agree_with_rank_0_within_the_stated_error(monkeypatch):
     """Offsets were read once, at the end of a run.
 
     A clock that runs 1e-4 fast gains 0.36 s in an hour, so the spans of steps that were timed at
     the start lay that much too late beside those of rank 0, with a stated error of microseconds.
     """
-    with _Exchange([*DELAYS, *reversed(DELAYS)], rate=1 + 1e-4) as exchange:
-        first = read_clocks()
-        started = exchange.now
-        exchange.now += 3600
-        ended = exchange.now
-        last = read_clocks()
+    exchange = _Exchange(monkeypatch, [*DELAYS, *reversed(DELAYS)], rate=1 + 1e-4)
+    first = read_clocks()
+    started = exchange.now
+    exchange.now += 3600
+    ended = exchange.now
+    last = read_clocks()
     error = clock_error(first, last)
     assert error == pytest.approx(0.02, rel=1e-3)
     for share in (0.0, 0.1, 0.5, 0.9, 1.0):

