@@ -20,15 +20,6 @@ def steps_of(trial):
     return [row.step for row in trial.rows() if row.name == "step"]
 
 
-def test_every_turn_adds_a_step_to_every_trial(timed):
-    trials = timed([2, 4])
-    for _ in range(NUM_TURNS):
-        for trial in trials:
-            trial.take_turn()
-    wanted = list(range(NUM_WARMUP, NUM_WARMUP + NUM_TURNS))
-    assert [steps_of(trial) for trial in trials] == [wanted] * 2
-
-
 def test_a_trial_that_has_taken_very_long_gets_no_more_turns(timed, monkeypatch):
     monkeypatch.setattr(seconds, "MAX_SECONDS", 0.0)
     (trial,) = timed([2])
