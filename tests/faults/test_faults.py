@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.test_saver import files_of_at_most
+from tests.full_disk import files_of_at_most
 from tests.small_digits import SMALL_DIGITS
 from tests.world import GUARD, PROMPT, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest

@@ -7,6 +7,7 @@ what is wrong with each case.
 
 import importlib.util
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,7 @@ def run():
 
     mend_interpreter()
     gpu.launch = with_guards(gpu.launch)
+    cases: dict[str, tuple[Any, Any]]
     cases = {name: (check_aggregate, arguments) for name, arguments in aggregate_cases()}
     cases |= {f"winners-{mode}": (check_winners, (mode,)) for mode in ("max", "max_mean")}
     cases |= {f"knn-{name}": (check_knn, arguments) for name, arguments in knn_cases().items()}

@@ -90,7 +90,7 @@ def test_rows_are_read_back_from_csv(tmp_path):
     with path.open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert list(found[0]) == [field.name for field in fields(Row)]
-    for line, expected in zip(found, map(asdict, rows), strict=True):
+    for line, expected in zip(found, [asdict(given) for given in rows], strict=True):
         assert float(line.pop("seconds")) == expected.pop("seconds")
         assert line == {name: str(value) for name, value in expected.items()}
 
