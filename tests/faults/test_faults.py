@@ -180,15 +180,30 @@ def test_an_exception_on_one_rank(what, message, unbroken, folder):
         goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
-def test_restarts_need_no_hand(unbroken, folder):
-    command = line(*TRAIN, *OPTIONS, *STAGES, "--out", str(folder), "--max-restarts", "2")
-    with start_command(command, ENV) as running:
-        for step in (3, 5):
-            wait_until(lambda s=step: at_step(folder, s), f"step {step}")
-            victim = rank_0(folder)
-            os.kill(victim, signal.SIGKILL)
-            wait_until(lambda v=victim: not Path(f"/proc/{v}").exists(), "it is gone")
-        done = running.wait()
+KILLED_TWICE = """
+import os, signal, sys
+from pathlib import Path
+from vigpipe import training
+from vigpipe.cli import main
+from vigpipe.launch.environment import from_environment
+
+def killed(rank_state, batch, status):
+    mark = folder / f"{rank_state.step + 1}"
+    if rank_state.step + 1 in (4, 6) and from_environment(os.environ).rank == 0:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return train_step(rank_state, batch, status)
+
+folder, train_step = Path(sys.argv[1]), training.train_step
+training.train_step = killed
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_restarts_need_no_hand(unbroken, folder, tmp_path):
+    given = ["train", *OPTIONS, *STAGES, "--out", str(folder), "--max-restarts", "2"]
+    done = run_command(line("-c", KILLED_TWICE, str(tmp_path), *given), ENV)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2, from step-0000000" in done.stderr
     is_the_same(folder, unbroken)
