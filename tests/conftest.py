@@ -12,6 +12,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests.small_model import small_model
 from tests.warm import start_server
 from tests.world import ROOT
 
@@ -122,6 +123,13 @@ def _server_and_operators():
 
     start_server()
     library()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _narrow_model():
+    """Half of the time of a step; what needs all channels asks for the whole model."""
+    with small_model(4):
+        yield
 
 
 @pytest.fixture(autouse=True)

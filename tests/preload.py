@@ -11,6 +11,7 @@ MODULES = [
     "hypothesis",
     "pytest",
     "rich.progress",
+    "tests.small_model",
     "tests.warm",
     "timm",
     "torch",

@@ -1,20 +1,14 @@
-"""A few of the digits as --data, and a small model: evaluating all 360 is most of a short run."""
+"""A few of the digits as --data: evaluating all 360 is most of a short run."""
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from vigpipe.model.variants import VIG_SHAPES
-
 NUM_TRAIN, NUM_TEST = 144, 24
 SMALL_DIGITS = ("--data", "digits.npz", "--model", "vig_digits")  # in the folder with the file
-
-# vig_digits with as many blocks as two stages need: mock.patch.dict(VIG_SHAPES, SMALL_MODEL).
-SMALL_MODEL = {"vig_digits": replace(VIG_SHAPES["vig_digits"], blocks=(2,), channels=(16,))}
 
 
 def write_small_digits(folder: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.oracle import images_of, with_images
 from tests.small_digits import NUM_TEST, NUM_TRAIN, SMALL_DIGITS, among_small_digits
+from tests.small_model import whole_model
 from tests.test_cli import make_pictures
 from tests.world import ROOT, run_command, run_each, run_ranks
 from vigpipe.cli import main
@@ -58,7 +59,7 @@ def run_here(folder: Path, *arguments: str) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _data(tmp_path_factory):
-    with among_small_digits(tmp_path_factory.mktemp("data")):
+    with among_small_digits(tmp_path_factory.mktemp("data")), whole_model():
         yield
 
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from tests.small_model import take_model
 from vigpipe.launch.second_signal import SignalThread
 
 TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # in the environment of every descendant of a command
@@ -147,6 +148,7 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     _forget_the_parent()
     os.environ.clear()
     os.environ.update(variables)
+    take_model(variables)
     os.chdir(folder)
     # OpenMP reads the variable when it is loaded, which it is already.
     threads = variables.get("OMP_NUM_THREADS", "")

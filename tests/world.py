@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tests.small_model import take_model
 from tests.warm import TOKEN_VARIABLE, ForkedPython, means_python, server, start_python
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +86,7 @@ def _run(
             stack.callback(ours.close)
             place = (os.getpid(), rank, world_size, f"{folder}/store", timeout)
             # Not a daemon: those may not start data loaders.
-            process = context.Process(target=_rank, args=(theirs, place, pickled))
+            process = context.Process(target=_rank, args=(theirs, place, dict(os.environ), pickled))
             process.start()
             theirs.close()
             stack.callback(_end, process)
@@ -153,7 +154,12 @@ def _end(process: Any) -> None:
     process.close()
 
 
-def _rank(pipe: Connection, place: tuple[int, int, int, str, float], pickled: bytes) -> None:
+def _rank(
+    pipe: Connection,
+    place: tuple[int, int, int, str, float],
+    variables: Mapping[str, str],
+    pickled: bytes,
+) -> None:
     """Run in the rank: meet the others, call, tell the parent."""
     import torch
     import torch.distributed as dist
@@ -165,6 +171,7 @@ def _rank(pipe: Connection, place: tuple[int, int, int, str, float], pickled: by
     parent, rank, world_size, store, timeout = place
     die_with(parent)
     torch.set_num_threads(1)
+    take_model(variables)
     launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")
     calls: list[tuple[Any, ...]] = []
     args: tuple[Any, ...] = ()

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -20,14 +19,12 @@ from vigpipe.checkpoint.resume import check_same_run
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import SAVED, InputError
-from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.run.facts import prepare
 from vigpipe.training import train
 
 pytestmark = pytest.mark.multiprocess
 
 CPU = torch.device("cpu")
-NARROW = {"vig_digits": replace(VIG_SHAPES["vig_digits"], channels=(16,))}  # half of the time
 # 48 images an epoch in steps of 20, 20 and 8: checkpoints lie within epochs and at their ends. What
 # is evaluated fits into one batch: that is most of a run's work.
 SMALL = TrainConfig(
@@ -53,12 +50,6 @@ SMALL = TrainConfig(
 CHEAP = {"microbatches": 1, "evaluate_every": 9, "validation": 0.0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _narrow():
-    with mock.patch.dict(VIG_SHAPES, NARROW):
-        yield
-
-
 def make_job(config):
     run = prepare(config, torch.float64)
     source = replace(
@@ -76,8 +67,7 @@ def run(config, folder, rank=0):
 
 
 def run_rank(rank, world_size, config, folder):
-    with mock.patch.dict(VIG_SHAPES, NARROW):
-        return run(config, folder, rank)
+    return run(config, folder, rank)
 
 
 def rows(folder):

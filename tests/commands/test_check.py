@@ -4,7 +4,6 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
@@ -12,14 +11,13 @@ import torch
 import vigpipe.commands.check
 import vigpipe.commands.check_replicas
 from tests.commands.refusals import refused
-from tests.small_digits import SMALL_MODEL
+from tests.small_model import small_model
 from tests.world import run_command, run_each
 from vigpipe.cli import main
 from vigpipe.commands.check import check
 from vigpipe.commands.differences import Trace, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
-from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -154,15 +152,15 @@ def checked(folder, rank, world_size, name):
     vigpipe.commands.check.make_rank_state = make
     vigpipe.commands.check_replicas.make_rank_state = make
     (folder / name).mkdir(exist_ok=True)
-    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
-        run = prepare(config, weight_dtype(config.dtype))
-        return check(run, rank, CPU, folder / name, num_steps=2)
+    run = prepare(config, weight_dtype(config.dtype))
+    return check(run, rank, CPU, folder / name, num_steps=2)
 
 
 @pytest.mark.multiprocess
 def test_a_broken_layout_is_found_and_every_rank_says_so(tmp_path):
     broken = {name: int(spoil is not None) for name, (_, spoil) in CASES.items()}
-    codes = run_each(partial(checked, tmp_path), 4, CASES)
+    with small_model():
+        codes = run_each(partial(checked, tmp_path), 4, CASES)
     assert codes == [[code] * 4 for code in broken.values()]
     tables = {name: (tmp_path / name / "check.txt").read_text() for name in CASES}
     for name, table in tables.items():

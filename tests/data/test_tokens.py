@@ -186,7 +186,7 @@ def test_replicas_of_two_ranks_train_and_score_like_replicas_of_one():
 
 def test_what_cannot_be_shared_is_refused():
     rows = [
-        ({"shards": 9}, "8 rows and 48 channels; take --shards 8 or fewer"),
+        ({"shards": 9}, "8 rows and 16 channels; take --shards 8 or fewer"),
         ({"shards": 2, "model": "vig_study"}, "vig_study is none"),
         ({"shards": 2, "compile": True}, "--compile with --shards 2"),
     ]

@@ -376,8 +376,9 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
 
 def test_a_disk_that_is_full_of_checkpoints_leaves_the_run_going(folder, unbroken):
     train = ["train", *OPTIONS, "--microbatches", "2", "--out", str(folder)]
-    # A checkpoint has 2.4 MB, the weights 0.8 MB.
-    done = run_command(line("-c", ON_A_FULL_DISK, "900000", *train))
+    # A checkpoint has the weights three times.
+    limit = (unbroken / "model.safetensors").stat().st_size * 3 // 2
+    done = run_command(line("-c", ON_A_FULL_DISK, str(limit), *train))
     assert done.returncode == 0, done.stderr
     assert "checkpoint of step 2: could not be written to" in done.stdout
     assert list_checkpoints(folder) == []
@@ -400,7 +401,7 @@ def test_a_disk_that_is_full_of_rows_keeps_them_until_there_is_room(tmp_path):
 
 def test_weights_that_find_no_room_are_one_sentence(folder):
     train = ["train", "--steps", "1", *SMALL, "--out", str(folder)]
-    done = run_command(line("-c", ON_A_FULL_DISK, "90000", *train))
+    done = run_command(line("-c", ON_A_FULL_DISK, "30000", *train))
     assert done.returncode == 2
     assert "model.safetensors: cannot be written (" in done.stderr
     assert len(done.stderr.splitlines()) == 1

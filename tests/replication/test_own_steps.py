@@ -8,7 +8,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from tests.oracle import FirstOf, images_of, shortened, with_images
 from tests.replication.refused import assert_refused
-from tests.small_digits import SMALL_MODEL
+from tests.small_model import small_model
 from tests.world import run_each
 from vigpipe import training
 from vigpipe.checkpoint.manifest import read_manifest
@@ -28,7 +27,6 @@ from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.job.batch import ReplicaBatch
-from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.diary import DEEDS
 from vigpipe.replication.feedback import make_method
@@ -134,10 +132,10 @@ BAD_ITEM = 5
 BAD_STEP = 3
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _small():
     """All that is kept, sent and averaged is there twice; more would be more of the same."""
-    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
+    with small_model():
         yield
 
 
@@ -173,7 +171,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
             assert_replicas_are_equal(rank_state)
         return step
 
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", poisoned)
         if config.replay is not None and not config.replay.is_absolute():
             config = replace(config, replay=folder / config.replay)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.oracle import images_of, shortened, with_images
+from tests.small_model import whole_model
 from vigpipe import training
 from vigpipe.config.options import TrainConfig
 from vigpipe.run import loss_scale
@@ -60,6 +61,14 @@ def train(folder: Path, config: TrainConfig) -> list[dict[str, Any]]:
     return [row for row in rows if "step" in row]
 
 
+@pytest.fixture
+def _whole_model():
+    """Its gradients are large enough."""
+    with whole_model():
+        yield
+
+
+@pytest.mark.usefixtures("_whole_model")
 def test_steps_that_overflow_are_skipped_until_the_gradients_fit(tmp_path, monkeypatch, capsys):
     """And a run that goes on has the same factor and weights."""
     monkeypatch.setattr(loss_scale, "FIRST", FIRST)

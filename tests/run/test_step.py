@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,13 +14,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.oracle import images_of, shortened, with_images
-from tests.small_digits import SMALL_MODEL
+from tests.small_model import small_model
 from tests.world import run_each, run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.state import named_tensors
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import ToHost
-from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import RankState, make_rank_state
@@ -136,7 +134,7 @@ def train_in(rank: int, world_size: int, folder: Path, ahead: bool) -> list[list
         complete[-1].append(step.number - (rank_state.open_step is not None))
         return step
 
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vigpipe.run.rank.runs_ahead", lambda device: ahead)
         patch.setattr("vigpipe.run.step.ToHost", Late if ahead else ToHost)
         patch.setattr(training, "train_step", counted)
@@ -171,7 +169,8 @@ def test_a_rank_that_runs_ahead_gets_the_same_run_bit_for_bit(tmp_path):
     One of the steps is not finite, and is skipped: by the device, which the host then learns late.
     """
     names, are_ahead = ("at-once", "ahead"), (False, True)
-    runs = run_each(train_in, 4, [tmp_path / name for name in names], are_ahead)
+    with small_model():
+        runs = run_each(train_in, 4, [tmp_path / name for name in names], are_ahead)
     for ahead, by_rank in zip(are_ahead, runs, strict=True):
         for of_rank in by_rank:
             for opt, complete in zip(OPTIMIZERS, of_rank, strict=True):

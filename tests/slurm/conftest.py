@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_digits import among_small_digits
+from tests.small_model import whole_model
 from tests.world import ROOT, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
@@ -60,7 +61,7 @@ def cluster():
 
 @pytest.fixture(scope="module", autouse=True)
 def _data(tmp_path_factory):
-    with among_small_digits(tmp_path_factory.mktemp("data")):
+    with among_small_digits(tmp_path_factory.mktemp("data")), whole_model():
         yield
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.hidden_sides import NoHiddenSides
 from tests.oracle import images_of, shortened, with_images
 from tests.replication.refused import assert_refused
-from tests.small_digits import SMALL_MODEL
+from tests.small_model import small_model
 from tests.world import run_each, run_ranks
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.checkpoint.resume import load_checkpoint
@@ -30,7 +29,6 @@ from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.load import load
 from vigpipe.inference.load_graph_model import load_graph_model
-from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.parallel.agreement import Peers
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run, prepare
@@ -98,9 +96,9 @@ COMPARED = {
 STUDY = replace(IMAGES, model="vig_study", data="digits", branch_rescale=True, steps=5)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _small():
-    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
+    with small_model():
         yield
 
 
@@ -114,20 +112,18 @@ def run_of(config: TrainConfig) -> Run:
 
 def compare(rank: int, world_size: int, config: TrainConfig) -> Compared | None:
     torch.set_num_threads(1)
-    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
-        return compare_replicas(run_of(config), rank, CPU, config.steps or 0, SubnetworksInTurn)
+    return compare_replicas(run_of(config), rank, CPU, config.steps or 0, SubnetworksInTurn)
 
 
 def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainConfig) -> None:
     """Train in a folder of that name; `resume` is the name of one that came before."""
     torch.set_num_threads(1)
-    with mock.patch.dict(VIG_SHAPES, SMALL_MODEL):
-        if config.resume is not None:
-            config = replace(config, resume=str(list_checkpoints(folder / config.resume)[-1]))
-        if config.replay is not None:
-            config = replace(config, replay=folder / config.replay)
-        (folder / name).mkdir(exist_ok=True)
-        assert train(run_of(config), rank, CPU, folder / name) == DONE
+    if config.resume is not None:
+        config = replace(config, resume=str(list_checkpoints(folder / config.resume)[-1]))
+    if config.replay is not None:
+        config = replace(config, replay=folder / config.replay)
+    (folder / name).mkdir(exist_ok=True)
+    assert train(run_of(config), rank, CPU, folder / name) == DONE
 
 
 def train_guarded(rank: int, world_size: int, config: TrainConfig, folder: Path) -> None:
