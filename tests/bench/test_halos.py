@@ -1,25 +1,23 @@
 """What ranks learn whose halos are exact, late, or sampled."""
 
 import csv
-from dataclasses import replace
+import sys
 
 import pytest
 
-from vigpipe.bench.halos import bench_halos
-from vigpipe.bench.options import HalosBench
+from tests.world import run_command
 
 pytestmark = pytest.mark.heavy
 
-OPTIONS = HalosBench(
-    data="sbm:300,4,12,6", width=8, epochs=4, shards=2, seeds=1, halos="exact,stale"
-)
-
 
 @pytest.mark.multiprocess
-def test_every_halo_has_a_row_and_a_curve(tmp_path, capsys):
+def test_every_halo_has_a_row_and_a_curve(tmp_path):
     folder = tmp_path / "page"
-    bench_halos(replace(OPTIONS, out=folder))
-    assert "stale, seed 0: accuracy " in capsys.readouterr().out
+    options = "--data sbm:300,4,12,6 --width 8 --epochs 4 --shards 2 --seeds 1 --halos exact,stale"
+    words = ["bench", "halos", *options.split(), "--out", str(folder)]
+    done = run_command([sys.executable, "-m", "vigpipe", *words])
+    assert done.returncode == 0, done.stderr
+    assert "stale, seed 0: accuracy " in done.stdout
     with (folder / "rows.csv").open() as file:
         rows = {row["halo"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"exact", "stale"}

@@ -99,7 +99,8 @@ def trained(setup: Setup, shards: Shards):
 def of_rank(rank, world_size):
     torch.set_num_threads(1)
     shards, found = shards_of_all(world_size), {}
-    for name, setup in SETUPS.items():
+    for name in BY_SIZE[world_size]:
+        setup = SETUPS[name]
         before, module.MOST_DISTANCES = dict(shards.sent), setup.most_distances
         results = trained(setup, shards)
         found[name] = (*results, {w: n - before.get(w, 0) for w, n in shards.sent.items()})
@@ -111,12 +112,18 @@ def of_all(size: int) -> list[dict[str, Any]]:
     return run_ranks(of_rank, size)
 
 
-SIZES = [2, pytest.param(4, marks=pytest.mark.heavy)]
+# More ranks differ in how many nodes, pieces and messages each has.
+BY_SIZE = {2: list(SETUPS), 4: ["max", "pyramid", "a node at a time"]}
+
+
+def sized(size: int, *more: Any) -> Any:
+    return pytest.param(size, *more, marks=[pytest.mark.heavy] if size > 2 else [])
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "name"), [sized(size, name) for size, names in BY_SIZE.items() for name in names]
+)
 def test_ranks_with_rows_of_nodes_train_like_one(size, name):
     setup = SETUPS[name]
     whole, graphs = trained(setup, Shards())
@@ -134,7 +141,7 @@ def sent(size: int, name: str) -> dict[str, int]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", map(sized, BY_SIZE))
 def test_the_bytes_that_are_sent_are_those_of_the_formulas(size):
     nodes, channels, wide = 63, 16, 8
     found, others = sent(size, "max"), size - 1
