@@ -141,7 +141,7 @@ def sent(size: int, name: str) -> dict[str, int]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("size", map(sized, BY_SIZE))
+@pytest.mark.parametrize("size", [sized(size) for size in BY_SIZE])
 def test_the_bytes_that_are_sent_are_those_of_the_formulas(size):
     nodes, channels, wide = 63, 16, 8
     found, others = sent(size, "max"), size - 1

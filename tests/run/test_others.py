@@ -4,7 +4,7 @@ import json
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import HashStore
+import torch.distributed as dist
 
 from tests.full_disk import files_of_at_most
 from vigpipe.errors import InputError
@@ -14,7 +14,8 @@ from vigpipe.run.others import Others
 
 
 def test_events_that_find_no_room_at_the_end_are_told_and_not_forgotten(tmp_path):
-    store, event = HashStore(), {"replica": 0, "item": 3}
+    event = {"replica": 0, "item": 3}
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     events = EventsFile(tmp_path, {"replicas": 2})
     others = Others(Mock(lost=dict), Inbox(store, [0]), Mock(), events)
     Outbox(store, 0).send({"events": [event], "metrics": []})
