@@ -11,7 +11,6 @@ MODULES = [
     "hypothesis",
     "pytest",
     "rich.progress",
-    "tests.small_model",
     "tests.warm",
     "timm",
     "torch",

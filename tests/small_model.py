@@ -4,30 +4,30 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from typing import Any
 from unittest import mock
 
 VARIABLE = "VIGPIPE_TEST_BLOCKS"  # tells ranks and forked commands; a fresh Python has the whole
 
 
-@contextlib.contextmanager
-def small_model(num_blocks: int = 2) -> Iterator[None]:
+def small_model(num_blocks: int = 2):
     """Let vig_digits have so many blocks, of 16 channels, here and in ranks and commands."""
+    return _asked_for(str(num_blocks))
+
+
+def whole_model():
+    """Let it be again as a fresh Python has it."""
+    return _asked_for("")
+
+
+@contextlib.contextmanager
+def _asked_for(blocks: str) -> Iterator[None]:
     from vigpipe.model.variants import VIG_SHAPES
 
-    variables = {VARIABLE: str(num_blocks)}
+    variables = {VARIABLE: blocks}
     with mock.patch.dict(os.environ, variables), mock.patch.dict(VIG_SHAPES):
         take_model(variables)
-        yield
-
-
-@contextlib.contextmanager
-def whole_model() -> Iterator[None]:
-    """Let it have its four blocks of 48 channels again, as in a fresh Python."""
-    from vigpipe.model.variants import VIG_SHAPES
-
-    whole = replace(VIG_SHAPES["vig_digits"], blocks=(4,), channels=(48,))
-    with mock.patch.dict(os.environ), mock.patch.dict(VIG_SHAPES, vig_digits=whole):
-        os.environ.pop(VARIABLE, None)
         yield
 
 
@@ -36,5 +36,15 @@ def take_model(variables: Mapping[str, str]) -> None:
     if VARIABLE in variables:
         from vigpipe.model.variants import VIG_SHAPES
 
-        blocks = (int(variables[VARIABLE]),)
-        VIG_SHAPES["vig_digits"] = replace(VIG_SHAPES["vig_digits"], blocks=blocks, channels=(16,))
+        shape, blocks = _whole_shape(), variables[VARIABLE]
+        if blocks:
+            shape = replace(shape, blocks=(int(blocks),), channels=(16,))
+        VIG_SHAPES["vig_digits"] = shape
+
+
+@cache
+def _whole_shape() -> Any:
+    """What it is until somebody asks for another."""
+    from vigpipe.model.variants import VIG_SHAPES
+
+    return VIG_SHAPES["vig_digits"]

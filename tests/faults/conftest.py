@@ -1,14 +1,13 @@
-"""The folder in which the commands of these tests find their images, and their small model."""
+"""The folder in which the commands of these tests find their images."""
 
 import pytest
 
 from tests.small_digits import among_small_digits
-from tests.small_model import small_model
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _data(tmp_path_factory):
-    with among_small_digits(tmp_path_factory.mktemp("data")), small_model():
+    with among_small_digits(tmp_path_factory.mktemp("data")):
         yield
 
 

@@ -61,14 +61,7 @@ def train(folder: Path, config: TrainConfig) -> list[dict[str, Any]]:
     return [row for row in rows if "step" in row]
 
 
-@pytest.fixture
-def _whole_model():
-    """Its gradients are large enough."""
-    with whole_model():
-        yield
-
-
-@pytest.mark.usefixtures("_whole_model")
+@whole_model()  # whose gradients are large enough
 def test_steps_that_overflow_are_skipped_until_the_gradients_fit(tmp_path, monkeypatch, capsys):
     """And a run that goes on has the same factor and weights."""
     monkeypatch.setattr(loss_scale, "FIRST", FIRST)
