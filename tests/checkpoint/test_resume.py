@@ -15,11 +15,12 @@ from tests.refusals import check_refusals
 from tests.world import run_ranks
 from vigpipe import training
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
-from vigpipe.checkpoint.resume import check_same_run
+from vigpipe.checkpoint.resume import check_same_run, resume
 from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import SAVED, InputError
 from vigpipe.run.facts import prepare
+from vigpipe.run.rank import make_rank_state
 from vigpipe.training import train
 
 pytestmark = pytest.mark.multiprocess
@@ -263,7 +264,7 @@ def test_other_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
     source = images_of(run)
     other = replace(source, validation=FirstOf(source.validation, 9))
-    with pytest.raises(InputError, match="validation images was 10, is 9"):
+    with pytest.raises(InputError, match="validation images was 10, is 9; give the same data"):
         train(with_images(run, other), 0, CPU, tmp_path)
 
 
@@ -276,6 +277,28 @@ def test_a_checkpoint_from_before_an_option_existed_goes_on_with_its_default(who
     )
     with pytest.raises(InputError, match=r"its --dropout is 0.0, this run's is 0.1"):
         check_same_run(before, make_job(replace(SMALL, dropout=0.1)), whole)
+
+
+def test_what_only_ranks_that_share_a_graph_have_is_not_asked_of_one_that_is_alone(whole):
+    manifest, alone = read_manifest(list_checkpoints(whole)[0]), make_job(SMALL)
+
+    def of(**options):
+        return replace(manifest, config=manifest.config | {"shards": 2} | options)
+
+    check_same_run(of(split="mixed", chunks=4), alone, whole)
+    check_same_run(of(split="mixed", adjacency="split", sparse_threads=2), alone, whole)
+    check_same_run(of(split="halo", halo="exact"), alone, whole)
+    with pytest.raises(InputError, match="its --halo is stale, this run's is not set"):
+        check_same_run(of(split="halo", halo="stale"), alone, whole)
+
+
+def test_one_rank_alone_makes_what_was_saved_into_a_checkpoint(whole, tmp_path, monkeypatch):
+    """Two that share a batch did so at once, and each removed what the other one had begun."""
+    rank_state = make_rank_state(make_job(replace(SMALL, resume="auto")), 0, CPU)
+    rank_state.shards.size, rank_state.shards.place = 2, 1
+    monkeypatch.setattr("vigpipe.checkpoint.resume.broadcast_value", lambda value, _: value)
+    monkeypatch.setattr("vigpipe.checkpoint.resume.salvage", lambda folder: pytest.fail("salvaged"))
+    assert resume(rank_state, whole, lambda text: None) is None
 
 
 def test_other_micro_batches_go_on_with_a_word(whole, tmp_path, capsys):

@@ -38,7 +38,7 @@ MAY_DIFFER = {
     *("config", "weights", "new_classifier", "out"),
     *("data", "data_dir", "download", "workers", "skip_bad_images"),
     *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic", "final"),
-    *("shards", "split"),
+    *("shards", "split", "adjacency", "chunks", "sparse_threads"),
     *(
         "device",
         "threads",
@@ -64,7 +64,8 @@ _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 # Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.
 _SAME_IN_REPLAY = {
-    *("dp", "microbatches", "shards", "split", "steps", "epochs"),
+    *("dp", "microbatches", "steps", "epochs"),
+    *("shards", "split", "adjacency", "chunks", "sparse_threads"),
     *("device", "impl", "compile", "cuda_graph", "tf32", "boundary", "recompute"),
 }
 
@@ -98,6 +99,9 @@ def _check_options(
     """
     # An older vigpipe lacked options that now have a default; what it did is that default.
     now, before = as_toml(run.config), as_toml(TrainConfig()) | dict(before)
+    for options in (now, before):
+        if options.get("halo") == "exact":  # as without it, and one rank alone may not say so
+            del options["halo"]
     for name in sorted((now.keys() | before.keys()) - may_differ):
         if now.get(name) != before.get(name):
             raise InputError(
@@ -163,7 +167,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     place = folder if option == "auto" else Path(option)
 
     def choose_on_rank_0() -> tuple[Path, Manifest] | None:
-        if rank_state.replica_index > 0 or rank_state.pipeline_rank > 0:
+        if not rank_state.is_rank_0:
             return None
         if option == "auto":
             salvage(folder)
@@ -242,7 +246,7 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
         if manifest.data.get(name) != value:
             raise InputError(
                 f"--resume {where}: its data differ from {run.config.data}: {name} was "
-                f"{manifest.data.get(name)}, is {value}; give the same images"
+                f"{manifest.data.get(name)}, is {value}; give the same data"
             )
     _check_replicas(manifest, run, where)
     if manifest.step > run.num_steps:

@@ -141,6 +141,11 @@ class RankState:
     data_seconds: float = 0.0
 
     @property
+    def is_rank_0(self) -> bool:
+        """Whether this is the first rank of the run."""
+        return self.replica_index == self.pipeline_rank == self.shards.place == 0
+
+    @property
     def is_writer(self) -> bool:
         """Whether this rank writes the run's files: one of the last stage of the first replica."""
         return self.leads and self.pipeline.has_last and self.shards.place == 0
