@@ -308,7 +308,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         save_now()
         run_with_heartbeats(checkpoints.finish, *strategy.peers)
         told = strategy.share([checkpoints.newest or 0, save_and_stop.why]).values()
-        why = next(why for _, why in told if why)
+        why = next((why for _, why in told if why), "a replica that was lost was asked to")
         if max(newest for newest, _ in told) != rank_state.step:
             raise InputError(
                 f"asked to stop ({why}), but the checkpoint of step {rank_state.step} could not be "

@@ -74,6 +74,8 @@ def put(place: str, step: int, what: str) -> None:
             happen(what)
         if place == "loss" and now[0] == step and batch.inputs is not None:
             batch.inputs.fill_(torch.nan)
+        if place == "stop" and now[0] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
         return train_step(rank_state, batch, status)
 
     training.train_step = counted
@@ -120,6 +122,12 @@ def put(place: str, step: int, what: str) -> None:
             wait_for(*messages)
 
         Exchange._wait_for = staticmethod(waited)
+    if place == "stop":  # when it has been asked to, and before it has saved
+
+        def saved(*args, **options):
+            happen(what)
+
+        training.Checkpoints.save = saved
     if place == "end":
         now[0] = step
         wrap(training, "share_evaluation")

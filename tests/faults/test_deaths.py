@@ -13,6 +13,7 @@ import pytest
 from tests.faults.test_faults import ENV, FAULTY, line, rows
 from tests.small_digits import NUM_TEST, SMALL_DIGITS
 from tests.world import run_command
+from vigpipe.errors import SAVED
 
 pytestmark = pytest.mark.multiprocess
 
@@ -104,6 +105,18 @@ def test_a_replica_that_is_frozen_is_given_up_and_ended(fault, ranks, options, f
     assert done.returncode == 0, done.stderr
     assert "answered no more, and was killed" in done.stderr
     is_done_without({int(fault.split(":")[2])}, ranks, folder)
+
+
+def test_replicas_stop_for_one_that_was_asked_to_and_is_gone(folder):
+    """Nobody else knew why, and the run ended with an exception."""
+    done = run_with("stop:2:1:kill", "3x1", GOSSIP, folder)
+    assert done.returncode == SAVED, done.stderr
+    assert "(a replica that was lost was asked to) with a checkpoint in" in done.stdout
+    given = [*OPTIONS, *GOSSIP, "--dp", "3", "--resume", "auto", "--out", str(folder)]
+    again = run_command([sys.executable, "-m", "vigpipe", "train", *given], ENV)
+    assert again.returncode == 0, again.stderr
+    items = Counter(e["item"] for e in events(folder) if "item" in e and "did" not in e)
+    assert items.keys() == set(range(3 * NUM_STEPS))
 
 
 def test_a_server_that_is_killed_ends_the_run_which_goes_on_from_its_checkpoint(folder):

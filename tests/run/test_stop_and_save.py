@@ -75,6 +75,15 @@ def test_a_signal_is_a_wish_and_ends_nothing(number):
     assert signal.getsignal(number) == before
 
 
+def test_the_patience_with_work_that_fails_ends_with_it():
+    """Or a rank that was stuck afterwards would never be given up."""
+    save_and_stop = SaveAndStop(Interval())
+    with contextlib.suppress(RuntimeError), save_and_stop.patient():
+        assert save_and_stop._second_signal.is_patient
+        raise RuntimeError("Connection closed by peer")
+    assert not save_and_stop._second_signal.is_patient
+
+
 @pytest.mark.parametrize("ends", ["by an exception", "to say that it has stopped"])
 def test_a_rank_that_leaves_is_not_ended_by_its_launcher_before_it_has_said_why(ends, handlers):
     # Launchers send SIGTERM as soon as another rank has ended. It found the default action here,

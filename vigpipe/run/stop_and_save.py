@@ -105,9 +105,11 @@ class SaveAndStop:
     def patient(self) -> Iterator[None]:
         """Give this rank all the time it takes in this context, in which no step ends."""
         self._second_signal.is_patient = True
-        yield
-        self._second_signal.is_patient = False
-        self._second_signal.went_on()
+        try:
+            yield
+        finally:
+            self._second_signal.is_patient = False
+            self._second_signal.went_on()
 
     def saved(self) -> None:
         """Note that a checkpoint has just been taken: the interval starts again."""
