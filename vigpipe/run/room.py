@@ -5,10 +5,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from vigpipe.errors import InputError
 from vigpipe.run.facts import Run
 
-# Numbers that an optimizer keeps of each weight.
+# How many numbers an optimizer keeps of each weight.
 KEPT = {"adam": 2, "adamw": 2, "nadamw": 2, "sgd": 1, "rmsprop": 2, "lion": 1}
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -16,40 +18,79 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 def check_room(run: Run, ranks_here: int) -> None:
     """Check that what ranks keep of the weights fits into the memory of this host.
 
-    That is the weights, their gradients and the optimizer's state, and the wide model of
-    sub-networks where each replica puts it together; what passes through the layers comes on top.
+    What passes through the layers comes on top.
 
     Args:
         run: the facts of the run.
         ranks_here: number of ranks on this host.
 
     Raises:
-        InputError: it does not.
+        InputError: it does not fit.
     """
-    config, layout = run.config, run.layout
-    assert config.opt is not None
-    model, num_parts = run.wide_model, run.num_subnetworks
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    num_kept = 0
-    if run.has_subnetworks:
-        num_kept += _num_weights(shapes) if run.job.merges_whole else 0
-        slicing = run.job.slicing(model)
-        shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
-    num_kept += _num_weights(shapes) * (2 + KEPT[config.opt])
-    needed = num_kept * run.dtype.itemsize * ranks_here // layout.pipeline_size
-    room = memory_bytes()
+    config = run.config
+    needed, room = needed_bytes(run, ranks_here), memory_bytes()
     if needed > room:
         advice = "take a smaller model, or share it among hosts with --stages"
-        if num_parts == 1:
+        if run.num_subnetworks == 1:
             advice += ", or among sub-networks with --strategy subnetworks --dp 8"
         elif run.has_subnetworks:
             advice += ", or among more sub-networks with a larger --dp"
         ranks = "one rank" if ranks_here == 1 else f"{ranks_here} ranks"
         raise InputError(
             f"--model {config.model}: {ranks} on this host would keep "
-            f"{needed / 1e9:,.1f} GB of weights, gradients and state of {config.opt}, and it has "
-            f"{room / 1e9:,.1f} GB of memory; {advice}"
+            f"{needed / 1e9:,.1f} GB of weights, gradients, state of {config.opt} and copies for "
+            f"checkpoints, and it has {room / 1e9:,.1f} GB of memory; {advice}"
         )
+
+
+def needed_bytes(run: Run, ranks_here: int) -> int:
+    """Return how many bytes the ranks of a host keep of the weights while a checkpoint is written.
+
+    Before, each of them has made the whole model, to cut its stages from it.
+    """
+    config, layout = run.config, run.layout
+    assert config.opt is not None
+    model, num_wide = run.wide_model, 0
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if run.has_subnetworks:
+        num_wide = _num_weights(shapes) if run.job.merges_whole else 0
+        slicing, num_parts = run.job.slicing(model), run.num_subnetworks
+        shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
+    optimizer, state = KEPT[config.opt], 1 + _num_beside(run)
+    num_copies = layout.team_size * layout.num_shards  # which share the writing
+    models_here = ranks_here / layout.pipeline_size
+    if layout.has_server:  # which alone takes steps, and writes
+        numbers = models_here * (state + _num_in_sums(run)) + optimizer + (state + optimizer)
+    else:
+        written = (state + optimizer) / num_copies
+        numbers = models_here * (state + _num_in_sums(run) + optimizer + written)
+    num_weights = _num_weights(shapes)
+    needed = max(num_weights * numbers + models_here * num_wide, ranks_here * num_weights)
+    return math.ceil(needed * run.dtype.itemsize)
+
+
+def _num_beside(run: Run) -> int:
+    """How many numbers a rank keeps of each weight beside it, but for the optimizer's."""
+    config, layout = run.config, run.layout
+    num = 1 if config.ema else 0
+    num += 2 if config.average == "outer" else 0  # the last average's weights, and their velocity
+    num_replicas = layout.team_size if config.strategy == "synchronous" else layout.num_teams
+    if num_replicas > 1:
+        num += 2 if config.overlap else 0  # what was given last, and its mean
+        num += 1 if config.compress != "none" and config.average != "weights" else 0  # left out
+    return num
+
+
+def _num_in_sums(run: Run) -> int:
+    """How many numbers of the weights' precision the sum of a weight's gradients takes.
+
+    In twice the precision it takes two, and where that is another dtype one more, rounded.
+    """
+    layout, sync = run.layout, run.config.sync or "double"
+    is_sum = layout.team_size * layout.num_shards > 1 or layout.num_microbatches > 1
+    if sync != "double" or not is_sum:
+        return 1
+    return 2 if run.dtype == torch.float64 else 3
 
 
 def _num_weights(shapes: Mapping[str, tuple[int, ...]]) -> int:
