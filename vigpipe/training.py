@@ -42,7 +42,13 @@ from vigpipe.job.score import Scores
 from vigpipe.launch.environment import FOLDER_VARIABLE
 from vigpipe.launch.failures import is_lost_peer, note_met
 from vigpipe.messages import one_line, tell
-from vigpipe.parallel.agreement import Status, agree, run_with_heartbeats
+from vigpipe.parallel.agreement import (
+    Peers,
+    Status,
+    agree,
+    all_gather_values,
+    run_with_heartbeats,
+)
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import (
@@ -263,7 +269,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         if step.is_finite and not any(batch.sizes):  # of a partial batch, nothing for this replica
             return
         loss = step.loss if step.is_finite else None
-        if not step.is_finite and step.loss_factor > 1:
+        if not step.is_finite and step.loss_factor > 1 and _is_overflow(step, strategy.peers):
             announce("overflow", _explain_overflow(step), step.number)
             return
         num_skipped = 0 if step.is_finite else num_skipped + 1
@@ -467,6 +473,15 @@ class TrainedBatch(NamedTuple):
     step: Step
     batch: ReplicaBatch
     item: int
+
+
+def _is_overflow(step: Step, peers: Peers) -> bool:
+    """Whether it was the factor of the loss that was too much for the gradients; peers call it.
+
+    A loss that is not finite itself is not mended by a smaller factor.
+    """
+    losses = all_gather_values(step.loss, *peers)
+    return all(loss is None or math.isfinite(loss) for loss in losses)
 
 
 def _explain_overflow(step: Step) -> str:

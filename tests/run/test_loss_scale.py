@@ -85,8 +85,12 @@ def test_steps_that_overflow_are_skipped_until_the_gradients_fit(tmp_path, monke
         assert torch.equal(tensor, rest[name]), name
 
 
-def test_numbers_that_are_not_finite_at_any_scale_end_the_run(tmp_path, monkeypatch):
-    """They are no overflow: the factor is 1 then, and --on-nan decides."""
-    monkeypatch.setattr(loss_scale, "FIRST", 4.0)
+def test_a_loss_that_is_not_finite_is_no_overflow_whatever_its_factor_is(tmp_path):
+    """It was called one until the factor was 1, 16 steps later."""
     with pytest.raises(FloatingPointError, match=r"step [2-9]: the loss or a gradient is NaN"):
         train(tmp_path / "run", replace(HALF, lr=1e6, opt="sgd", clip=None))
+    rows = [json.loads(row) for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    taken = [row["step"] for row in rows if "loss" in row]
+    told = [row["step"] for row in rows if row.get("event") == "overflow"]
+    assert sorted(taken + told) == list(range(1, len(rows) + 1))
+    assert len(told) < 8
