@@ -383,6 +383,14 @@ def test_a_converted_file_holds_the_same_and_says_what_it_is(name, tmp_path):
     assert_holds(model, state)
 
 
+def test_a_converted_file_has_every_digit_of_float64(tmp_path):
+    state = {n: t.double() if t.is_floating_point() else t for n, t in state_of().items()}
+    state["stem.convs.0.weight"] /= 3
+    save_file(state, tmp_path / "w.safetensors")
+    convert(tmp_path / "w.safetensors", tmp_path / "new.safetensors")
+    assert equal(load_file(tmp_path / "new.safetensors"), state)
+
+
 def test_what_may_not_be_written_over_is_left_alone(tmp_path):
     source, link, old = (tmp_path / f"{name}.safetensors" for name in ("w", "link", "old"))
     save_file(state_of(), source)

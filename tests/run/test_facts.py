@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
 from vigpipe.config.options import MODEL_DEFAULTS, TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.model.variants import create_model
 from vigpipe.run.facts import Run, prepare
+from vigpipe.run.rank import make_rank_state
 
 
 def run(**options) -> Run:
@@ -48,6 +50,20 @@ def test_a_run_starts_from_the_weights_of_a_file(tmp_path):
     new = run(seed=5, weights=file).build()
     for name, tensor in old.state_dict().items():
         assert torch.equal(new.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "subnetworks"])
+def test_a_run_in_float64_has_every_digit_of_the_weights_of_a_file(strategy, tmp_path):
+    config = TrainConfig(model="sage", data="sbm:60,3,5", layers=2, width=4, dtype="float64")
+    file = tmp_path / "old.safetensors"
+    old = prepare(config, torch.float64).build()
+    for parameter in old.parameters():
+        torch.nn.init.uniform_(parameter)
+    save_file(old.state_dict(), file)
+    config = replace(config, weights=file, strategy=strategy, steps=1)
+    rank_state = make_rank_state(prepare(config, torch.float64), 0, torch.device("cpu"))
+    for name, tensor in rank_state.state().items():
+        assert torch.equal(tensor, old.state_dict()[name]), name
 
 
 def test_weights_for_other_classes_need_a_new_classifier(tmp_path):

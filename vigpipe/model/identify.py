@@ -130,6 +130,8 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
     state = to_reference_names(read_weights(source, ema=ema))
     variant = _identified(state, str(source))
     model = variant.build()
+    if any(tensor.dtype == torch.float64 for tensor in state.values()):
+        model = model.double()  # or the file would lose its last digits
     weights = {
         name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
     }

@@ -144,11 +144,11 @@ class Run:
         (`run.wide`).
         """
         torch.manual_seed(self.config.seed)
-        model = self._make_model(self.num_subnetworks)
+        model = self._make_model(self.num_subnetworks).to(self.dtype)
         if self.config.weights is not None and not self.has_subnetworks:
             load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
         model.set_detect_anomaly(self.config.detect_anomaly)
-        return model.to(self.dtype)
+        return model
 
     def _make_model(self, num_parts: int = 1) -> StagedModel:
         with warnings.catch_warnings():

@@ -39,7 +39,8 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
         draws = drawn(run.make_wide_model)
     else:
         weights = to_reference_names(read_weights(run.config.weights))  # mapped, not read
-        weights = match_state(weights, wide, str(run.config.weights))
+        own = run.make_wide_model().to(run.dtype)
+        weights = match_state(weights, own, str(run.config.weights))
 
     @torch.no_grad()
     def fill(target: Tensor, name: str, index: Index) -> None:
