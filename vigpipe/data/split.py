@@ -107,7 +107,8 @@ class Preparation:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0):
             raise InputError(
-                f"`--mean` is a number and `--std` one above 0 (got {self.mean} and {self.std})"
+                f"mean={self.mean}, std={self.std}: expected a number, and a number above 0, by "
+                "which the pixels are scaled for the model; correct them"
             )
 
 
