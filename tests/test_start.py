@@ -65,6 +65,30 @@ def test_ranks_wait_longer_for_one_that_compiles(options_of, arguments, seconds)
     assert options_of(*arguments)["timeout"] == seconds
 
 
+def test_what_is_known_before_is_refused_before_ranks_start(tmp_path, monkeypatch, capsys):
+    """Most of it was said when all of them had started, had met, and had read the data."""
+    before = tmp_path / "before"
+    steps = ["--batch-size", "700", "--steps", "2", "--evaluate-every", "9", "--threads", "1"]
+    gossip = ["--strategy", "gossip", "--dp", "2"]
+    assert main(["train", *steps, "--out", str(before)]) == 0
+    monkeypatch.setattr("vigpipe.start._start_ranks", lambda *_: pytest.fail("ranks were started"))
+    rows = [
+        (["--stages", "2", "--cuda-graph"], "--cuda-graph: a graph runs on a GPU, and this rank"),
+        (["--stages", "2", "--stop-before", "2001-01-01"], "give a later moment"),
+        (["--stages", "2", "--resume", str(before), "--lr", "9"], "its --lr is 0.004, this run's"),
+        (["--stages", "2", "--resume", str(tmp_path)], "holds no checkpoints"),
+        ([*gossip, "--replay", str(before)], "its --answer is not set, this run's is item"),
+        ([*gossip, "--replay", str(tmp_path)], f"{tmp_path}/config.toml"),
+    ]
+    for options, message in rows:
+        capsys.readouterr()
+        assert main(["train", *steps, *options, "--out", str(tmp_path / "new")]) == 2, options
+        said = capsys.readouterr().err
+        assert message in said, said
+        assert said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(("arguments", "allowed"), [((), False), (("--tf32",), True)])
 def test_tf32_is_as_asked_for_products_and_convolutions(options_of, arguments, allowed):
     """By itself torch computes float32 convolutions in TF32."""

@@ -162,16 +162,11 @@ def make_app(arguments: list[str]) -> App:
             config: as for train.
             compare_steps: optimizer steps to compare.
         """
+        from vigpipe.commands.comparable import check_comparable
         from vigpipe.start import run_on_ranks
 
-        if compare_steps < 1:
-            raise InputError(f"--compare-steps {compare_steps}: must be at least 1")
+        check_comparable(config, compare_steps)
         steps = {"num_steps": compare_steps}
-        if config.compress != "none":
-            raise InputError(
-                f"--compress {config.compress}: changes the numbers, and vigpipe check compares "
-                "with a model whose replicas send everything; leave it out"
-            )
         work, files = "vigpipe.commands.check:check", ["check.txt"]
         return run_on_ranks(config, arguments, work, files, steps, any_strategy=True)
 

@@ -106,7 +106,8 @@ def _run(
     trains: bool,
     any_strategy: bool,
 ) -> int:
-    from vigpipe.launch.device import count_gpus, default_sync, weight_dtype
+    from vigpipe.checkpoint.before import check_training
+    from vigpipe.launch.device import count_gpus, weight_dtype
     from vigpipe.launch.environment import LONG_WAIT_SECONDS, threads_per_rank
     from vigpipe.launch.failures import remove_records
     from vigpipe.launch.join import join
@@ -115,6 +116,7 @@ def _run(
     from vigpipe.run.facts import prepare
     from vigpipe.run.folder import lock, make_output_folder
     from vigpipe.run.provenance import provenance
+    from vigpipe.run.recorded import sync_of
     from vigpipe.run.room import check_room
 
     threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
@@ -164,20 +166,26 @@ def _run(
             config = fit_to_world_size(config, run.layout, launch.world_size)
             run = prepare(config, run.dtype)
         world_size = launch.world_size
+    starts_ranks = launch.launcher == "alone" and (world_size > 1 or config.max_restarts > 0)
+    threads = threads_per_rank(config.threads, world_size if starts_ranks else launch, os.environ)
+    if (
+        trains and launch.launcher != "local"
+    ):  # whose ranks the process that starts them has checked
+        check_training(run, threads)
     goes_on = _goes_on(config)
     advice = ", or go on with --resume auto" if trains else ""
-    if launch.launcher == "alone" and (world_size > 1 or config.max_restarts):
-        check_gpus(config.device, launch, world_size)
+    if starts_ranks:
+        check_device(run, check_gpus(config.device, launch, world_size))
         if writes:
             folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
             config = replace(config, out=folder)
-        threads = threads_per_rank(config.threads, world_size, os.environ)
         num_dispensable = run.layout.num_teams if trains and config.strategy in OUTLIVING else 0
         dispensable = [run.layout.ranks_of_team(team) for team in range(num_dispensable)]
         return _start_ranks(world_size, config, arguments, threads, dispensable)
 
     gpu = set_up_rank(config, run.layout, launch)
+    check_device(run, gpu)
     folder = Path()
     if writes and launch.rank == 0:
         folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
@@ -189,9 +197,7 @@ def _run(
         config.device, gpu, launch, timeout, meeting_seconds, on_one_gpu=on_one_gpu(run.layout)
     )
     if config.sync is None and config.strategy == "synchronous":
-        degrees = run.layout.pipeline_size, world_size, config.cuda_graph, run.layout.num_shards
-        default = default_sync(device, *degrees)
-        config = replace(config, sync=run.config.sync or default)  # --compress has one of its own
+        config = replace(config, sync=sync_of(run, device))
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
         folder = Path(broadcast_value(str(folder), world_size))
@@ -371,13 +377,28 @@ def set_up_rank(
     return gpu
 
 
-def check_gpus(requested: "Device", launch: "Launch", num_ranks: int) -> None:
-    """Refuse to start ranks on this host that would find no GPU, without touching one."""
+def check_gpus(requested: "Device", launch: "Launch", num_ranks: int) -> int | None:
+    """Refuse to start ranks on this host that would find no GPU, without touching one.
+
+    Returns:
+        The number of the GPU that the first rank would take; None for the CPU.
+    """
     from vigpipe.launch.device import count_gpus
     from vigpipe.launch.join import choose_gpu
 
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
-    choose_gpu(requested, all_here, count_gpus(requested))
+    return choose_gpu(requested, all_here, count_gpus(requested))
+
+
+def check_device(run: "Run", gpu: int | None) -> None:
+    """Refuse what the ranks cannot do on the device that they would take: a GPU, or the CPU."""
+    import torch
+
+    from vigpipe.run.recorded import is_recorded, sync_of
+
+    sync = sync_of(run, torch.device("cpu" if gpu is None else "cuda"))
+    is_timed = run.config.timing or run.config.trace
+    is_recorded(run, sync, on_gpu=gpu is not None, is_timed=is_timed)
 
 
 def on_one_gpu(layout: "Layout") -> str:

@@ -10,9 +10,9 @@ from tests.refusals import check_refusals
 from tests.steps import state_after
 from vigpipe.config.options import TrainConfig
 from vigpipe.parallel.step_graph import NUM_WARMUP
-from vigpipe.run import rank
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
+from vigpipe.run.recorded import is_recorded
 from vigpipe.timing.clock import HostClock
 from vigpipe.timing.recorder import Recorder
 
@@ -92,7 +92,7 @@ def test_a_step_that_cannot_be_recorded_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_recorded"),
+    ("changes", "expected"),
     [
         ({}, True),
         ({"dtype": "bfloat16"}, True),
@@ -103,8 +103,9 @@ def test_a_step_that_cannot_be_recorded_is_refused(monkeypatch):
         ({"dp": 2}, False),
     ],
 )
-def test_steps_are_recorded_by_default_where_that_has_been_tried(recorded, changes, is_recorded):
+def test_steps_are_recorded_by_default_where_that_has_been_tried(changes, expected):
     config = replace(CONFIG, **{"cuda_graph": None, **changes})
     run = prepare(config, torch.float32)
-    assert rank._is_recorded(run, "drain", CPU, is_timed=False) == is_recorded
-    assert not rank._is_recorded(run, "drain", CPU, is_timed=True)
+    assert is_recorded(run, "drain", on_gpu=True, is_timed=False) == expected
+    assert not is_recorded(run, "drain", on_gpu=True, is_timed=True)
+    assert not is_recorded(run, "drain", on_gpu=False, is_timed=False)

@@ -18,8 +18,7 @@ from vigpipe.commands.check_replicas import InTurn, compare_replicas
 from vigpipe.commands.check_server import compare_with_server
 from vigpipe.commands.check_subnetworks import SubnetworksInTurn
 from vigpipe.commands.differences import Compared, Trace, differences, table_of
-from vigpipe.config.halo import parse_halo
-from vigpipe.errors import DIFFERS, DONE, InputError
+from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
@@ -39,15 +38,7 @@ def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: in
 
     Returns:
         The exit code, 0 or 1, the same on every rank.
-
-    Raises:
-        InputError: the layout is not meant to train like one rank.
     """
-    if parse_halo(run.config.halo).method != "exact":
-        raise InputError(
-            f"--halo {run.config.halo}: does not train like one rank, so there is nothing to "
-            "compare; leave it out"
-        )
     if run.layout.has_server:
         compared = compare_with_server(run, rank, device, num_steps)
     elif run.config.strategy != "synchronous":

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.differences import Compared, Kinds, compare
-from vigpipe.errors import InputError
 from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.layout import Layout
@@ -48,17 +47,8 @@ def compare_replicas(
         device: device to compute on.
         num_steps: D items for each of them.
         in_turn: what does the same in one process.
-
-    Raises:
-        InputError: no average is due in these steps.
     """
-    every, layout = run.config.average_every, run.layout
-    assert every is not None
-    if every > num_steps:
-        raise InputError(
-            f"--compare-steps {num_steps}: expected at least one average, and --average-every is "
-            f"{every}; compare {every} steps or more, or lower --average-every"
-        )
+    layout = run.layout
     run = replace(run, config=replace(run.config, steps=num_steps))
     rank_state = make_rank_state(run, rank, device)
     traces, recorded = _train(rank_state)

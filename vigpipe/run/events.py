@@ -105,12 +105,17 @@ def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFil
     return EventsFile(folder, None, read_bytes(folder / EVENTS, MOST_ROWS)[:num_bytes])
 
 
-def start_facts(run: Run) -> dict[str, Any]:
-    """Return what must be the same for the numbers to be the same, besides the options."""
+def start_facts(run: Run, num_threads: int | None = None) -> dict[str, Any]:
+    """Return what must be the same for the numbers to be the same, besides the options.
+
+    Args:
+        run: the run.
+        num_threads: of each rank; by default those of this process.
+    """
     return {
         "replicas": run.layout.num_teams,
         "microbatches": run.layout.num_microbatches,
-        "threads": torch.get_num_threads(),
+        "threads": num_threads or torch.get_num_threads(),
         "steps": run.num_steps,
         "images": run.fingerprint,
     }
@@ -131,17 +136,18 @@ def recorded_replicas(folder: Path) -> int | None:
     return None
 
 
-def read_events(folder: Path, run: Run) -> list[Recorded]:
+def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[Recorded]:
     """Read what each replica of an earlier run did, so that a run can do it again.
 
     Args:
         folder: of the earlier run.
-        run: the run that is to do it again; this process has its number of threads already.
+        run: the run that is to do it again.
+        num_threads: of each of its ranks; by default those of this process.
 
     Raises:
         InputError: the file is missing or malformed, or the run was another one.
     """
-    path, now = folder / EVENTS, start_facts(run)
+    path, now = folder / EVENTS, start_facts(run, num_threads)
     if not path.is_file():
         raise InputError(
             f"--replay {folder}: has no {EVENTS}; name the folder of a run with --strategy "

@@ -15,12 +15,10 @@ from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateI
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from vigpipe.config.choices import Sync
 from vigpipe.config.replication import OUTLIVING
-from vigpipe.errors import InputError
 from vigpipe.job.fill import Fill
 from vigpipe.job.job import Feed, Merged
-from vigpipe.launch.device import default_sync, record_graph, runs_ahead, send
+from vigpipe.launch.device import record_graph, runs_ahead, send
 from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
 from vigpipe.launch.watchdog import ended
@@ -49,6 +47,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
 from vigpipe.run.optimizer import SKIPPING, make_optimizer
 from vigpipe.run.own_order import OwnOrder
+from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.wide import describe_wide
 from vigpipe.spans import Kind
 from vigpipe.timing.clock import Stopwatch, make_clock
@@ -255,10 +254,8 @@ def make_rank_state(
         shards: what stands for the ranks that share its batch, for a rank without peers.
     """
     layout, config = run.layout, run.config
-    sync = config.sync or default_sync(
-        device, layout.pipeline_size, layout.world_size, config.cuda_graph, layout.num_shards
-    )
-    is_recorded = _is_recorded(run, sync, device, is_timed=recorder is not None)
+    sync, on_gpu = sync_of(run, device), runs_ahead(device)
+    has_graph = is_recorded(run, sync, on_gpu=on_gpu, is_timed=recorder is not None)
     groups = Groups()
     if layout.world_size > 1 and strategy is None:
         linked = config.strategy in OUTLIVING
@@ -337,7 +334,7 @@ def make_rank_state(
         recorder,
         stopwatch,
     )
-    if is_recorded:
+    if has_graph:
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // of_batch.num_teams)
     merged = None
@@ -378,7 +375,7 @@ def make_rank_state(
         loss_scale=loss_scale,
         recorder=recorder,
         stopwatch=stopwatch,
-        runs_ahead=runs_ahead(device) and config.opt in SKIPPING,
+        runs_ahead=on_gpu and config.opt in SKIPPING,
     )
 
 
@@ -430,34 +427,6 @@ def _give_up(team: int) -> None:
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is not None:
         declare_lost(Path(folder), team)
-
-
-def _is_recorded(run: Run, sync: Sync, device: torch.device, is_timed: bool) -> bool:
-    """Decide whether the steps of a run are recorded as a CUDA graph.
-
-    Raises:
-        InputError: they are to be, and cannot be.
-    """
-    layout, config = run.layout, run.config
-    if config.cuda_graph is False:
-        return False
-    not_recorded = run.job.why_not_recorded(layout)
-    why_not = {
-        "a graph runs on a GPU, and this rank computes on the CPU": not runs_ahead(device),
-        f"stages that wait for one another cannot be recorded, and --stages is "
-        f"{layout.pipeline_size}": layout.pipeline_size > 1,
-        f"--sync {sync} does more in a backward than a graph may; choose drain": sync != "drain",
-        not_recorded or "": not_recorded is not None,
-        "a recorded step has no parts that could be timed": is_timed,
-        "--detect-anomaly looks at numbers, which a graph does not show": config.detect_anomaly,
-    }
-    reason = next((reason for reason, holds in why_not.items() if holds), None)
-    if config.cuda_graph is None:
-        untried = layout.world_size > 1 or config.compile or run.lowered_dtype == torch.float16
-        return reason is None and not untried
-    if reason is not None:
-        raise InputError(f"--cuda-graph: {reason}; change that, or leave it out")
-    return True
 
 
 def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from tests.refusals import check_refusals
 from tests.world import run_command, run_ranks
 from vigpipe.bench.split import CountedShards
 from vigpipe.checkpoint.manifest import list_checkpoints
-from vigpipe.commands.check import check
+from vigpipe.commands.comparable import check_comparable
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
@@ -158,10 +158,10 @@ def test_elastic_keeps_the_shards_of_a_replica():
         fit_to_world_size(config, layout, 5)
 
 
-def test_a_halo_that_is_late_has_nothing_to_be_compared_with(tmp_path):
+def test_a_halo_that_is_late_has_nothing_to_be_compared_with():
     config = TrainConfig(model="gcn", data="sbm:300,4,12,6", shards=2, split="halo", halo="stale")
     with pytest.raises(InputError, match=r"^--halo stale: does not train like one rank"):
-        check(prepare(config, torch.float32), 0, torch.device("cpu"), tmp_path)
+        check_comparable(config, 3)
 
 
 @pytest.mark.parametrize("split", ["mixed", "halo"])
